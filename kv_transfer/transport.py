@@ -1,0 +1,118 @@
+"""The `Transport` seam: how KV bytes get from a holder's slots into a receiver's slots.
+
+One pull brings the blocks of one prompt, in order, as they become complete on the holder. Control answers and
+bytes travel together; `shm` sends descriptors only and the receiver copies. Implementations: `tcp`, `shm`, and
+`memory` for tests and simulation. `tests/contract/test_transport.py` defines the behaviour.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.kv import Handle, Layout
+from tandem.engine.protocol import FirstTokens
+
+
+@dataclass(frozen=True)
+class PullOpen:
+    """What a receiver presents. The ticket proves the right to the lease's names for `receiver_epoch`."""
+
+    lease_id: str
+    ticket: bytes
+    holder_epoch: int
+    receiver_epoch: int
+    layout: Layout
+    names: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Landed:
+    """The bytes of `names[index]` are in the sink's block; `handle.digests` are what they must hash to."""
+
+    index: int
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class Missing:
+    """`names[index]` will not come from this holder."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The holder is still at it; nothing is ready yet."""
+
+
+PullEvent = Landed | Missing | Alive | FirstTokens
+"""`FirstTokens` is the last event of a pull whose prefill sampled."""
+
+
+class ExportSource(Protocol):
+    """The holder's decisions, as a transport server sees them (`kv_transfer.export.Exporter`)."""
+
+    def answers(self, request: PullOpen) -> AsyncIterator["Offer | Missing | Alive | FirstTokens"]:
+        """Validate, then yield what can be sent as it becomes ready. Raises `ticket_refused`, `stale_epoch`,
+        `kv_gone`, `protocol_mismatch`."""
+        ...
+
+    def block(self, slot: int) -> memoryview:
+        """The bytes of a slot, to read."""
+        ...
+
+    def acknowledge(self, lease_id: str) -> None:
+        """The receiver has everything it wanted."""
+        ...
+
+
+@dataclass(frozen=True)
+class Offer:
+    """`names[index]` is complete in `handle.slot`."""
+
+    index: int
+    handle: Handle
+
+
+class BlockSink(Protocol):
+    """Where a pull puts its bytes."""
+
+    def block(self, index: int) -> memoryview:
+        """The writable bytes that `names[index]` goes to."""
+        ...
+
+
+class Pull(Protocol):
+    """One running pull, seen from the receiver."""
+
+    def events(self) -> AsyncIterator[PullEvent]:
+        """Events until the holder has no more. Raises `transfer_failed`, `ticket_refused`, `stale_epoch`, `kv_gone`."""
+        ...
+
+    async def acknowledge(self) -> None:
+        """End the holder's lease: everything that was wanted is here."""
+        ...
+
+    async def close(self) -> None:
+        """Stop. When this returns no byte of this pull can reach the sink any more."""
+        ...
+
+
+class Transport(Protocol):
+    """A way for bytes to travel, both ends."""
+
+    @property
+    def scheme(self) -> str:
+        """`tcp`, `shm`, `mem`: the URL scheme of its addresses and its name in metrics."""
+        ...
+
+    async def serve(self, source: ExportSource) -> str:
+        """Start answering pulls; gives the address to hand out."""
+        ...
+
+    async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> Pull:
+        """Connect and ask. Raises `transfer_failed` when the holder cannot be reached in time."""
+        ...
+
+    async def close(self) -> None: ...

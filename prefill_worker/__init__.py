@@ -1,0 +1,1 @@
+"""Runs prompts and exports their KV under leases."""

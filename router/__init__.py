@@ -1,0 +1,1 @@
+"""The front door: OpenAI REST and gRPC, admission, placement, dispatch."""

@@ -1,0 +1,109 @@
+"""The seam between the front door and dispatch: a validated request in, accepted tokens out.
+
+The front door (`router.app`, `router.public_grpc`) builds a `Generation` and a `Sink`; `router.dispatch` owns
+everything between. All calls happen on the router's event loop and never block.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.errors import TandemError
+from tandem.core.messages import TokenLogprob
+from tandem.core.request import Sampling, Stopping
+from tandem.core.spans import TraceContext
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A request after validation, rendering and tokenizing.
+
+    `prompt` is packed uint32. `seed` is always set (drawn by the router when the client gave none). `trace` is
+    the context of the request's root span, whose id the front door has already drawn; `received` is
+    `Clock.now()` when the request arrived, `received_wall` the same instant for span stamps.
+    """
+
+    request_id: str
+    model: str
+    tenant: str
+    tenant_salt: str
+    prompt: bytes
+    n: int
+    seed: int
+    sampling: Sampling
+    stopping: Stopping
+    timeout_s: float
+    received: float
+    received_wall: float
+    trace: TraceContext
+    priority: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counts for the answer; `cached_tokens` are prompt tokens that no worker had to compute."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Sink(Protocol):
+    """Receives what a generation yields, in order, exactly once. Exactly one of `done`, `failed` ends it."""
+
+    def output(
+        self,
+        sequence: int,
+        position: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        """The next accepted positions of one sequence; `finish` is set with its last."""
+        ...
+
+    def done(self, usage: Usage) -> None:
+        """Every sequence has finished."""
+        ...
+
+    def failed(self, error: TandemError) -> None:
+        """The generation ends here; what was output before stands."""
+        ...
+
+
+class Running(Protocol):
+    """A started generation."""
+
+    def cancel(self, reason: str) -> None:
+        """Free everything everywhere; the sink hears nothing more."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model with at least one live worker."""
+
+    name: str
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Generator(Protocol):
+    """What the front door needs of the rest of the router."""
+
+    def start(self, generation: Generation, sink: Sink) -> Running:
+        """Admit and dispatch. Raises `queue_full`, `draining`, `no_workers`, `over_quota`, `model_not_found`."""
+        ...
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Models that can be asked for now."""
+        ...
+
+    def ready(self) -> str | None:
+        """None when a request could be served now, otherwise why not, in one sentence."""
+        ...

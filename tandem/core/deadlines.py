@@ -1,0 +1,20 @@
+"""Every wait in the system, in one place (DESIGN §4). All are settings; none is infinite."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Bounds in seconds. A request's own `timeout` can only shorten them."""
+
+    heartbeat_every_s: float = 0.5
+    heartbeat_lost_s: float = 2.0
+    queue_s: float = 10.0
+    prefill_progress_s: float = 30.0
+    transfer_progress_s: float = 2.0
+    inter_token_s: float = 10.0
+    total_s: float = 600.0
+    unknown_name_s: float = 2.0
+    lease_s: float = 30.0
+    drain_s: float = 30.0
+    connect_s: float = 5.0

@@ -1,0 +1,113 @@
+"""KV blocks: names, layout, handles (DESIGN §5).
+
+A name says *what* a block holds and is equal on every worker that would compute equal bytes; a handle says
+*where* one copy lies and which incarnation wrote it. Names chain, so one name stands for the whole prefix.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+NAME_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class RootIdentity:
+    """Everything that makes equal token ids give equal KV bytes. Changing a field changes every name."""
+
+    model_hash: str
+    dtype: str
+    block_tokens: int
+    rope: str = ""
+    kv_quantization: str = ""
+    lora_hash: str = ""
+    tenant_salt: str = ""
+
+    def name(self) -> bytes:
+        """The root name, 16 bytes."""
+        fields = (self.model_hash, self.dtype, str(self.block_tokens), self.rope, self.kv_quantization)
+        text = "\x1f".join((*fields, self.lora_hash, self.tenant_salt))
+        return blake2b(text.encode(), digest_size=NAME_BYTES, person=b"tandem-kv-root").digest()
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32, the form in which they travel and are hashed."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    """Inverse of `pack_tokens`. Raises `struct.error` when the length is not a multiple of 4."""
+    return struct.unpack(f"<{len(packed) // 4}I", packed) if len(packed) % 4 == 0 else _ragged(packed)
+
+
+def _ragged(packed: bytes) -> tuple[int, ...]:
+    raise struct.error(f"packed tokens have {len(packed)} bytes, not a multiple of 4")
+
+
+def child_name(parent: bytes, packed: bytes) -> bytes:
+    """The name of a full block whose predecessor is `parent` and whose token ids are `packed`."""
+    return blake2b(parent + packed, digest_size=NAME_BYTES).digest()
+
+
+def tail_name(parent: bytes, packed: bytes) -> bytes:
+    """The name of a partial last block. For the hand-off only: never in an index, event or tier."""
+    return blake2b(parent + packed, digest_size=NAME_BYTES, person=b"tandem-kv-tail").digest()
+
+
+def chain_names(root: bytes, packed: bytes, block_tokens: int) -> tuple[bytes, ...]:
+    """Names of all full blocks of a prompt, in order; the partial tail is left out."""
+    size = 4 * block_tokens
+    names = []
+    parent = root
+    for start in range(0, len(packed) - size + 1, size):
+        parent = blake2b(parent + packed[start : start + size], digest_size=NAME_BYTES).digest()
+        names.append(parent)
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The physical shape of one block, so that two workers know whether bytes can be exchanged as they are.
+
+    A block is one contiguous piece `[layers, 2, block_tokens, kv_heads, head_dim]` (K then V) of `dtype`.
+    """
+
+    engine: str
+    packing: str
+    dtype: str
+    item_bytes: int
+    layers: int
+    block_tokens: int
+    kv_heads: int
+    head_dim: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    isa: str = ""
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers * 2 * self.block_tokens * self.kv_heads * self.head_dim * self.item_bytes
+
+    def incompatibility(self, other: "Layout") -> str | None:
+        """Why blocks of `other` cannot be copied here byte for byte, or None when they can."""
+        for field in self.__dataclass_fields__:
+            ours, theirs = getattr(self, field), getattr(other, field)
+            if ours != theirs:
+                return f"{field} differs: {ours!r} here, {theirs!r} there"
+        return None
+
+
+@dataclass(frozen=True)
+class Handle:
+    """One copy of a block: the holder's incarnation, the slot, and the slot's generation when it was written.
+
+    `digests` holds one 64-bit word per KV head over all layers, little-endian, bound to (epoch, name, generation).
+    """
+
+    epoch: int
+    name: bytes
+    slot: int
+    generation: int
+    digests: bytes

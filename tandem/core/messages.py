@@ -1,0 +1,248 @@
+"""What travels on a link between router and worker, grouped by receiver (DESIGN §3, §4).
+
+A link has two ordered streams. *Tokens*: `WorkerCommand`s down, `RouterMessage`s up. *State*: `StateRequest`s
+down, `StateUpdate`s up. A `handle` names one attempt of one request on one link; the router never reuses it, so
+a message for a dead attempt finds nobody. Prompts travel as packed uint32 (`tandem.core.kv.pack_tokens`).
+"""
+
+from typing import Final
+
+import msgspec
+
+from tandem.core.kv import Layout
+from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.spans import Span
+
+PROTOCOL_VERSION: Final = 1
+"""Services of version N and N-1 understand each other; anything else is refused with `protocol_mismatch`."""
+
+
+# ---- to the worker, tokens stream ----------------------------------------------------------------------------
+
+
+class RemoteKv(msgspec.Struct, frozen=True):
+    """Where a decode worker finds the prompt's blocks: a prefill worker's incarnation, lease and ticket."""
+
+    worker_id: str
+    epoch: int
+    addresses: tuple[str, ...]
+    """Transport URLs of the holder, in its order of preference: `shm://…`, `tcp://host:port`, `mem://…`."""
+    lease_id: str
+    ticket: bytes
+
+
+class Export(msgspec.Struct, frozen=True):
+    """What a prefill worker may hand out: a lease on the prompt's blocks for one decode incarnation."""
+
+    lease_id: str
+    decode_epoch: int
+    lease_s: float
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """Run one attempt of a request.
+
+    mode `prefill`: compute prompt and forced tokens, sample the next position of every branch, export the
+    blocks under `export`, and be done. mode `decode`: fetch the prompt's blocks from `remote`, learn the next
+    position from there or from `ProvideFirst`, and generate from the one after. mode `local`: do all of it.
+    `deadline_s` is the time left when the message was sent.
+    """
+
+    handle: int
+    request_id: str
+    attempt: int
+    mode: str
+    prompt: bytes
+    branches: tuple[Branch, ...]
+    sampling: Sampling
+    stopping: Stopping
+    deadline_s: float
+    tenant_salt: str = ""
+    priority: int = 0
+    remote: RemoteKv | None = None
+    export: Export | None = None
+    traceparent: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Free everything of an attempt, or only of one of its sequences."""
+
+    handle: int
+    sequence: int | None = None
+
+
+class ProvideFirst(msgspec.Struct, frozen=True):
+    """The next position of one branch, as prefill sampled it and the router accepted it."""
+
+    handle: int
+    sequence: int
+    token: int
+
+
+class SampleFirst(msgspec.Struct, frozen=True):
+    """Prefill is lost: compute whatever is missing and sample the next position here."""
+
+    handle: int
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Refuse new work with `draining`, finish what runs within `within_s`, then leave."""
+
+    within_s: float
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """The router's heartbeat."""
+
+    count: int
+
+
+WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Drain | Ping
+
+
+# ---- to the router, tokens stream ----------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first message of a worker on the tokens stream: who it is and what it can exchange KV with."""
+
+    protocol: int
+    worker_id: str
+    epoch: int
+    role: str
+    """`prefill`, `decode` or `unified`."""
+    model: str
+    model_hash: str
+    revision: str
+    layout: Layout
+    root: bytes
+    """Root name for the empty tenant salt; two workers may exchange KV only when these are equal."""
+    blocks: int
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    addresses: tuple[str, ...]
+    draining: bool = False
+
+
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """A token that could have been drawn, with the natural logarithm of its probability."""
+
+    token: int
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The drawn token's log-probability (before temperature and cuts) and the most likely alternatives."""
+
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one sequence: positions `position … position + len(tokens) - 1`, counted from 1.
+
+    `text` is what these tokens add after detokenizing; characters that could still become part of a stop
+    string or of an unfinished code point are held back. `offset` is where `text` starts in the sequence's text.
+    """
+
+    handle: int
+    sequence: int
+    position: int
+    tokens: tuple[int, ...]
+    text: str
+    offset: int
+    finish: str | None = None
+    """`stop`, `length`, or None while the sequence runs."""
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True):
+    """Everything one engine step produced for one router."""
+
+    outputs: tuple[SequenceOutput, ...]
+
+
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """This attempt ends here; `code` is a key of `tandem.core.errors.KINDS`. Its blocks are free already."""
+
+    handle: int
+    code: str
+    message: str
+
+
+class AttemptReport(msgspec.Struct, frozen=True):
+    """The figures of an attempt, sent once when it ends on this worker, whatever the reason."""
+
+    handle: int
+    tokens_computed: int
+    tokens_reused: int
+    tokens_pulled: int
+    bytes_pulled: int
+    spans: tuple[Span, ...]
+
+
+class Pong(msgspec.Struct, frozen=True):
+    """The worker's heartbeat; `epoch` changes when the worker is a new incarnation."""
+
+    epoch: int
+    count: int
+
+
+class Draining(msgspec.Struct, frozen=True):
+    """The worker takes no new work."""
+
+    within_s: float
+
+
+RouterMessage = Hello | StepOutputs | AttemptFailed | AttemptReport | Pong | Draining
+
+
+# ---- state stream --------------------------------------------------------------------------------------------
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True):
+    """Send the whole set of block names again."""
+
+
+StateRequest = SnapshotRequest
+
+
+class Load(msgspec.Struct, frozen=True):
+    """How busy a worker is, sent after a step at most every 50 ms and at least every heartbeat."""
+
+    running: int
+    waiting: int
+    queued_prompt_tokens: int
+    blocks_free: int
+    blocks_cached: int
+    """Free blocks that still hold a named block."""
+    blocks_exported: int
+    step_s: float
+    """Mean time of recent decode steps."""
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    preemptions: int
+
+
+class KvDelta(msgspec.Struct, frozen=True):
+    """Names that became or ceased to be available on this worker, packed 16 bytes each, after `count - 1`."""
+
+    epoch: int
+    count: int
+    stored: bytes
+    removed: bytes
+    tier: str = "hbm"
+
+
+class KvSnapshot(msgspec.Struct, frozen=True):
+    """A piece (< 1 MiB) of the full set of names as of `count`; swapped in when `last` arrives."""
+
+    epoch: int
+    count: int
+    names: bytes
+    last: bool
+    tier: str = "hbm"
+
+
+StateUpdate = Load | KvDelta | KvSnapshot

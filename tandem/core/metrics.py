@@ -1,0 +1,82 @@
+"""The closed list of metrics, and the seam through which code reports them.
+
+`tandem.service.metrics` renders them for Prometheus. A name that is not listed here is a programmer error.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Protocol
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`kind` is `counter`, `gauge` or `histogram`; `unit` is part of the name, as Prometheus asks."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_MS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_TOKENS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
+
+_METRICS: Final = (
+    Metric("tandem_requests_total", "counter", "Requests by how they ended.", ("model", "outcome")),
+    Metric("tandem_refusals_total", "counter", "Requests refused before any work, by error code.", ("code",)),
+    Metric("tandem_requests_running", "gauge", "Requests between admission and their end."),
+    Metric("tandem_ttft_seconds", "histogram", "Arrival to first token.", ("model",), _MS),
+    Metric("tandem_itl_seconds", "histogram", "Gap between tokens of a stream.", ("model",), _MS),
+    Metric("tandem_tpot_seconds", "histogram", "Mean time per output token after the first.", ("model",), _MS),
+    Metric("tandem_e2e_seconds", "histogram", "Arrival to last token.", ("model",), _MS),
+    Metric("tandem_stage_seconds", "histogram", "Time in a stage of the request path.", ("stage",), _MS),
+    Metric("tandem_prompt_tokens_total", "counter", "Prompt tokens received.", ("model",)),
+    Metric("tandem_output_tokens_total", "counter", "Tokens delivered.", ("model",)),
+    Metric("tandem_cached_tokens_total", "counter", "Prompt tokens served from cache, by tier.", ("tier",)),
+    Metric("tandem_goodput_requests_total", "counter", "Requests that met the SLO.", ("model",)),
+    Metric("tandem_attempts_total", "counter", "Attempts by outcome.", ("outcome",)),
+    Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
+    Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
+    Metric("tandem_step_seconds", "histogram", "Engine step time.", ("role",), _MS),
+    Metric("tandem_step_tokens", "histogram", "Tokens computed in a step.", ("role",), _TOKENS),
+    Metric("tandem_batch_sequences", "histogram", "Sequences in a step.", ("role",), _TOKENS),
+    Metric("tandem_kv_blocks", "gauge", "KV blocks by state: free, cached, used, exported, quarantined.", ("state",)),
+    Metric("tandem_preemptions_total", "counter", "Sequences preempted for lack of blocks."),
+    Metric("tandem_kv_transfer_bytes_total", "counter", "KV bytes pulled, by the path that carried them.", ("path",)),
+    Metric("tandem_kv_transfer_seconds", "histogram", "Pull time.", ("path",), _MS),
+    Metric("tandem_kv_blocks_refused_total", "counter", "Pulled blocks not used, by reason.", ("reason",)),
+    Metric("tandem_leases", "gauge", "Open export leases."),
+    Metric("tandem_leases_expired_total", "counter", "Leases that ended by themselves."),
+)
+
+METRICS: Final = MappingProxyType({metric.name: metric for metric in _METRICS})
+
+
+class Meter(Protocol):
+    """Where figures go. Label values are given in the order of `Metric.labels`."""
+
+    def add(self, name: str, value: float = 1.0, *labels: str) -> None:
+        """Increase a counter."""
+        ...
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        ...
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        """Add an observation to a histogram."""
+        ...
+
+
+class NullMeter:
+    """Drops everything, but still refuses unknown names."""
+
+    def add(self, name: str, value: float = 1.0, *labels: str) -> None:
+        assert METRICS[name].kind == "counter" and len(labels) == len(METRICS[name].labels), name
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        assert METRICS[name].kind == "gauge" and len(labels) == len(METRICS[name].labels), name
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        assert METRICS[name].kind == "histogram" and len(labels) == len(METRICS[name].labels), name

@@ -1,0 +1,49 @@
+"""A request once it is token ids: how to sample, when to stop, which branches (n > 1) to run."""
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is drawn. `top_k` 0 and `top_p` 1 mean no cut; temperature 0 is greedy.
+
+    Order of application (as in vLLM): logit bias, penalties, temperature, min-p, top-k, top-p.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """How many alternatives to report beside the chosen token; None reports none at all, 0 the chosen only."""
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether drawing depends on earlier tokens and not only on the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+class Stopping(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When a sequence ends. Token counts are output tokens, forced ones included."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class Branch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of the n sequences of a request.
+
+    `forced` are output tokens already accepted by the router: they count as output and are never emitted
+    again. `sent_chars` is how much of their text the client already has.
+    """
+
+    sequence: int
+    seed: int
+    forced: tuple[int, ...] = ()
+    sent_chars: int = 0

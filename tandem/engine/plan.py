@@ -1,0 +1,107 @@
+"""What the scheduler tells a runner to compute, and what the runner answers. Values only.
+
+A runner is stateless between steps except for the KV bytes themselves: each plan carries all it needs.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.messages import TokenLogprob
+from tandem.core.request import Sampling
+from tandem.engine.protocol import EngineInfo
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Sample one position from a row's last logits.
+
+    `seed`, `sequence`, `position` give the random word (`tandem.core.entropy.position_unit`).
+    `prompt` and `output` (packed uint32) are set only when `sampling.needs_history`.
+    `forbidden` are token ids that may not be drawn yet (end tokens below `min_tokens`).
+    """
+
+    work_id: int
+    sequence: int
+    seed: int
+    position: int
+    sampling: Sampling
+    prompt: bytes = b""
+    output: bytes = b""
+    forbidden: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's share of a step: compute KV and activations of `tokens`, which stand at `start`.
+
+    `table` is the sequence's block table, packed uint32 slots, covering start + len(tokens) positions.
+    `write` False recomputes without writing KV (the last token of a fully cached prompt).
+    `draws` sample from the last token's logits; several for the n branches of one prompt, none for a chunk
+    in the middle of a prompt.
+    """
+
+    tokens: bytes
+    start: int
+    table: bytes
+    write: bool = True
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) // 4
+
+
+@dataclass(frozen=True)
+class BlockRef:
+    """A block in its slot. For `Step.complete`: `tokens` < block_tokens is a tail whose rest must be zeroed."""
+
+    slot: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass. Order: `copies` (src slot, dst slot), then rows, then digests of `complete`."""
+
+    number: int
+    rows: tuple[Row, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    landed: tuple[int, ...] = ()
+    """Slots filled from outside since the last step; a runner whose KV is not host memory loads them first."""
+    complete: tuple[BlockRef, ...] = ()
+    """Blocks that are complete after this step and whose digests are wanted."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sampled token. `logprob` is set when the sampling asked for it."""
+
+    work_id: int
+    sequence: int
+    position: int
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`digests[i]` are the unbound content words of `complete[i]`; `compute_s` is measured by the runner."""
+
+    number: int
+    drawn: tuple[Drawn, ...]
+    digests: tuple[bytes, ...]
+    compute_s: float
+
+
+class Runner(Protocol):
+    """The computing half of an engine. One step at a time; the caller awaits each result."""
+
+    async def load(self) -> EngineInfo:
+        """Load weights and allocate KV memory. Raises `bad_model`, `bad_setting`."""
+        ...
+
+    async def execute(self, step: Step) -> StepResult:
+        """Run one step. Raises `engine_failed`; after that the runner is not used again."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,286 @@
+"""The `Engine` seam: one work item in, positions out; plus the window through which KV bytes are moved.
+
+An engine knows token ids only. Text, stop strings, links and routing live above it. All calls are made from
+the worker's event loop and never block; `run` is the engine's only long-lived coroutine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.core.kv import Handle, Layout
+from tandem.core.messages import Load, TokenLogprob
+from tandem.core.request import Branch, Sampling, Stopping
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine is once it has loaded. `root` is the root name for the empty tenant salt."""
+
+    model: str
+    model_hash: str
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    blocks: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Work:
+    """One attempt of one request, as the engine sees it. `work_id` is unique for the life of the engine.
+
+    mode: `prefill` (compute, sample the next position of each branch, keep the blocks under `lease_id`),
+    `decode` (blocks are fetched; the next position is given by `provide_first` or, after `sample_first`,
+    drawn here), `local` (everything here). `deadline` is on the engine's clock. `root` includes the tenant.
+    """
+
+    work_id: int
+    mode: str
+    prompt: bytes
+    branches: tuple[Branch, ...]
+    sampling: Sampling
+    stopping: Stopping
+    root: bytes
+    deadline: float
+    priority: int = 0
+    lease_id: str = ""
+    lease_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One new output token. `relayed` marks a position that was sampled elsewhere and only passed on here."""
+
+    work_id: int
+    sequence: int
+    position: int
+    token: int
+    finish: str | None = None
+    stop_reason: int | None = None
+    logprob: TokenLogprob | None = None
+    relayed: bool = False
+
+
+@dataclass(frozen=True)
+class WorkFailed:
+    """The work ends with a typed error; nothing of it is held any more."""
+
+    work_id: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class WorkStats:
+    """Where the tokens of a prompt came from and when its stages happened (engine clock, seconds)."""
+
+    tokens_computed: int = 0
+    tokens_reused: int = 0
+    tokens_pulled: int = 0
+    submitted: float = 0.0
+    admitted: float | None = None
+    prefilled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    chunks: int = 0
+    preemptions: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkEnded:
+    """The work holds nothing any more, except blocks under an export lease. Sent exactly once per work."""
+
+    work_id: int
+    stats: WorkStats
+
+
+@dataclass(frozen=True)
+class FetchTarget:
+    """One block to bring: copy the bytes of `name` into `slot`. `index` counts the prompt's blocks from 0."""
+
+    index: int
+    name: bytes
+    slot: int
+    generation: int
+    tokens: int
+    """How many positions of the block are in use; below `block_tokens` only for the tail."""
+
+
+@dataclass(frozen=True)
+class FetchJob:
+    """Blocks the engine reserved for a `decode` work and wants filled, in prompt order."""
+
+    work_id: int
+    targets: tuple[FetchTarget, ...]
+
+
+@dataclass(frozen=True)
+class KvChange:
+    """Full blocks that became, or ceased to be, available here under their names since the last step."""
+
+    stored: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Everything one step (or one command) brought about, in order."""
+
+    emitted: tuple[Emitted, ...] = ()
+    failed: tuple[WorkFailed, ...] = ()
+    ended: tuple[WorkEnded, ...] = ()
+    fetches: tuple[FetchJob, ...] = ()
+    kv: KvChange = field(default_factory=KvChange)
+    load: Load | None = None
+    reasons: tuple[str, ...] = ()
+
+
+Listener = Callable[[StepReport], None]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The block is being computed; ask again when the holder changes."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The block will not come from here, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """The next position of every branch as prefill drew it: (sequence, token, finish)."""
+
+    tokens: tuple[tuple[int, int, str | None], ...]
+
+
+class BlockSpace(Protocol):
+    """The engine's blocks as seen by KV transfer. Holder side first, receiver side second.
+
+    Slots are stable addresses in `memory`; a generation grows each time a slot is given to a new block, so
+    (slot, generation) never names two contents.
+    """
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def memory(self) -> "BlockMemory": ...
+
+    # -- holder --
+    def lease_exists(self, lease_id: str) -> bool:
+        """Whether the lease is open now."""
+        ...
+
+    def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
+        """A handle to a complete block, or why there is none (yet). Only names under the lease are answered."""
+        ...
+
+    def first_tokens(self, lease_id: str) -> FirstTokens | None:
+        """What prefill sampled, once it has."""
+        ...
+
+    def renew(self, lease_id: str) -> bool:
+        """Extend the lease by its length from now; False when it is gone."""
+        ...
+
+    def release(self, lease_id: str) -> None:
+        """End the lease. Unknown leases are remembered for a while, so that a later opening finds a tombstone."""
+        ...
+
+    def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` whenever an answer under the lease may have changed; returns the unsubscribe."""
+        ...
+
+    # -- receiver --
+    def landed(self, work_id: int, index: int, digests: bytes) -> None:
+        """Block `index` of the fetch is in its slot and verified; `digests` are its unbound content words."""
+        ...
+
+    def fetch_ended(self, work_id: int, reason: str | None, late: tuple[int, ...] = ()) -> None:
+        """The fetch is over. Blocks that have not landed are computed here instead; `reason` says why.
+
+        `late` slots may still be written by the abandoned transfer: they stay in quarantine until
+        `quarantine_over`.
+        """
+        ...
+
+    def quarantine_over(self, slots: tuple[int, ...]) -> None:
+        """No late byte can reach these slots any more."""
+        ...
+
+
+class BlockMemory(Protocol):
+    """The bytes behind the slots: `blocks` pieces of `block_bytes` each, readable and writable in this process."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """All blocks, contiguous, writable, format 'B'."""
+        ...
+
+    @property
+    def fd(self) -> int | None:
+        """A file descriptor (memfd) another process can map, or None when the bytes are private."""
+        ...
+
+    def block(self, slot: int) -> memoryview:
+        """The bytes of one slot, writable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """The seam every engine implements; `tests/contract/test_engine.py` is its definition in code."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def kv(self) -> BlockSpace | None:
+        """The window for KV transfer; None when the engine moves KV itself (a connector inside it)."""
+        ...
+
+    async def start(self) -> EngineInfo:
+        """Load the model. Raises `bad_model`, `bad_setting` or `engine_failed`."""
+        ...
+
+    async def run(self, listener: Listener) -> None:
+        """Step until `stop`. Reports go to `listener` in order, on the event loop. Raises `engine_failed`."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def submit(self, work: Work) -> None:
+        """Queue a work. Raises `context_length_exceeded`, `out_of_blocks` when it can never fit."""
+        ...
+
+    def cancel(self, work_id: int, sequence: int | None = None) -> None:
+        """Free a work (or one sequence of it) now; unknown ids are ignored. Its `WorkEnded` still comes."""
+        ...
+
+    def provide_first(self, work_id: int, sequence: int, token: int) -> None:
+        """The next position of a branch is known. A repeat is ignored."""
+        ...
+
+    def sample_first(self, work_id: int) -> None:
+        """Draw the next position here; what the fetch does not bring is computed."""
+        ...
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        """Names of all full blocks available now."""
+        ...

@@ -1,0 +1,1 @@
+"""Deterministic simulation of the real services on virtual time."""

@@ -1,0 +1,1 @@
+"""The shell both worker services share: links, commands in, step outputs out, text."""
