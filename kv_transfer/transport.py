@@ -87,7 +87,10 @@ class Pull(Protocol):
     """One running pull, seen from the receiver."""
 
     def events(self) -> AsyncIterator[PullEvent]:
-        """Events until the holder has no more. Raises `transfer_failed`, `ticket_refused`, `stale_epoch`, `kv_gone`."""
+        """Events until the holder has no more.
+
+        Raises `transfer_failed`, `ticket_refused`, `stale_epoch`, `kv_gone`, `protocol_mismatch`.
+        """
         ...
 
     async def acknowledge(self) -> None:

@@ -53,6 +53,13 @@ _METRICS: Final = (
 METRICS: Final = MappingProxyType({metric.name: metric for metric in _METRICS})
 
 
+def check_metric(name: str, kind: str, labels: tuple[str, ...]) -> None:
+    """A programmer error when the name is not listed, is of another kind, or the labels do not fit."""
+    metric = METRICS[name]
+    assert metric.kind == kind, f"{name} is a {metric.kind}, not a {kind}"
+    assert len(labels) == len(metric.labels), f"{name} takes labels {metric.labels}, got {labels}"
+
+
 class Meter(Protocol):
     """Where figures go. Label values are given in the order of `Metric.labels`."""
 
@@ -73,10 +80,10 @@ class NullMeter:
     """Drops everything, but still refuses unknown names."""
 
     def add(self, name: str, value: float = 1.0, *labels: str) -> None:
-        assert METRICS[name].kind == "counter" and len(labels) == len(METRICS[name].labels), name
+        check_metric(name, "counter", labels)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        assert METRICS[name].kind == "gauge" and len(labels) == len(METRICS[name].labels), name
+        check_metric(name, "gauge", labels)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        assert METRICS[name].kind == "histogram" and len(labels) == len(METRICS[name].labels), name
+        check_metric(name, "histogram", labels)

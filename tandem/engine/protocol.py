@@ -273,8 +273,12 @@ class Engine(Protocol):
         """Free a work (or one sequence of it) now; unknown ids are ignored. Its `WorkEnded` still comes."""
         ...
 
-    def provide_first(self, work_id: int, sequence: int, token: int) -> None:
-        """The next position of a branch is known. A repeat is ignored."""
+    def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
+        """The next position of a branch is known. A repeat is ignored.
+
+        With `relay` it came with the pull and not from the router: the engine emits it (as `relayed`), so that
+        this worker's stream is whole even if prefill dies before its own output reaches the router.
+        """
         ...
 
     def sample_first(self, work_id: int) -> None:

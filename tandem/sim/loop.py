@@ -1,0 +1,143 @@
+"""An asyncio event loop on virtual time: when nothing is ready, the clock jumps to the next timer.
+
+Nothing else of asyncio is replaced, so tasks, timeouts, queues and task groups behave as they do in
+production. There are no sockets and no threads: a loop with nothing ready and no timer would wait for ever in
+reality, and is reported as a deadlock here.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Deadlock(Exception):
+    """Every task waits and no timer is set: in production this would be a hang."""
+
+
+class TimeLimit(Exception):
+    """Virtual time ran past the bound given to `run`."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs callbacks in order of virtual time, ties in order of scheduling. `time()` starts at 0.
+
+    `_ready`, `_scheduled` and `_timer_cancelled_count` are `BaseEventLoop`'s own queues (CPython 3.11 to 3.14).
+    """
+
+    _ready: deque[Any]
+    _scheduled: list[Any]
+    _stopping: bool
+    _timer_cancelled_count: int
+
+    def __init__(self, limit_s: float = float("inf")) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._limit_s = limit_s
+        self.steps = 0
+        self.after_step: Callable[[], None] | None = None
+        """Called after each round of callbacks: the place for invariants."""
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        self._drop_cancelled_timers()
+        if not self._ready and not self._scheduled and not self._stopping:
+            raise Deadlock(f"nothing is ready and no timer is set at virtual time {self._now:.6f}")
+        if not self._ready and self._scheduled:
+            self._now = max(self._now, self._scheduled[0]._when)
+            if self._now > self._limit_s:
+                raise TimeLimit(f"virtual time passed {self._limit_s} s")
+        while self._scheduled and self._scheduled[0]._when <= self._now:
+            handle = heapq.heappop(self._scheduled)
+            handle._scheduled = False
+            self._ready.append(handle)
+        for _ in range(len(self._ready)):
+            ready = self._ready.popleft()
+            if not ready._cancelled:
+                ready._run()
+        self.steps += 1
+        if self.after_step is not None:
+            self.after_step()
+
+    def _drop_cancelled_timers(self) -> None:
+        if self._timer_cancelled_count * 2 > len(self._scheduled) > 100:
+            self._sweep_cancelled_timers()
+        while self._scheduled and self._scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            handle = heapq.heappop(self._scheduled)
+            handle._scheduled = False
+
+    def _sweep_cancelled_timers(self) -> None:
+        kept = []
+        for handle in self._scheduled:
+            if handle._cancelled:
+                handle._scheduled = False
+            else:
+                kept.append(handle)
+        heapq.heapify(kept)
+        self._scheduled = kept
+        self._timer_cancelled_count = 0
+
+    def _process_events(self, event_list: Any) -> None:
+        raise AssertionError("a virtual loop has no selector")
+
+    def _write_to_self(self) -> None:
+        return None
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        raise AssertionError("simulated code must not use threads")
+
+
+class LoopClock:
+    """`tandem.core.clock.Clock` over an event loop's time. `skew_s` shifts the wall clock only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, skew_s: float = 0.0) -> None:
+        self._loop = loop
+        self._skew_s = skew_s
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def wall(self) -> float:
+        return 1_800_000_000.0 + self._loop.time() + self._skew_s
+
+
+def run(
+    main: Callable[[VirtualLoop], Coroutine[Any, Any, T]],
+    *,
+    limit_s: float = 36_000.0,
+    after_step: Callable[[], None] | None = None,
+) -> T:
+    """Run `main(loop)` to its end on virtual time. Raises `Deadlock` and `TimeLimit`; leaves no task behind."""
+    loop = VirtualLoop(limit_s)
+    loop.after_step = after_step
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main(loop))
+    finally:
+        loop.after_step = None
+        _cancel_all(loop)
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _cancel_all(loop: VirtualLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in sorted(tasks, key=lambda task: task.get_name()):
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(_gather(tasks))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+async def _gather(tasks: "set[asyncio.Task[Any]]") -> None:
+    waiting: list[Awaitable[Any]] = list(tasks)
+    await asyncio.gather(*waiting, return_exceptions=True)

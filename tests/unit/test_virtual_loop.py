@@ -1,0 +1,81 @@
+"""The virtual loop keeps asyncio's promises and turns hangs into errors."""
+
+import asyncio
+import time
+
+import pytest
+
+from tandem.sim.loop import Deadlock, LoopClock, TimeLimit, VirtualLoop, run
+
+
+def test_an_hour_passes_in_no_time_and_timers_fire_in_order() -> None:
+    fired: list[tuple[str, float]] = []
+
+    async def main(loop: VirtualLoop) -> float:
+        clock = LoopClock(loop)
+
+        async def wait(name: str, delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            fired.append((name, clock.now()))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait("late", 3600.0))
+            group.create_task(wait("early", 0.5))
+            group.create_task(wait("middle", 60.0))
+        return clock.now()
+
+    started = time.perf_counter()
+    assert run(main) == 3600.0
+    assert time.perf_counter() - started < 5.0
+    assert fired == [("early", 0.5), ("middle", 60.0), ("late", 3600.0)]
+
+
+def test_timeouts_and_cancellation_work_as_in_production() -> None:
+    async def main(loop: VirtualLoop) -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await asyncio.Event().wait()
+        return loop.time()
+
+    assert run(main) == 2.0
+
+
+def test_waiting_for_nothing_is_a_deadlock_not_a_hang() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock, match="nothing is ready"):
+        run(main)
+
+
+def test_the_time_limit_ends_a_simulation_that_never_settles() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        for _ in range(1_000_000):
+            await asyncio.sleep(1.0)
+
+    with pytest.raises(TimeLimit):
+        run(main, limit_s=100.0)
+
+
+def test_invariants_run_after_every_round_and_can_fail_the_run() -> None:
+    rounds = 0
+
+    def check() -> None:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 10, "invariant broken"
+
+    async def main(loop: VirtualLoop) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+
+    with pytest.raises(AssertionError, match="invariant broken"):
+        run(main, after_step=check)
+
+
+def test_threads_are_refused() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        await asyncio.to_thread(int)
+
+    with pytest.raises(AssertionError, match="threads"):
+        run(main)
