@@ -93,12 +93,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return None
 
     def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> "asyncio.Future[T]":
         raise AssertionError("simulated code must not use threads")
 
