@@ -1,0 +1,1 @@
+"""The demo model: the grammar its text comes from, its training and its release probe."""
