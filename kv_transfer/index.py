@@ -5,7 +5,10 @@ from typing import Protocol
 
 
 class BlockIndex(Protocol):
-    """Exact knowledge fed by workers' events. A worker whose stream has a gap has no entries until its next snapshot."""
+    """Exact knowledge fed by workers' events.
+
+    A worker whose stream has a gap has no entries until its next snapshot.
+    """
 
     def stored(self, worker: str, names: Sequence[bytes]) -> None: ...
 

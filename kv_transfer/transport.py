@@ -5,12 +5,12 @@ bytes travel together; `shm` sends descriptors only and the receiver copies. Imp
 `memory` for tests and simulation. `tests/contract/test_transport.py` defines the behaviour.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.core.kv import Handle, Layout
-from tandem.engine.protocol import FirstTokens
+from tandem.engine.protocol import BlockMemory, FirstTokens
 
 
 @dataclass(frozen=True)
@@ -50,29 +50,36 @@ PullEvent = Landed | Missing | Alive | FirstTokens
 """`FirstTokens` is the last event of a pull whose prefill sampled."""
 
 
-class ExportSource(Protocol):
-    """The holder's decisions, as a transport server sees them (`kv_transfer.export.Exporter`)."""
-
-    def answers(self, request: PullOpen) -> AsyncIterator["Offer | Missing | Alive | FirstTokens"]:
-        """Validate, then yield what can be sent as it becomes ready. Raises `ticket_refused`, `stale_epoch`,
-        `kv_gone`, `protocol_mismatch`."""
-        ...
-
-    def block(self, slot: int) -> memoryview:
-        """The bytes of a slot, to read."""
-        ...
-
-    def acknowledge(self, lease_id: str) -> None:
-        """The receiver has everything it wanted."""
-        ...
-
-
 @dataclass(frozen=True)
 class Offer:
     """`names[index]` is complete in `handle.slot`."""
 
     index: int
     handle: Handle
+
+
+Answer = Offer | Missing | Alive | FirstTokens
+
+
+class ExportSource(Protocol):
+    """The holder's decisions, as a transport server sees them (`kv_transfer.export.Exporter`)."""
+
+    @property
+    def memory(self) -> BlockMemory:
+        """The bytes behind the slots of offers."""
+        ...
+
+    def answers(self, request: PullOpen) -> AsyncGenerator[tuple[Answer, ...], None]:
+        """Validate, then yield what can be sent, as it becomes ready: a batch at a time, in order.
+
+        `FirstTokens` comes last; without them the iterator ends by raising.
+        Raises `ticket_refused`, `stale_epoch`, `kv_gone`, `protocol_mismatch`. `aclose` it to stop early.
+        """
+        ...
+
+    def acknowledge(self, lease_id: str) -> None:
+        """The receiver has everything it wanted."""
+        ...
 
 
 class BlockSink(Protocol):
@@ -86,7 +93,7 @@ class BlockSink(Protocol):
 class Pull(Protocol):
     """One running pull, seen from the receiver."""
 
-    def events(self) -> AsyncIterator[PullEvent]:
+    def events(self) -> AsyncGenerator[PullEvent, None]:
         """Events until the holder has no more.
 
         Raises `transfer_failed`, `ticket_refused`, `stale_epoch`, `kv_gone`, `protocol_mismatch`.

@@ -32,6 +32,13 @@ class RootIdentity:
         return blake2b(text.encode(), digest_size=NAME_BYTES, person=b"tandem-kv-root").digest()
 
 
+def tenant_root(root: bytes, tenant_salt: str) -> bytes:
+    """A tenant's root name, from a worker's root name for the empty salt: router and worker derive it alike."""
+    if not tenant_salt:
+        return root
+    return blake2b(root + tenant_salt.encode(), digest_size=NAME_BYTES, person=b"tandem-tenant").digest()
+
+
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as little-endian uint32, the form in which they travel and are hashed."""
     return struct.pack(f"<{len(tokens)}I", *tokens)

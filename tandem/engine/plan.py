@@ -1,18 +1,20 @@
 """What the scheduler tells a runner to compute, and what the runner answers. Values only.
 
-A runner is stateless between steps except for the KV bytes themselves: each plan carries all it needs.
+A runner is stateless between steps except for the KV bytes themselves: each plan carries all it needs. What is
+made once per token is a `msgspec.Struct`: creating one costs a fifteenth of creating a frozen dataclass.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from tandem.core.messages import TokenLogprob
 from tandem.core.request import Sampling
-from tandem.engine.protocol import EngineInfo
+from tandem.engine.protocol import BlockMemory, EngineInfo
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True, gc=False):
     """Sample one position from a row's last logits.
 
     `seed`, `sequence`, `position` give the random word (`tandem.core.entropy.position_unit`).
@@ -30,8 +32,7 @@ class Draw:
     forbidden: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: compute KV and activations of `tokens`, which stand at `start`.
 
     `table` is the sequence's block table, packed uint32 slots, covering start + len(tokens) positions.
@@ -51,8 +52,7 @@ class Row:
         return len(self.tokens) // 4
 
 
-@dataclass(frozen=True)
-class BlockRef:
+class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """A block in its slot. For `Step.complete`: `tokens` < block_tokens is a tail whose rest must be zeroed."""
 
     slot: int
@@ -72,8 +72,7 @@ class Step:
     """Blocks that are complete after this step and whose digests are wanted."""
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True, gc=False):
     """A sampled token. `logprob` is set when the sampling asked for it."""
 
     work_id: int
@@ -95,6 +94,11 @@ class StepResult:
 
 class Runner(Protocol):
     """The computing half of an engine. One step at a time; the caller awaits each result."""
+
+    @property
+    def memory(self) -> BlockMemory:
+        """The bytes behind the slots of its plans; there once `load` has returned."""
+        ...
 
     async def load(self) -> EngineInfo:
         """Load weights and allocate KV memory. Raises `bad_model`, `bad_setting`."""

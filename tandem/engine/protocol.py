@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import Load, TokenLogprob
 from tandem.core.request import Branch, Sampling, Stopping
@@ -48,8 +50,7 @@ class Work:
     lease_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Emitted:
+class Emitted(msgspec.Struct, frozen=True, gc=False):
     """One new output token. `relayed` marks a position that was sampled elsewhere and only passed on here."""
 
     work_id: int

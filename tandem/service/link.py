@@ -25,7 +25,11 @@ class Channel(Protocol, Generic[Out, In]):
         ...
 
     async def receive(self) -> tuple[In, ...]:
-        """The next frame's messages, at least one. Raises `link_lost` with the reason once the link is closed."""
+        """The next frame's messages, at least one. One reader at a time.
+
+        Raises `link_lost` with the reason once the link is closed. When the peer closed it, what the peer sent
+        before comes first; when this side closed it, what was unread is dropped.
+        """
         ...
 
 

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -131,7 +132,9 @@ def run(
         return loop.run_until_complete(main(loop))
     finally:
         loop.after_step = None
-        _cancel_all(loop)
+        loop.set_exception_handler(lambda _loop, _context: None)
+        with suppress(Deadlock, TimeLimit):
+            _cancel_all(loop)
         asyncio.set_event_loop(None)
         loop.close()
 

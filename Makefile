@@ -1,0 +1,54 @@
+# One entry for people and CI. `make setup` needs Python 3.11 or later, pip and make; everything else comes with it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SEEDS  ?= 100
+PACKAGES := tandem router prefill_worker decode_worker kv_transfer
+STAMP  := $(VENV)/.tandem-setup
+
+.PHONY: setup demo up test sim check bench protos constraints clean help
+
+help:
+	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
+	@echo "make demo    one chat request through prefill, transfer and decode, explained"
+	@echo "make up      router, one prefill and two decode workers with the demo model on port 8000"
+	@echo "make test    the tests        make sim    $(SEEDS) simulated runs with faults"
+	@echo "make check   lint, types, layers, generated code      make bench   measured limits"
+
+$(STAMP): pyproject.toml constraints.txt tools/setup_environment.py
+	$(PYTHON) tools/setup_environment.py $(VENV)
+	@touch $(STAMP)
+
+setup: $(STAMP)
+
+demo: setup
+	$(BIN)/tandem demo
+
+up: setup
+	$(BIN)/tandem up --model demo --prefill 1 --decode 2 --port 8000
+
+test: setup
+	$(BIN)/pytest
+
+sim: setup
+	$(BIN)/tandem sim --seeds $(SEEDS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES) tools
+	$(BIN)/lint-imports
+	$(BIN)/python tools/generate_protos.py --check
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+protos: setup
+	$(BIN)/python tools/generate_protos.py
+
+constraints:
+	$(PYTHON) tools/setup_environment.py --freeze $(VENV)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

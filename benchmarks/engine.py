@@ -1,0 +1,216 @@
+"""Decoding speed of the embedded engine beside the reference implementation's `generate`, in one process tree.
+
+Both load the same model with the same dtype and number of torch threads and generate greedily from the same
+prompts. Rounds alternate; each figure is the median over rounds of tokens per second while the whole batch is
+decoding (prompts are excluded on both sides). Exits non-zero when a ratio is not met; the last line says so.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.generation.streamers import BaseStreamer
+
+from tandem.core.kv import pack_tokens
+from tandem.core.request import Branch, Sampling, Stopping
+from tandem.engine.local import LocalEngine
+from tandem.engine.model_directory import open_model
+from tandem.engine.protocol import StepReport, Work
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.torch.build import build_runner
+from tandem.engine.torch.settings import TorchSettings
+from tandem.service.system import SystemClock
+
+Prompts = Sequence[Sequence[int]]
+BATCH = 16
+
+
+class Timeline:
+    """When each token of each sequence came."""
+
+    def __init__(self, sequences: int) -> None:
+        self.times: list[list[float]] = [[] for _ in range(sequences)]
+
+    def rate(self) -> float:
+        """Tokens per second between the last sequence's first token and the first sequence's last."""
+        start = max(times[0] for times in self.times)
+        end = min(times[-1] for times in self.times)
+        count = sum(start < moment <= end for times in self.times for moment in times)
+        return count / (end - start)
+
+
+class Steps(BaseStreamer):
+    """Notes the time of every step of `generate`; its first call is the prompt."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing to finish."""
+
+
+class Reference:
+    """`transformers` on the same directory."""
+
+    def __init__(self, model: str, dtype: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        path = open_model(model).path
+        automatic: Any = transformers.AutoModelForCausalLM
+        self._model = automatic.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+    def rate(self, prompts: Prompts, count: int) -> float:
+        """Tokens per second of one `generate` call, from its first token on."""
+        steps = Steps()
+        tokens = torch.tensor(prompts)
+        self._model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            streamer=steps,
+        )
+        return len(prompts) * (count - 1) / (steps.times[-1] - steps.times[1])
+
+
+class Ours:
+    """The engine as a worker runs it: scheduler here, torch in its own process."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._next = 0
+        self._timeline = Timeline(0)
+        self._left = 0
+        self._done = asyncio.Event()
+
+    def report(self, report: StepReport) -> None:
+        """The engine's listener."""
+        now = time.perf_counter()
+        for emitted in report.emitted:
+            self._timeline.times[emitted.work_id - self._next].append(now)
+        self._left -= len(report.ended)
+        if self._left == 0:
+            self._done.set()
+
+    async def rate(self, prompts: Prompts, count: int) -> float:
+        """Tokens per second of works submitted together."""
+        self._timeline, self._left = Timeline(len(prompts)), len(prompts)
+        self._done.clear()
+        for index, prompt in enumerate(prompts):
+            self._engine.submit(_work(self._next + index, prompt, count))
+        await asyncio.wait_for(self._done.wait(), 120)
+        self._next += len(prompts)
+        return self._timeline.rate()
+
+
+def _work(work_id: int, prompt: Sequence[int], count: int) -> Work:
+    return Work(
+        work_id=work_id,
+        mode="local",
+        prompt=pack_tokens(prompt),
+        branches=(Branch(sequence=0, seed=1),),
+        sampling=Sampling(temperature=0.0),
+        stopping=Stopping(max_tokens=count, ignore_eos=True),
+        root=b"benchmark-engine",
+        deadline=time.monotonic() + 600,
+    )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens per second, one entry per round."""
+
+    ours_one: list[float]
+    ours_many: list[float]
+    reference_one: list[float]
+    reference_many: list[float]
+
+
+async def measure(arguments: argparse.Namespace, dtype: str) -> Rates:
+    """Alternate both sides for so many rounds, after one that only warms up."""
+    reference = Reference(arguments.model, dtype, arguments.threads)
+    settings = TorchSettings(model=arguments.model, dtype=dtype, threads=arguments.threads)
+    clock = SystemClock()
+    engine = LocalEngine(build_runner(settings), SchedulerSettings(prefix_cache=False), clock, epoch=1)
+    info = await engine.start()
+    ours = Ours(engine)
+    running = asyncio.create_task(engine.run(ours.report))
+    generator = torch.Generator().manual_seed(1)
+    rates = Rates([], [], [], [])
+    try:
+        for turn in range(arguments.rounds + 1):
+            shape = (BATCH, arguments.prompt)
+            many = torch.randint(3, info.vocab_size, shape, generator=generator).tolist()
+            one = many[:1]
+            figures = (
+                await ours.rate(one, arguments.tokens),
+                reference.rate(one, arguments.tokens),
+                await ours.rate(many, arguments.tokens),
+                reference.rate(many, arguments.tokens),
+            )
+            if turn:
+                rates.ours_one.append(figures[0])
+                rates.reference_one.append(figures[1])
+                rates.ours_many.append(figures[2])
+                rates.reference_many.append(figures[3])
+    finally:
+        await engine.stop()
+        await running
+    return rates
+
+
+def judge(dtype: str, rates: Rates) -> list[str]:
+    """Print the figures; the sentences of what is not met."""
+    one, many = statistics.median(rates.ours_one), statistics.median(rates.ours_many)
+    their_one, their_many = statistics.median(rates.reference_one), statistics.median(rates.reference_many)
+    print(f"{dtype}: tokens/s at batch 1: engine {one:.0f}, transformers {their_one:.0f}")
+    print(f"{dtype}: tokens/s at batch {BATCH}: engine {many:.0f}, transformers {their_many:.0f}")
+    checks = (
+        ("batch 1 against transformers", one / their_one, 1.0),
+        (f"batch {BATCH} against own batch 1", many / one, 4.0),
+        (f"batch {BATCH} against transformers", many / their_many, 1.0),
+    )
+    unmet = []
+    for name, ratio, least in checks:
+        print(f"{dtype}: {name}: {ratio:.2f} (at least {least:g})")
+        if ratio < least:
+            unmet.append(f"{dtype} {name} is {ratio:.2f}, not {least:g}")
+    return unmet
+
+
+def main() -> int:
+    """Measure each dtype and give the verdict."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--prompt", type=int, default=192)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int, default=max(1, cores - 1))
+    arguments = parser.parse_args()
+    logs: Any = transformers.utils.logging
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    print(f"model {arguments.model}, {arguments.threads} torch threads of {cores} cores, {arguments.rounds} rounds")
+    unmet = []
+    for dtype in arguments.dtype or ("float32", "bfloat16"):
+        unmet += judge(dtype, asyncio.run(measure(arguments, dtype)))
+    print(f"NOT MET: {'; '.join(unmet)}" if unmet else "MET: every ratio")
+    return 1 if unmet else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

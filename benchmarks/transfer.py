@@ -1,0 +1,296 @@
+"""KV pulls against what the machine can do: memcpy for shared memory, a bare socket loop for TCP.
+
+Two processes: a holder that exports, and this one, which pulls. Each measurement is the median of 7 rounds in
+which every contender runs in turn, so that ratios compare the same machine in the same state. Exits non-zero when
+a limit is not met; the last line is the verdict.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from kv_transfer.export import Exporter
+from kv_transfer.fetch import Fetcher
+from kv_transfer.shm import ShmSettings, ShmTransport
+from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.transport import Transport
+from tandem.core.deadlines import Deadlines
+from tandem.core.kv import Layout
+from tandem.core.metrics import NullMeter
+from tandem.engine.digest import Digester
+from tandem.engine.protocol import FetchJob, FetchTarget
+from tandem.service.system import SystemClock
+from tests.contract.block_space import KEYRING, TestSpace, pull_open, ready_lease, remote_kv
+
+ROUNDS: Final = 7
+LIMIT: Final = 0.8
+HOLDER_EPOCH, RECEIVER_EPOCH = 11, 22
+_HEADS, _HEAD_DIM = 8, 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """`pieces` blocks of `size` bytes in scattered slots, pulled `repeats` times per measurement."""
+
+    label: str
+    size: int
+    pieces: int
+    repeats: int
+    limit: float | None
+
+    @property
+    def total(self) -> int:
+        return self.size * self.pieces * self.repeats
+
+    @property
+    def layout(self) -> Layout:
+        tokens = self.size // (2 * _HEADS * _HEAD_DIM * 2)
+        return Layout("bench", "plain", "bfloat16", 2, 1, tokens, _HEADS, _HEAD_DIM)
+
+
+CASES: Final = (
+    Case("128 x 1 MiB", 1 << 20, 128, 2, LIMIT),
+    Case("32 x 64 KiB", 64 << 10, 32, 60, None),
+    Case("32 x 8 KiB", 8 << 10, 32, 150, None),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender's figure against its limit, GB/s."""
+
+    name: str
+    rate: float
+    reference: float
+    ratio: float
+    limit: float | None
+
+    @property
+    def met(self) -> bool:
+        return self.limit is None or self.ratio >= self.limit
+
+    def text(self) -> str:
+        asked = "reported" if self.limit is None else f">= {self.limit} {'ok' if self.met else 'NOT MET'}"
+        return f"{self.name:<34}{self.rate:8.2f}{self.reference:10.2f}{self.ratio:8.2f}  {asked}"
+
+
+# ---- the other process ----------------------------------------------------------------------------------------
+
+
+class _Lasting(TestSpace):
+    """Its lease outlives acknowledgement, so that it serves every round."""
+
+    __test__ = False
+
+    def release(self, lease_id: str) -> None:
+        return None
+
+
+def _holder(case: Case, pipe: Connection) -> None:
+    asyncio.run(_hold(case, pipe))
+
+
+async def _hold(case: Case, pipe: Connection) -> None:
+    """Export one lease over both transports until told to stop."""
+    space = _Lasting(case.layout, 2 * case.pieces, HOLDER_EPOCH)
+    names = ready_lease(space, case.pieces)
+    exporter = Exporter(space, KEYRING, SystemClock(), Deadlines())
+    transports: tuple[Transport, ...] = (ShmTransport(ShmSettings()), TcpTransport(TcpSettings()))
+    addresses = [await transport.serve(exporter) for transport in transports]
+    pipe.send((addresses, names))
+    await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+    for transport in transports:
+        await transport.close()
+
+
+def _bare_sender(case: Case, pipe: Connection) -> None:
+    """The bare loop's sending half: one byte asks for all pieces."""
+    space = TestSpace(case.layout, 2 * case.pieces, HOLDER_EPOCH)
+    ready_lease(space, case.pieces)
+    views = [space.memory.block(slot) for slot in range(case.pieces)]
+    listener = socket.create_server(("127.0.0.1", 0))
+    pipe.send(listener.getsockname())
+    peer, _ = listener.accept()
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while peer.recv(1):
+        pending = list(views)
+        while pending:
+            sent = peer.sendmsg(pending)
+            while pending and sent >= pending[0].nbytes:
+                sent -= pending.pop(0).nbytes
+            if sent:
+                pending[0] = pending[0][sent:]
+
+
+# ---- contenders -----------------------------------------------------------------------------------------------
+
+Contender = Callable[[], Awaitable[None]]
+
+
+class Receiver:
+    """This side: a pool of its own, and every way of filling it from the holder's pieces."""
+
+    def __init__(self, case: Case, addresses: list[str], names: tuple[bytes, ...], bare: tuple[str, int]) -> None:
+        self._case = case
+        self._names = names
+        self._space = TestSpace(case.layout, 2 * case.pieces, RECEIVER_EPOCH)
+        self._source = TestSpace(case.layout, 2 * case.pieces, HOLDER_EPOCH)
+        ready_lease(self._source, case.pieces)
+        self._slots = random.Random(1).sample(range(2 * case.pieces), case.pieces)
+        self._digester = Digester(case.layout)
+        self.addresses = {address.partition("://")[0]: address for address in addresses}
+        self.transports: dict[str, Transport] = {
+            "shm": ShmTransport(ShmSettings()),
+            "tcp": TcpTransport(TcpSettings()),
+        }
+        self._socket = socket.create_connection(bare)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def block(self, index: int) -> memoryview:
+        return self._space.memory.block(self._slots[index])
+
+    async def pull(self, scheme: str) -> None:
+        """A whole pull with verification off."""
+        request = pull_open(self._source, self._space, self._names)
+        pull = await self.transports[scheme].open(self.addresses[scheme], request, self, 5.0)
+        async with aclosing(pull.events()) as events:
+            count = [event async for event in events]
+        await pull.close()
+        assert len(count) == self._case.pieces + 1
+
+    async def fetch(self, scheme: str) -> None:
+        """A whole fetch, verified, as a decode worker does it."""
+        self._space.landed_words.clear()
+        targets = tuple(
+            FetchTarget(index, name, self._slots[index], 1, self._case.layout.block_tokens)
+            for index, name in enumerate(self._names)
+        )
+        fetcher = Fetcher(self._space, [self.transports[scheme]], SystemClock(), Deadlines(), NullMeter())
+        report = await fetcher.fetch(
+            FetchJob(1, targets), remote_kv(self._source, self._space, (self.addresses[scheme],))
+        )
+        assert report.reason is None, report.reason
+
+    async def memcpy(self, digest: bool = False) -> None:
+        memory = self._source.memory
+        for index in range(self._case.pieces):
+            target = self.block(index)
+            target[:] = memory.block(index)
+            if digest:
+                self._digester.content_words(target)
+
+    async def bare(self, digest: bool = False) -> None:
+        self._socket.sendall(b"?")
+        views = [self.block(index) for index in range(self._case.pieces)]
+        if self._case.size >= 1 << 20:
+            for view in views:
+                self._fill([view])
+                if digest:
+                    self._digester.content_words(view)
+            return
+        self._fill(views)
+        if digest:
+            for view in views:
+                self._digester.content_words(view)
+
+    def _fill(self, views: list[memoryview]) -> None:
+        pending = list(views)
+        while pending:
+            count = self._socket.recvmsg_into(pending)[0]
+            while pending and count >= pending[0].nbytes:
+                count -= pending.pop(0).nbytes
+            if count:
+                pending[0] = pending[0][count:]
+
+    async def close(self) -> None:
+        self._socket.close()
+        for transport in self.transports.values():
+            await transport.close()
+
+
+async def _rate(case: Case, contender: Contender) -> float:
+    started = time.perf_counter()
+    for _ in range(case.repeats):
+        await contender()
+    return case.total / (time.perf_counter() - started) / 1e9
+
+
+async def _rounds(case: Case, contenders: dict[str, Contender]) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(ROUNDS + 1):
+        for name, contender in contenders.items():
+            rate = await _rate(case, contender)
+            if number:  # The first round touches every page once.
+                rates[name].append(rate)
+    return rates
+
+
+async def _measure(case: Case) -> list[Row]:
+    holder_pipe, holder = _start(_holder, case)
+    bare_pipe, bare = _start(_bare_sender, case)
+    addresses, names = holder_pipe.recv()
+    receiver = Receiver(case, addresses, names, bare_pipe.recv())
+    contenders: dict[str, Contender] = {
+        "memcpy": receiver.memcpy,
+        "shm": lambda: receiver.pull("shm"),
+        "bare": receiver.bare,
+        "tcp": lambda: receiver.pull("tcp"),
+        "memcpy+digest": lambda: receiver.memcpy(True),
+        "shm+digest": lambda: receiver.fetch("shm"),
+        "bare+digest": lambda: receiver.bare(True),
+        "tcp+digest": lambda: receiver.fetch("tcp"),
+    }
+    try:
+        rates = await _rounds(case, contenders)
+    finally:
+        await receiver.close()
+        holder_pipe.send("stop")
+        holder.join()
+        bare.join()
+    pairs = (
+        ("shm pull / memcpy", "shm", "memcpy"),
+        ("tcp pull / bare socket loop", "tcp", "bare"),
+        ("shm verified / copy, digest", "shm+digest", "memcpy+digest"),
+        ("tcp verified / bare loop, digest", "tcp+digest", "bare+digest"),
+    )
+    return [_row(label, rates[ours], rates[reference], case.limit) for label, ours, reference in pairs]
+
+
+def _row(name: str, ours: list[float], reference: list[float], limit: float | None) -> Row:
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, reference, strict=True))
+    return Row(name, statistics.median(ours), statistics.median(reference), ratio, limit)
+
+
+def _start(target: Callable[[Case, Connection], None], case: Case) -> tuple[Connection, multiprocessing.Process]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=target, args=(case, there), daemon=True)
+    process.start()
+    return here, process  # type: ignore[return-value]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    unmet = []
+    for case in CASES:
+        print(f"\n{case.label + ' scattered':<34}{'GB/s':>8}{'limit':>10}{'ratio':>8}")
+        for row in asyncio.run(_measure(case)):
+            print(row.text())
+            unmet += [] if row.met else [f"{case.label}: {row.name}"]
+    print(f"\nNOT MET: {'; '.join(unmet)}" if unmet else "\nMET: every limit of KV transfer")
+    return 1 if unmet else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""The holder's side of a hand-off: who may read which blocks, and what can be sent now (DESIGN §5).
+
+`ExportProgress` decides, without I/O or clock; `Exporter` is the shell that waits for the engine's blocks and is
+driven by a transport server.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from kv_transfer.tickets import Keyring, check
+from kv_transfer.transport import Alive, Answer, Missing, Offer, PullOpen
+from tandem.core.clock import Clock
+from tandem.core.deadlines import Deadlines
+from tandem.core.errors import TandemError
+from tandem.engine.protocol import BlockMemory, BlockSpace, Gone, Pending
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Bounds of one pull. A batch is what is sent before the holder looks again."""
+
+    batch_blocks: int = 64
+    batch_bytes: int = 64 << 20
+    alive_every_s: float = 0.5
+    names_max: int = 131072
+
+
+class Exporter:
+    """`kv_transfer.transport.ExportSource` over an engine's blocks."""
+
+    def __init__(
+        self,
+        space: BlockSpace,
+        keyring: Keyring,
+        clock: Clock,
+        deadlines: Deadlines,
+        settings: ExportSettings | None = None,
+    ) -> None:
+        self._space = space
+        self._keyring = keyring
+        self._clock = clock
+        self._deadlines = deadlines
+        self._settings = settings or ExportSettings()
+        self.pulls = 0
+        """Pulls being answered now."""
+
+    @property
+    def memory(self) -> BlockMemory:
+        return self._space.memory
+
+    async def answers(self, request: PullOpen) -> AsyncGenerator[tuple[Answer, ...], None]:
+        """Batches of answers in prompt order; `Alive` at once when nothing is ready and then every 0.5 s.
+
+        Raises `ticket_refused`, `stale_epoch`, `protocol_mismatch` before the first batch; `kv_gone` when the
+        lease is unknown for too long or ends, or prefill stops making progress.
+        """
+        self._admit(request)
+        changed = asyncio.Event()
+        progress = ExportProgress(self._space, request, self._deadlines, self._settings, self._clock.now())
+        unwatch = self._space.watch(request.lease_id, changed.set)
+        self.pulls += 1
+        try:
+            while not progress.done:
+                changed.clear()
+                batch = progress.next(self._clock.now())
+                if batch:
+                    yield batch
+                elif not progress.done:
+                    yield (Alive(),)
+                    await self._change(changed)
+        finally:
+            self.pulls -= 1
+            unwatch()
+
+    def acknowledge(self, lease_id: str) -> None:
+        self._space.release(lease_id)
+
+    def _admit(self, request: PullOpen) -> None:
+        check(
+            self._keyring,
+            request.ticket,
+            holder_epoch=request.holder_epoch,
+            lease_id=request.lease_id,
+            receiver_epoch=request.receiver_epoch,
+            wall=self._clock.wall(),
+        )
+        if request.holder_epoch != self._space.epoch:
+            raise TandemError(
+                "stale_epoch", f"blocks of epoch {request.holder_epoch:x} are wanted, this is {self._space.epoch:x}"
+            )
+        if (difference := self._space.layout.incompatibility(request.layout)) is not None:
+            raise TandemError("protocol_mismatch", f"KV blocks cannot be exchanged: {difference}")
+        if len(request.names) > self._settings.names_max:
+            raise TandemError(
+                "protocol_mismatch",
+                f"{len(request.names)} blocks are asked for at once, {self._settings.names_max} are allowed",
+            )
+
+    async def _change(self, changed: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._settings.alive_every_s):
+                await changed.wait()
+        except TimeoutError:
+            return
+
+
+@dataclass
+class ExportProgress:
+    """How far one pull has been answered. `opened` and `now` are on the holder's clock, seconds."""
+
+    space: BlockSpace
+    request: PullOpen
+    deadlines: Deadlines
+    settings: ExportSettings
+    opened: float
+    done: bool = False
+    _index: int = 0
+    _leased: bool = False
+    _moved: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._moved = self.opened
+
+    def next(self, now: float) -> tuple[Answer, ...]:
+        """What can be sent now; empty means wait. Renews the lease. Raises `kv_gone`."""
+        if not self._lease_open(now):
+            return ()
+        batch = self._ready_blocks()
+        if self._index == len(self.request.names):
+            first = self.space.first_tokens(self.request.lease_id)
+            if first is not None:
+                batch.append(first)
+                self.done = True
+        if batch:
+            self._moved = now
+        elif now - self._moved >= self.deadlines.prefill_progress_s:
+            raise self._gone(f"prefill made no progress for {now - self._moved:.1f} s")
+        return tuple(batch)
+
+    def _lease_open(self, now: float) -> bool:
+        lease_id = self.request.lease_id
+        if self.space.lease_exists(lease_id) and self.space.renew(lease_id):
+            if not self._leased:
+                self._leased, self._moved = True, now
+            return True
+        if self._leased:
+            raise self._gone("the lease has ended")
+        if now - self.opened >= self.deadlines.unknown_name_s:
+            raise self._gone(f"the lease was not known within {self.deadlines.unknown_name_s:.1f} s")
+        return False
+
+    def _ready_blocks(self) -> list[Answer]:
+        names, batch = self.request.names, list[Answer]()
+        room = max(1, min(self.settings.batch_blocks, self.settings.batch_bytes // self.space.layout.block_bytes))
+        while self._index < len(names) and len(batch) < room:
+            found = self.space.look(self.request.lease_id, names[self._index])
+            if isinstance(found, Pending):
+                break
+            batch.append(Missing(self._index, found.reason) if isinstance(found, Gone) else Offer(self._index, found))
+            self._index += 1
+        return batch
+
+    def _gone(self, reason: str) -> TandemError:
+        return TandemError("kv_gone", f"lease {self.request.lease_id}: {reason}")

@@ -1,0 +1,50 @@
+"""What travels on a KV connection besides `kv_transfer.transport`'s own values. `kv_transfer.rpc` encodes them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kv_transfer.transport import Alive, Missing, Offer, PullOpen
+from tandem.engine.protocol import FirstTokens
+
+GREETING: Final = b"tandemkv"
+"""The first bytes of a receiver on a new connection; anything else is not one of ours."""
+
+REQUEST_BYTES_MAX: Final = 2 << 20
+"""Longest receiver frame: room for 128k block names of 16 bytes."""
+
+ANSWER_BYTES_MAX: Final = 1 << 20
+"""Longest holder frame, block bytes not counted."""
+
+
+@dataclass(frozen=True)
+class Acknowledge:
+    """The receiver has what it wanted of a lease."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True)
+class Offers:
+    """Complete blocks, in order. Over TCP their bytes follow."""
+
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The pull ends with a typed error of the holder."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The holder's block memory, whose file descriptor comes with the byte after this frame."""
+
+    block_bytes: int
+    blocks: int
+
+
+ReceiverFrame = PullOpen | Acknowledge
+HolderFrame = Offers | Missing | Alive | FirstTokens | Failed | Pool

@@ -1,0 +1,156 @@
+"""Protobuf to and from the frames of a KV connection, and nothing else. Layout of the bytes: `protos/kv.proto`.
+
+Decoders raise `transfer_failed` for bytes that are no frame and `protocol_mismatch` for a foreign version.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from kv_transfer.frames import Acknowledge, Failed, HolderFrame, Offers, Pool, ReceiverFrame
+from kv_transfer.transport import Alive, Missing, Offer, PullOpen
+from protos import kv_pb2 as pb
+from tandem.core.errors import TandemError
+from tandem.core.kv import NAME_BYTES, Handle, Layout
+from tandem.core.messages import PROTOCOL_VERSION
+from tandem.engine.protocol import FirstTokens
+
+_LAYOUT_FIELDS: Final = tuple(Layout.__dataclass_fields__)
+
+
+def encode_open(request: PullOpen) -> bytes:
+    message = pb.Open(
+        protocol=PROTOCOL_VERSION,
+        lease_id=request.lease_id,
+        ticket=request.ticket,
+        holder_epoch=request.holder_epoch,
+        receiver_epoch=request.receiver_epoch,
+        layout=pb.Layout(**{field: getattr(request.layout, field) for field in _LAYOUT_FIELDS}),
+        names=b"".join(request.names),
+    )
+    return pb.ReceiverFrame(open=message).SerializeToString()
+
+
+def encode_acknowledge(lease_id: str) -> bytes:
+    return pb.ReceiverFrame(acknowledge=pb.Acknowledge(lease_id=lease_id)).SerializeToString()
+
+
+def decode_receiver(raw: bytes) -> ReceiverFrame:
+    """The frame a receiver sent."""
+    try:
+        frame = pb.ReceiverFrame.FromString(raw)
+    except DecodeError:
+        raise _broken("bytes that are no receiver frame") from None
+    match frame.WhichOneof("kind"):
+        case "open":
+            return _read_open(frame.open)
+        case "acknowledge":
+            return Acknowledge(frame.acknowledge.lease_id)
+        case _:
+            raise _broken("a receiver frame of an unknown kind")
+
+
+def encode_offers(offers: Sequence[Offer]) -> bytes:
+    """One frame for all of `offers`; their digests must be of equal length."""
+    handles = [offer.handle for offer in offers]
+    message = pb.Offers(
+        index=[offer.index for offer in offers],
+        slot=[handle.slot for handle in handles],
+        generation=[handle.generation for handle in handles],
+        epoch=[handle.epoch for handle in handles],
+        names=b"".join(handle.name for handle in handles),
+        digests=b"".join(handle.digests for handle in handles),
+    )
+    return pb.HolderFrame(offers=message).SerializeToString()
+
+
+def encode_event(event: Missing | Alive | FirstTokens) -> bytes:
+    match event:
+        case Missing(index, reason):
+            frame = pb.HolderFrame(missing=pb.Missing(index=index, reason=reason))
+        case Alive():
+            frame = pb.HolderFrame(alive=pb.Alive())
+        case FirstTokens(tokens):
+            rows = [pb.FirstToken(sequence=seq, token=token, finish=finish) for seq, token, finish in tokens]
+            frame = pb.HolderFrame(first_tokens=pb.FirstTokens(tokens=rows))
+    return frame.SerializeToString()
+
+
+def encode_failed(error: TandemError) -> bytes:
+    return pb.HolderFrame(failed=pb.Failed(code=error.code, message=error.message)).SerializeToString()
+
+
+def encode_pool(pool: Pool) -> bytes:
+    return pb.HolderFrame(pool=pb.Pool(block_bytes=pool.block_bytes, blocks=pool.blocks)).SerializeToString()
+
+
+def decode_holder(raw: bytes) -> HolderFrame:
+    """The frame a holder sent."""
+    try:
+        frame = pb.HolderFrame.FromString(raw)
+    except DecodeError:
+        raise _broken("bytes that are no holder frame") from None
+    match frame.WhichOneof("kind"):
+        case "offers":
+            return _read_offers(frame.offers)
+        case "missing":
+            return Missing(frame.missing.index, frame.missing.reason)
+        case "alive":
+            return Alive()
+        case "first_tokens":
+            return FirstTokens(tuple(_read_first(row) for row in frame.first_tokens.tokens))
+        case "failed":
+            return Failed(frame.failed.code, frame.failed.message)
+        case "pool":
+            return Pool(frame.pool.block_bytes, frame.pool.blocks)
+        case _:
+            raise _broken("a holder frame of an unknown kind")
+
+
+def _read_open(message: pb.Open) -> PullOpen:
+    if message.protocol not in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1):
+        raise TandemError(
+            "protocol_mismatch",
+            f"the receiver speaks KV protocol {message.protocol}, this worker speaks {PROTOCOL_VERSION}",
+        )
+    return PullOpen(
+        lease_id=message.lease_id,
+        ticket=message.ticket,
+        holder_epoch=message.holder_epoch,
+        receiver_epoch=message.receiver_epoch,
+        layout=Layout(**{field: getattr(message.layout, field) for field in _LAYOUT_FIELDS}),
+        names=_pieces(message.names, NAME_BYTES),
+    )
+
+
+def _read_offers(message: pb.Offers) -> Offers:
+    count = len(message.index)
+    columns = (message.slot, message.generation, message.epoch)
+    if count == 0 or any(len(column) != count for column in columns) or len(message.digests) % count:
+        raise _broken("offers whose columns differ in length")
+    names = _pieces(message.names, NAME_BYTES)
+    digests = _pieces(message.digests, len(message.digests) // count) or (b"",) * count
+    if len(names) != count:
+        raise _broken("offers whose columns differ in length")
+    rows = zip(message.index, message.epoch, names, message.slot, message.generation, digests, strict=True)
+    return Offers(
+        tuple(
+            Offer(index, Handle(epoch, name, slot, generation, digest))
+            for index, epoch, name, slot, generation, digest in rows
+        )
+    )
+
+
+def _read_first(row: pb.FirstToken) -> tuple[int, int, str | None]:
+    return row.sequence, row.token, row.finish if row.HasField("finish") else None
+
+
+def _pieces(packed: bytes, size: int) -> tuple[bytes, ...]:
+    if size and len(packed) % size:
+        raise _broken(f"{len(packed)} packed bytes that are no multiple of {size}")
+    return tuple(packed[at : at + size] for at in range(0, len(packed), size)) if size else ()
+
+
+def _broken(what: str) -> TandemError:
+    return TandemError("transfer_failed", f"the KV peer sent {what}")

@@ -1,0 +1,175 @@
+"""The holder's end of KV connections over stream sockets: accept, answer pulls, notice hang-ups.
+
+How the bytes of an offer reach the receiver is the `Carrier`'s business; everything else is equal for `tcp` and
+`shm`. A peer that breaks the protocol, stalls or disappears ends its own connection and nothing else.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from itertools import groupby
+from typing import Final, Protocol
+
+from kv_transfer.frames import GREETING, REQUEST_BYTES_MAX, Acknowledge
+from kv_transfer.limits import ConnectionLimits
+from kv_transfer.rpc import decode_receiver, encode_event, encode_failed, encode_offers
+from kv_transfer.transport import Answer, ExportSource, Offer, PullOpen
+from kv_transfer.wire import Wire, WireLost, framed
+from tandem.core.errors import TandemError
+
+_ACCEPT_RETRY_S: Final = 0.1
+
+
+class Carrier(Protocol):
+    """How the bytes of offers leave on one connection."""
+
+    async def introduce(self, wire: Wire) -> None:
+        """Called before offers are sent: whatever the receiver has to know first."""
+        ...
+
+    def payload(self, offers: Sequence[Offer]) -> list[memoryview]:
+        """The bytes that follow the frame of `offers`."""
+        ...
+
+
+class PullServer:
+    """Answers the pulls that arrive on one listening socket, which it owns.
+
+    `admit` may refuse a connection (wrong user) by returning why; `carrier` makes one `Carrier` per connection.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        source: ExportSource,
+        carrier: Callable[[], Carrier],
+        limits: ConnectionLimits,
+        admit: Callable[[socket.socket], str | None],
+    ) -> None:
+        self._listener = listener
+        self._source = source
+        self._carrier = carrier
+        self._limits = limits
+        self._admit = admit
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.refused = 0
+        """Connections closed on arrival: over the bound, or not admitted."""
+
+    def start(self) -> None:
+        """Begin to accept. Must be called on the event loop."""
+        self._spawn(self._accept(), "kv-accept")
+
+    async def close(self) -> None:
+        """Stop accepting and hang up on everyone."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": f"{task.get_name()} failed", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(self._listener)
+            except OSError:
+                # Out of descriptors, or the peer was gone before it was accepted: both pass.
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            if len(self._tasks) > self._limits.connections_max or self._admit(peer) is not None:
+                self.refused += 1
+                peer.close()
+            else:
+                self._spawn(self._converse(Wire(peer, "receiver", self._limits.stall_s)), "kv-serve")
+
+    async def _converse(self, wire: Wire) -> None:
+        try:
+            if await wire.receive(len(GREETING), self._limits.greeting_s) == GREETING:
+                await self._requests(wire, self._carrier())
+        except WireLost:
+            return  # The receiver is gone; what it held ends with its lease.
+        finally:
+            wire.close()
+
+    async def _requests(self, wire: Wire, carrier: Carrier) -> None:
+        lease_id: str | None = None
+        wait_s, whole = self._limits.greeting_s, True
+        while True:
+            try:
+                frame = decode_receiver(await wire.frame(REQUEST_BYTES_MAX, wait_s))
+            except WireLost:
+                raise
+            except TandemError as error:
+                await wire.send(framed(encode_failed(error)))
+                return
+            if isinstance(frame, Acknowledge):
+                if frame.lease_id != lease_id:
+                    return
+                self._source.acknowledge(lease_id)
+                lease_id = None
+            elif whole:
+                lease_id, whole = await self._serve(wire, carrier, frame)
+            if not whole and lease_id is None:
+                return
+            wait_s = self._limits.idle_s
+
+    async def _serve(self, wire: Wire, carrier: Carrier, request: PullOpen) -> tuple[str | None, bool]:
+        """Answer one pull. Gives the lease it may acknowledge, and whether the pull was carried to its end."""
+        loop = asyncio.get_running_loop()
+        sending = loop.create_task(self._send(wire, carrier, request))
+        hearing = loop.create_task(wire.heard())
+        try:
+            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            whole = sending.done()
+            await _stop(sending)
+            await _stop(hearing)
+        if not whole:
+            return request.lease_id, False
+        return (request.lease_id if sending.result() else None), True
+
+    async def _send(self, wire: Wire, carrier: Carrier, request: PullOpen) -> bool:
+        """Send every answer. False when the source refused or gave up, which the receiver is told."""
+        try:
+            async with aclosing(self._source.answers(request)) as batches:
+                async for batch in batches:
+                    if any(isinstance(answer, Offer) for answer in batch):
+                        await carrier.introduce(wire)
+                    await wire.send(_buffers(carrier, batch))
+        except WireLost:
+            raise
+        except TandemError as error:
+            await wire.send(framed(encode_failed(error)))
+            return False
+        return True
+
+
+def _buffers(carrier: Carrier, batch: tuple[Answer, ...]) -> list[memoryview]:
+    """A batch as it goes over the wire, so that one system call can send it."""
+    buffers: list[memoryview] = []
+    for is_offer, group in groupby(batch, lambda answer: isinstance(answer, Offer)):
+        if is_offer:
+            offers = [answer for answer in group if isinstance(answer, Offer)]
+            buffers += [*framed(encode_offers(offers)), *carrier.payload(offers)]
+        else:
+            buffers += framed(*(encode_event(answer) for answer in group if not isinstance(answer, Offer)))
+    return buffers
+
+
+async def _stop(task: "asyncio.Task[bool] | asyncio.Task[None]") -> None:
+    """Cancel a task and wait for it. What it raised stays in it for whoever asks for its result."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))

@@ -1,0 +1,32 @@
+"""Whether the bytes that arrived are the block that was asked for: incarnation, name, digest (DESIGN §5)."""
+
+from dataclasses import dataclass
+
+from tandem.core.kv import Handle, Layout
+from tandem.engine.digest import Digester, bind
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a pulled block is not used. `reason` is a metric label: `epoch`, `name` or `digest`."""
+
+    reason: str
+    message: str
+
+
+class Verifier:
+    """Checks blocks of one layout. About as fast as copying them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._digester = Digester(layout)
+
+    def check(self, block: memoryview, handle: Handle, *, epoch: int, name: bytes) -> bytes | Refusal:
+        """The unbound content words of `block`, or why it is not block `name` of incarnation `epoch`."""
+        if handle.epoch != epoch:
+            return Refusal("epoch", f"the block is of epoch {handle.epoch:x}, {epoch:x} was asked for")
+        if handle.name != name:
+            return Refusal("name", f"the block is {handle.name.hex()}, {name.hex()} was asked for")
+        words = self._digester.content_words(block)
+        if bind(words, handle.epoch, handle.name, handle.generation) != handle.digests:
+            return Refusal("digest", f"the bytes of block {name.hex()} are not those its holder computed")
+        return words

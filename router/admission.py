@@ -1,0 +1,147 @@
+"""Admission: how many requests the router holds, who waits, who goes next. Pure; one owner changes it in place.
+
+A request goes at once while a worker of its model has room and nobody of equal or higher priority waits. Otherwise it
+waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+
+from router.settings import AdmissionSettings
+
+_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Place it now."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """It waits; `ahead` requests of the same model go first."""
+
+    ahead: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Not accepted: an error code, the sentence, and when to try again."""
+
+    code: str
+    reason: str
+    retry_after_s: float
+
+
+Decision = Admitted | Queued | Refused
+
+
+@dataclass
+class _Line:
+    """The waiting requests of one model: a heap of (-priority, order, key); left entries are skipped later."""
+
+    heap: list[tuple[int, int, int]] = field(default_factory=list)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+
+class Admission:
+    """Counts and queues by a key of the caller's. Every key that was admitted or queued is `ended` exactly once."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._settings = settings
+        self._lines: dict[str, _Line] = {}
+        self._held: dict[int, str] = {}
+        self._order = 0
+        self._draining = False
+        self._last_end: float | None = None
+        self._end_interval_s = 0.05
+
+    @property
+    def held(self) -> int:
+        """Requests running and waiting."""
+        return len(self._held)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def drain(self) -> None:
+        """Refuse whatever arrives from now on; what is held runs to its end."""
+        self._draining = True
+
+    def queued(self, model: str) -> int:
+        line = self._lines.get(model)
+        return len(line.waiting) if line is not None else 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anyone stands in line."""
+        return any(line.waiting for line in self._lines.values())
+
+    def models_waiting(self) -> tuple[str, ...]:
+        return tuple(model for model, line in self._lines.items() if line.waiting)
+
+    def arrive(self, key: int, model: str, priority: int, room: bool) -> Decision:
+        """Decide on a new request; `room` tells whether one of the model's workers could take it now."""
+        assert key not in self._held, f"request {key} is held already"
+        refused = self._refusal(model)
+        if refused is not None:
+            return refused
+        self._held[key] = model
+        line = self._lines.setdefault(model, _Line())
+        if room and not self._outranked(line, priority):
+            return Admitted()
+        self._order += 1
+        heapq.heappush(line.heap, (-priority, self._order, key))
+        line.waiting[key] = priority
+        return Queued(ahead=sum(1 for other in line.waiting.values() if other >= priority) - 1)
+
+    def wait_again(self, key: int, priority: int) -> None:
+        """An admitted request found no worker after all: it waits, before later ones of its priority."""
+        line = self._lines[self._held[key]]
+        heapq.heappush(line.heap, (-priority, 0, key))
+        line.waiting[key] = priority
+
+    def next(self, model: str) -> int | None:
+        """The request that is to be placed next, or None; it stays in line until `leave_line`."""
+        line = self._lines.get(model)
+        if line is None:
+            return None
+        while line.heap and line.heap[0][2] not in line.waiting:
+            heapq.heappop(line.heap)
+        return line.heap[0][2] if line.heap else None
+
+    def leave_line(self, key: int) -> None:
+        """The request waits no longer: it was placed."""
+        self._lines[self._held[key]].waiting.pop(key, None)
+
+    def ended(self, key: int, now: float) -> None:
+        """The request is over, wherever it was."""
+        line = self._lines[self._held.pop(key)]
+        waited = line.waiting.pop(key, None) is not None
+        if len(line.heap) > 2 * len(line.waiting) + 64:
+            line.heap = [entry for entry in line.heap if entry[2] in line.waiting]
+            heapq.heapify(line.heap)
+        if not waited and self._last_end is not None:
+            self._end_interval_s += _SHARE * (min(now - self._last_end, 5.0) - self._end_interval_s)
+        if not waited:
+            self._last_end = now
+
+    def retry_after_s(self, model: str) -> float:
+        """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""
+        return min(30.0, max(1.0, self.queued(model) * self._end_interval_s))
+
+    def _refusal(self, model: str) -> Refused | None:
+        wait_s = self.retry_after_s(model)
+        if self._draining:
+            return Refused("draining", "this router is shutting down and takes no new requests", wait_s)
+        if len(self._held) >= self._settings.requests_max:
+            reason = f"the router holds {len(self._held)} requests, which is its bound"
+            return Refused("queue_full", reason, wait_s)
+        if self.queued(model) >= self._settings.queued_max:
+            reason = f"{self.queued(model)} requests for {model} wait already, which is the bound"
+            return Refused("queue_full", reason, wait_s)
+        return None
+
+    def _outranked(self, line: _Line, priority: int) -> bool:
+        return any(other >= priority for other in line.waiting.values())

@@ -1,0 +1,83 @@
+"""A model's chat template: messages in, prompt text out, in a sandbox (templates come with model files)."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+
+Message = Mapping[str, str]
+"""`role`, `content` and perhaps `name`, as templates expect them."""
+
+_TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks assistant text for training; for serving it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own interface)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens it may name.
+
+    The environment is the one published templates are written against: `trim_blocks` and `lstrip_blocks`,
+    loop controls, `tojson` without HTML escaping, `raise_exception`, `strftime_now`.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], clock: Clock, origin: str) -> None:
+        """Raises `bad_model`, naming `origin`, when the template is not valid Jinja."""
+        environment = _environment(clock)
+        try:
+            self._template = environment.from_string(source, globals=dict(special_tokens))
+        except jinja2.TemplateError as error:
+            raise TandemError("bad_model", f"{origin}: the chat template cannot be compiled: {error}") from error
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt, ending where the assistant's answer begins.
+
+        Raises `invalid_request` when the template refuses the messages (roles out of order, for example).
+        """
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None)
+        except _TEMPLATE_FAULTS as error:
+            raise TandemError(
+                "invalid_request",
+                f"these messages cannot be rendered with the model's chat template: {error}",
+                param="messages",
+            ) from error
+
+
+def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime(clock)
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, sort_keys: bool = False) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateRuntimeError(message)
+
+
+def _strftime(clock: Clock) -> Callable[[str], str]:
+    return lambda layout: datetime.fromtimestamp(clock.wall(), UTC).strftime(layout)

@@ -1,0 +1,61 @@
+"""What every running request uses, and what it needs of the dispatcher."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from kv_transfer.tickets import Keyring
+from router.placement import CostModel, Unplaced
+from router.settings import RouterSettings
+from tandem.core.clock import Clock
+from tandem.core.entropy import Entropy
+from tandem.core.metrics import Meter
+from tandem.core.spans import Recorder
+
+Request = TypeVar("Request", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Shared by all requests of a router."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    entropy: Entropy
+    keyring: Keyring
+    settings: RouterSettings
+    costs: CostModel
+    recorder: Recorder
+    meter: Meter
+
+
+class Host(Protocol[Request]):
+    """The dispatcher, as a request sees it."""
+
+    def place_again(self, request: Request) -> None:
+        """Begin another attempt: now, at the request's `retry_at`, or when a worker appears."""
+        ...
+
+    def may_retry(self) -> bool:
+        """Take one retry from the budget of all requests."""
+        ...
+
+    def freed(self) -> None:
+        """Some worker may have room again."""
+        ...
+
+    def obstacle(self, request: Request) -> Unplaced | None:
+        """Why the request cannot be placed now; None when it could be, were it not for others before it."""
+        ...
+
+    def retry_after_s(self, model: str) -> float:
+        """What to tell a refused client."""
+        ...
+
+    def over(self, request: Request) -> None:
+        """The request has ended; its handles may stay open a little for late reports."""
+        ...
+
+    def forgotten(self, request: Request) -> None:
+        """No handle of the request is left."""
+        ...

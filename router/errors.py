@@ -1,0 +1,70 @@
+"""How a `TandemError` looks to a client: OpenAI's error object, status and headers."""
+
+import math
+
+import msgspec
+
+from tandem.core.errors import TandemError
+
+Header = tuple[bytes, bytes]
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """OpenAI's error object: exactly these four fields."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error answer, and the data of an error event in a stream."""
+
+    error: ErrorObject
+
+
+_CLIENT_CODE = {
+    "stale_epoch": "worker_lost",
+    "kv_gone": "worker_lost",
+    "kv_corrupt": "worker_lost",
+    "ticket_refused": "worker_lost",
+    "transfer_failed": "worker_lost",
+    "link_lost": "worker_lost",
+    "protocol_mismatch": "worker_lost",
+    "out_of_blocks": "queue_full",
+    "engine_failed": "internal",
+    "bad_model": "internal",
+    "bad_setting": "internal",
+}
+
+
+def for_client(error: TandemError) -> TandemError:
+    """The same error in the codes clients know: what only services tell each other becomes its visible kin."""
+    code = _CLIENT_CODE.get(error.code)
+    if code is None:
+        return error
+    return TandemError(code, error.message, param=error.param, retry_after_s=error.retry_after_s)
+
+
+def error_json(error: TandemError) -> bytes:
+    """OpenAI's error object as JSON."""
+    return msgspec.json.encode(ErrorBody(ErrorObject(error.message, error.kind.type, error.param, error.code)))
+
+
+def retry_after_s(error: TandemError) -> int | None:
+    """Whole seconds for `Retry-After`; refusals that can pass always carry one."""
+    if error.kind.http not in (429, 503):
+        return None
+    return max(1, math.ceil(error.retry_after_s if error.retry_after_s is not None else 1.0))
+
+
+def error_headers(error: TandemError) -> list[Header]:
+    """Headers beyond content type and length."""
+    headers: list[Header] = []
+    wait_s = retry_after_s(error)
+    if wait_s is not None:
+        headers.append((b"retry-after", str(wait_s).encode()))
+    if error.kind.http == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers

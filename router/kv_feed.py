@@ -1,0 +1,103 @@
+"""What a worker's KV events mean for the index: snapshots are swapped in whole, deltas apply only without a gap.
+
+Pure; the fleet carries the actions out in slices. Names stay packed (16 bytes each) until then.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tandem.core.kv import NAME_BYTES
+from tandem.core.messages import KvDelta, KvSnapshot
+
+_HELD_DELTAS_MAX = 4096
+
+
+class Replace(msgspec.Struct, frozen=True):
+    """The worker has exactly these names."""
+
+    pieces: tuple[bytes, ...]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The worker has gained and lost these names."""
+
+    stored: bytes
+    removed: bytes
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """What is known of the worker is unusable: drop it and ask for a snapshot."""
+
+    reason: str
+
+
+Action = Replace | Change | Forget
+
+
+class KvFeed:
+    """One worker incarnation's stream of KV events. Until the first snapshot is complete nothing is known.
+
+    Deltas that arrive between the pieces of a snapshot are held until it is complete. Only the `hbm` tier is
+    indexed; other tiers' events count as received.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._count: int | None = None
+        self._snapshot: int | None = None
+        self._pieces: list[bytes] = []
+        self._held: list[KvDelta] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is known and no snapshot has begun to arrive."""
+        return self._count is None and self._snapshot is None
+
+    def take(self, update: KvDelta | KvSnapshot) -> tuple[Action, ...]:
+        """The actions an event asks for, in order."""
+        if update.epoch != self._epoch:
+            return self._lost(f"an event of epoch {update.epoch:x} came from epoch {self._epoch:x}")
+        if len(update.names if isinstance(update, KvSnapshot) else update.stored + update.removed) % NAME_BYTES:
+            return self._lost("an event holds a piece of a name")
+        return self._piece(update) if isinstance(update, KvSnapshot) else self._delta(update)
+
+    def _delta(self, delta: KvDelta) -> tuple[Action, ...]:
+        if self._snapshot is not None:
+            if delta.count > self._snapshot:
+                self._held.append(delta)
+            return self._lost("too many events inside a snapshot") if len(self._held) > _HELD_DELTAS_MAX else ()
+        if self._count is None or delta.count <= self._count:
+            return ()
+        if delta.count != self._count + 1:
+            return self._lost(f"event {delta.count} came after event {self._count}")
+        self._count = delta.count
+        return (Change(delta.stored, delta.removed),) if delta.tier == "hbm" else ()
+
+    def _piece(self, piece: KvSnapshot) -> tuple[Action, ...]:
+        if self._snapshot != piece.count:
+            self._snapshot = piece.count
+            self._pieces = []
+        if piece.tier == "hbm":
+            self._pieces.append(piece.names)
+        if not piece.last:
+            return ()
+        actions: list[Action] = [Replace(tuple(self._pieces))]
+        held, self._held, self._pieces = self._held, [], []
+        self._snapshot, self._count = None, piece.count
+        for delta in held:
+            actions.extend(self._delta(delta))
+        return tuple(actions)
+
+    def _lost(self, reason: str) -> tuple[Action, ...]:
+        self._count = self._snapshot = None
+        self._pieces, self._held = [], []
+        return (Forget(reason),)
+
+
+def slices(packed: bytes, names: int) -> Iterator[list[bytes]]:
+    """Packed names in lists of at most `names`."""
+    step = names * NAME_BYTES
+    for start in range(0, len(packed), step):
+        end = min(start + step, len(packed))
+        yield [packed[at : at + NAME_BYTES] for at in range(start, end, NAME_BYTES)]

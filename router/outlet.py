@@ -1,0 +1,163 @@
+"""The way out to one client: ASGI messages written without a task, bounded when the client does not keep up.
+
+Sending to a client that reads takes no waiting, so `send` is driven by hand, inside the call that brought the
+token. Only when it has to wait (the server's own buffer is full) a task takes over: it finishes that message, then
+sends what has gathered since, in one piece. What gathers is bounded, and so is the time it may take.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class OutletLimits:
+    """`buffer_bytes` gather for a client that does not read, for `stall_s` at most; then it gets `farewell_s` more
+    to take its error event before the connection is cut."""
+
+    buffer_bytes: int = 256 * 1024
+    stall_s: float = 30.0
+    farewell_s: float = 2.0
+
+
+class Outlet:
+    """One response. `on_slow` is told once, from the loop, when the client falls too far behind; the owner is then to
+    end the response with `end`. `abort` cuts the connection."""
+
+    def __init__(
+        self, send: Send, limits: OutletLimits, abort: Callable[[], None], on_slow: Callable[[], None]
+    ) -> None:
+        self._send = send
+        self._limits = limits
+        self._abort = abort
+        self._on_slow = on_slow
+        self._pump: asyncio.Task[None] | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._slow = False
+        self._ending = False
+        self.started = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last message has been given to the outlet."""
+        return self._ending
+
+    def start(self, status: int, headers: list[Header]) -> None:
+        """Status and headers; once, before anything else."""
+        assert not self.started, "a response starts once"
+        self.started = True
+        self._drive({"type": "http.response.start", "status": status, "headers": headers})
+
+    def write(self, body: bytes) -> None:
+        """More of the body. Dropped once the client is known to be too slow or the response has ended."""
+        if self._pump is None and not self._ending:
+            self._drive({"type": "http.response.body", "body": body, "more_body": True})
+        elif not self._ending and not self._slow:
+            self._gather(body)
+
+    def end(self, body: bytes) -> None:
+        """The last of the body, which is kept even for a slow client."""
+        if self._ending:
+            return
+        self._ending = True
+        if self._pump is None:
+            self._drive({"type": "http.response.body", "body": body, "more_body": False})
+        else:
+            self._gathered.append(body)
+
+    async def close(self) -> None:
+        """Nothing more will be sent; returns when nothing is being sent."""
+        self._ending = True
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.wait([self._pump])
+
+    def _drive(self, message: Message) -> None:
+        sending = self._send(message).__await__()
+        try:
+            waited_for = sending.send(None)
+        except StopIteration:
+            return
+        except OSError:
+            # The client is gone; `receive` says so to whoever waits for it.
+            self._ending = True
+            return
+        self._pump = asyncio.get_running_loop().create_task(self._drain(_Started(sending, waited_for)))
+
+    def _gather(self, body: bytes) -> None:
+        self._gathered.append(body)
+        self._gathered_bytes += len(body)
+        if self._gathered_bytes > self._limits.buffer_bytes:
+            self._too_slow()
+
+    def _too_slow(self) -> None:
+        if not self._slow:
+            self._slow = True
+            self._gathered = []
+            loop = asyncio.get_running_loop()
+            if self._patience is not None:
+                self._patience.reschedule(loop.time() + self._limits.farewell_s)
+            loop.call_soon(self._on_slow)
+
+    async def _drain(self, sending: Awaitable[None]) -> None:
+        """Finish one message, then send what gathered, until nothing did. Cuts the connection of a stalled client."""
+        try:
+            await self._patiently(sending)
+            while self._gathered:
+                body = b"".join(self._gathered)
+                self._gathered = []
+                self._gathered_bytes = 0
+                message = {"type": "http.response.body", "body": body, "more_body": not self._ending}
+                await self._patiently(self._send(message))
+        except TimeoutError:
+            self._abort()
+        except OSError:
+            self._ending = True
+        finally:
+            self._pump = None
+
+    async def _patiently(self, sending: Awaitable[None]) -> None:
+        """Wait for one message. After `stall_s` the client is slow; a slow client has `farewell_s` left."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._limits.stall_s, self._too_slow)
+        try:
+            async with asyncio.timeout(self._limits.farewell_s if self._slow else None) as self._patience:
+                await sending
+        finally:
+            timer.cancel()
+            self._patience = None
+
+
+class _Started:
+    """Goes on with an awaitable that has been driven to its first wait: a task can await what remains."""
+
+    def __init__(self, sending: Generator[Any, Any, None], waited_for: Any) -> None:
+        self._sending = sending
+        self._waited_for = waited_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waited_for = self._waited_for
+        while True:
+            try:
+                value = yield waited_for
+            except BaseException as error:  # noqa: BLE001  (whatever the task is told, the sender is told)
+                step = self._step(self._sending.throw, error)
+            else:
+                step = self._step(self._sending.send, value)
+            if step is None:
+                return
+            waited_for = step[0]
+
+    @staticmethod
+    def _step(advance: Callable[[Any], Any], value: Any) -> tuple[Any] | None:
+        try:
+            return (advance(value),)
+        except StopIteration:
+            return None

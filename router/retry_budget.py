@@ -1,0 +1,30 @@
+"""The share of traffic that may be retries. Pure; one owner changes it in place."""
+
+from router.settings import RetrySettings
+
+
+class RetryBudget:
+    """Each first attempt earns `share` of a retry, up to `burst`; each charged retry costs one."""
+
+    def __init__(self, settings: RetrySettings) -> None:
+        self._share = settings.share
+        self._burst = float(settings.burst)
+        self._left = self._burst
+
+    def earn(self) -> None:
+        self._left = min(self._burst, self._left + self._share)
+
+    def spend(self) -> bool:
+        """Take one retry; False when none is left."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+def backoff_s(settings: RetrySettings, fruitless: int) -> float:
+    """Wait before the attempt that follows `fruitless` attempts in a row that brought no token: none before the
+    first retry, then doubling."""
+    if fruitless <= 1:
+        return 0.0
+    return min(settings.backoff_max_s, settings.backoff_first_s * 2.0 ** (fruitless - 2))

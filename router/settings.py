@@ -1,0 +1,98 @@
+"""Settings of the router, nested by concern. Pure values: loading and checking them is `tandem.service.settings`."""
+
+from dataclasses import dataclass, field
+
+from tandem.core.deadlines import Deadlines
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """Links to workers. Redial waits double from `redial_first_s` to `redial_max_s`."""
+
+    redial_first_s: float = 0.05
+    redial_max_s: float = 2.0
+    refused_redial_s: float = 5.0
+    """Wait before dialing a worker again that speaks another protocol or repeats a live worker's id."""
+    names_per_slice: int = 2000
+    """Index changes applied before the event loop gets its turn (about 1 ms)."""
+    load_lag_s: float = 0.15
+    """A submit younger than this may not be part of the worker's latest load figures."""
+    snapshot_again_s: float = 5.0
+    """When an asked-for snapshot has not begun to arrive by then, ask again."""
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """The placement decision. `prefer` is `auto`, `disaggregated` or `local`."""
+
+    prefer: str = "auto"
+    local_uncached_tokens_max: int = 16
+    """With `auto`: an uncached part of at most this many tokens is never worth a transfer."""
+    sequences_per_worker_max: int = 256
+    """A worker with this many sequences running, waiting or on their way gets no more."""
+    expected_output_tokens: int = 128
+    """How many tokens an answer is expected to have when it may be longer."""
+    interference: float = 0.5
+    """Cost of disturbing others: each sequence on a worker pays this share of the time of a prompt computed there."""
+    transfer_setup_ms: float = 2.0
+    """What a hand-off costs besides its bytes."""
+    transfer_overlap: float = 0.8
+    """The share of prefill time during which blocks already travel."""
+    candidates_max: int = 8
+    """How many of the cheapest prefill and decode workers are paired with each other."""
+
+
+@dataclass(frozen=True)
+class CostPriors:
+    """What is assumed before anything has been measured."""
+
+    prefill_tokens_per_s: float = 10_000.0
+    step_ms: float = 10.0
+    step_ms_per_sequence: float = 0.1
+    transfer_bytes_per_s: float = 2e9
+
+
+@dataclass(frozen=True)
+class AdmissionSettings:
+    """Bounds on what the router holds."""
+
+    requests_max: int = 4096
+    """Requests running and waiting together."""
+    queued_max: int = 1024
+    """Requests waiting for a worker, per model."""
+
+
+@dataclass(frozen=True)
+class RetrySettings:
+    """How persistently a request is resubmitted.
+
+    `share` and `burst` bound retries after typed failures and stalls, as a share of all attempts, so that a
+    fault that every worker has does not multiply the load. Attempts lost with their worker are not charged:
+    there are no more of them than requests on that worker.
+    """
+
+    fruitless_attempts_max: int = 4
+    """Attempts in a row that brought no token."""
+    attempts_max: int = 16
+    share: float = 0.2
+    burst: int = 32
+    backoff_first_s: float = 0.05
+    backoff_max_s: float = 1.0
+    resume_wait_s: float = 60.0
+    """How long a started request waits for any worker to come back."""
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Everything the router's core can be told."""
+
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    priors: CostPriors = field(default_factory=CostPriors)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    usage_wait_s: float = 0.05
+    """How long the end of an answer waits for the worker's report, for `cached_tokens`."""
+    report_wait_s: float = 1.0
+    """How long after the end late reports are still taken, for traces and the cost model."""

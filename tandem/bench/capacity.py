@@ -1,0 +1,73 @@
+"""Finding the goodput knee: the highest rate at which enough requests still meet their objectives."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One replay at a rate (requests a second), and the share of its requests that met the objectives."""
+
+    rate: float
+    attained: float
+    goodput_per_s: float
+
+
+@dataclass
+class CapacitySearch:
+    """Doubles the rate until a trial fails (or halves it until one passes), then bisects between the two.
+
+    Ends when the bracket is within `tolerance` of its lower end, or after `trials_max` trials. A pure step:
+    `next_rate` says what to try, `record` takes what came of it.
+    """
+
+    first_rate: float
+    share: float = 0.9
+    tolerance: float = 0.1
+    trials_max: int = 12
+    rate_min: float = 0.01
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def passed(self) -> float | None:
+        """The highest rate that passed below every rate that failed."""
+        failed = self.failed
+        good = [
+            trial.rate for trial in self.trials if self._passes(trial) and (failed is None or trial.rate < failed)
+        ]
+        return max(good, default=None)
+
+    @property
+    def failed(self) -> float | None:
+        """The lowest rate that failed."""
+        return min((trial.rate for trial in self.trials if not self._passes(trial)), default=None)
+
+    def next_rate(self) -> float | None:
+        """The rate to try next, or None when the search is over."""
+        if len(self.trials) >= self.trials_max:
+            return None
+        passed, failed = self.passed, self.failed
+        if not self.trials:
+            return self.first_rate
+        if failed is None:
+            assert passed is not None
+            return passed * 2
+        if passed is None:
+            return failed / 2 if failed / 2 >= self.rate_min else None
+        if failed - passed <= self.tolerance * passed:
+            return None
+        return (passed + failed) / 2
+
+    def record(self, trial: Trial) -> None:
+        self.trials.append(trial)
+
+    def verdict(self) -> str:
+        """One sentence with the outcome."""
+        passed, failed = self.passed, self.failed
+        if passed is None:
+            return f"capacity: below {failed:.3g} requests/s; no rate met the objectives"
+        if failed is None:
+            return f"capacity: at least {passed:.3g} requests/s; no rate failed in {len(self.trials)} trials"
+        return f"capacity: {passed:.3g} requests/s ({failed:.3g} fails)"
+
+    def _passes(self, trial: Trial) -> bool:
+        return trial.attained >= self.share

@@ -1,0 +1,79 @@
+"""Finding out what a server accepts before the replay: its model, token ids, `ignore_eos`, usage in streams."""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from tandem.bench.client import Client
+from tandem.bench.completion import Style, complete, request_body
+from tandem.bench.content import TokenRange, prompt_text, prompt_tokens
+from tandem.bench.outcome import Outcome
+from tandem.bench.wire import BadAnswer
+from tandem.bench.workload import Piece
+from tandem.core.errors import TandemError
+
+_PROBE_CONTENT: Final = -2
+_PROBE_TOKENS: Final = 48
+_TRIES: Final = (
+    Style("", token_ids=True, ignore_eos=True, usage=True),
+    Style("", token_ids=True, ignore_eos=False, usage=True),
+    Style("", token_ids=False, ignore_eos=True, usage=True),
+    Style("", token_ids=False, ignore_eos=False, usage=True),
+    Style("", token_ids=False, ignore_eos=False, usage=False),
+)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: tuple[_Model, ...] = ()
+
+
+async def only_model(client: Client, timeout_s: float) -> str:
+    """The first model a server lists. Raises `bad_setting` when it cannot be asked or lists none."""
+    try:
+        async with asyncio.timeout(timeout_s), await client.exchange("GET", "/v1/models") as answer:
+            listed = msgspec.json.decode(await answer.read(), type=_Models).data if answer.status == 200 else ()
+    except (OSError, TimeoutError, BadAnswer, msgspec.DecodeError) as error:
+        raise TandemError(
+            "bad_setting", f"--url: no model list from there: {error or type(error).__name__}"
+        ) from error
+    if not listed:
+        raise TandemError("bad_setting", "--url: the server lists no model; name one with --model")
+    return listed[0].id
+
+
+async def find_style(
+    client: Client, model: str, chat: bool, text_only: bool, vocabulary: TokenRange, timeout_s: float
+) -> tuple[Style, float]:
+    """The most exact style the server accepts, and its tokens per word (for text prompts, from its own usage).
+
+    Raises `bad_setting` when it accepts none, with the last answer.
+    """
+    outcome: Outcome | None = None
+    for attempt in _TRIES:
+        if attempt.token_ids and (chat or text_only):
+            continue
+        style = replace(attempt, model=model, chat=chat)
+        outcome = await _try(client, style, vocabulary, timeout_s)
+        if outcome.ok:
+            return style, _tokens_per_word(outcome)
+        if not (outcome.error or "").startswith("http_4"):
+            break
+    assert outcome is not None
+    raise TandemError("bad_setting", f"--url: a first request to {model!r} failed: {outcome.error}")
+
+
+async def _try(client: Client, style: Style, vocabulary: TokenRange, timeout_s: float) -> Outcome:
+    pieces = (Piece(_PROBE_CONTENT, _PROBE_TOKENS),)
+    prompt = prompt_tokens(pieces, vocabulary, 0) if style.token_ids else prompt_text(pieces, 1.0, 0)
+    begin = asyncio.get_running_loop().time()
+    return await complete(client, style, request_body(style, prompt, 4), 0.0, begin, timeout_s)
+
+
+def _tokens_per_word(outcome: Outcome) -> float:
+    return max(0.25, outcome.prompt_tokens / _PROBE_TOKENS) if outcome.prompt_tokens else 1.0

@@ -1,0 +1,65 @@
+"""The `tandem` command: finds the subcommand and turns operating errors into one sentence and a status.
+
+Subcommands are imported when asked for, so that `tandem explain` does not wait for what `tandem up` needs.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+from tandem import __version__
+from tandem.core.errors import TandemError
+
+USAGE_ERROR: Final = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """`module` has `main(arguments) -> int`."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Final = {
+    "up": Command("tandem.cli.up", "run a router and its workers on this machine"),
+    "demo": Command("tandem.cli.demo", "one chat request through prefill, transfer and decode, explained"),
+    "bench": Command("tandem.cli.bench", "replay a workload against an OpenAI URL and report latencies and goodput"),
+    "explain": Command("tandem.cli.explain", "where a request went, why, and where its time and bytes went"),
+    "sim": Command("tandem.sim.command", "simulated clusters with faults, on virtual time"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; gives the exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        print(f"tandem {__version__}")
+        return 0
+    if not given or given[0] in ("-h", "--help"):
+        print(overview())
+        return 0 if given else USAGE_ERROR
+    command = COMMANDS.get(given[0])
+    if command is None:
+        print(f"tandem: no command {given[0]!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return USAGE_ERROR
+    try:
+        status: int = import_module(command.module).main(given[1:])
+    except TandemError as error:
+        print(f"tandem {given[0]}: {error.message}", file=sys.stderr)
+        return USAGE_ERROR if error.code == "bad_setting" else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return status
+
+
+def overview() -> str:
+    """What `tandem --help` prints."""
+    lines = ["usage: tandem COMMAND [options]", ""]
+    lines += [f"  {name:8} {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "`tandem COMMAND --help` says more."])

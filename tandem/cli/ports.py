@@ -1,0 +1,45 @@
+"""Whether the ports asked for are free, before anything is started."""
+
+import errno
+import socket
+from collections.abc import Mapping
+
+from tandem.core.errors import TandemError
+
+
+def check_free(host: str, ports: Mapping[str, int]) -> None:
+    """`ports` are numbers by the flag that sets them; 0 is always free. Raises `bad_setting`."""
+    for flag, port in ports.items():
+        if port:
+            _check(host, flag, port)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with _bound(host, 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _check(host: str, flag: str, port: int) -> None:
+    try:
+        _bound(host, port).close()
+    except OSError as error:
+        where = f"port {port} on {host}"
+        if error.errno == errno.EADDRINUSE:
+            raise TandemError("bad_setting", f"{where} is in use; choose another with {flag}", param=flag) from error
+        if error.errno == errno.EACCES:
+            raise TandemError("bad_setting", f"{where} needs more rights; choose another with {flag}") from error
+        raise TandemError("bad_setting", f"{where} cannot be listened on: {error.strerror}", param=flag) from error
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1)
+    except OSError:
+        listener.close()
+        raise
+    return listener

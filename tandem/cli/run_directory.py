@@ -1,0 +1,64 @@
+"""The private directory of one run: logs, the ticket key, sockets, and the file that tells the router its workers."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tandem.core.entropy import Entropy
+
+_KEY_BYTES: Final = 32
+_BASE_MAX: Final = 50
+_TAIL_BYTES: Final = 16 * 1024
+
+
+class RunDirectory:
+    """Readable by this user only. The path is kept short, as a Unix socket's has at most 107 characters."""
+
+    def __init__(self) -> None:
+        usual = tempfile.gettempdir()
+        self.path = Path(tempfile.mkdtemp(prefix="tandem-", dir=usual if len(usual) <= _BASE_MAX else "/tmp"))
+        self.logs = self.path / "logs"
+        self.sockets = self.path / "s"
+        self.logs.mkdir(mode=0o700)
+        self.sockets.mkdir(mode=0o700)
+
+    @property
+    def key_file(self) -> Path:
+        return self.path / "ticket.key"
+
+    @property
+    def fleet_file(self) -> Path:
+        return self.path / "fleet.json"
+
+    def draw_key(self, entropy: Entropy) -> None:
+        """Write a fresh ticket key as hex. It lives as long as the run and never shows in a command line."""
+        self._write(self.key_file, entropy.token(_KEY_BYTES).hex() + "\n")
+
+    def publish(self, addresses: Sequence[str]) -> None:
+        """Replace the fleet file at once: a reader sees the old list or the new one."""
+        self._write(self.fleet_file, json.dumps({"workers": [{"address": address} for address in addresses]}))
+
+    def _write(self, path: Path, text: str) -> None:
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        fresh.replace(path)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a log, empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

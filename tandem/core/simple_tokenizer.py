@@ -1,0 +1,47 @@
+"""The tokenizer of models that have no files: one id per UTF-8 byte, and short made-up words for all other ids.
+
+The simulated engine speaks it. Router and workers share it, so that text means the same on both ends.
+"""
+
+from typing import Final
+
+from tandem.core.kv import pack_tokens
+
+BYTE_IDS: Final = 256
+"""Ids below this are bytes of UTF-8; the others are words, each with a leading space."""
+
+VOCAB_SIZE: Final = 32_000
+
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+_SYLLABLES: Final = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
+
+
+def encode(text: str) -> bytes:
+    """Token ids of a text, packed uint32. Lone surrogates become `?`."""
+    return pack_tokens(text.encode("utf-8", "replace"))
+
+
+def piece(token: int) -> bytes:
+    """The bytes one token stands for; concatenated over a sequence they are its text in UTF-8."""
+    if token < BYTE_IDS:
+        return bytes((token,))
+    return b" " + _word(token - BYTE_IDS).encode()
+
+
+def decode(tokens: tuple[int, ...]) -> str:
+    """The text of a sequence; bytes that are not UTF-8 become U+FFFD."""
+    return b"".join(piece(token) for token in tokens).decode("utf-8", "replace")
+
+
+def _word(number: int) -> str:
+    """Bijective base-70 over syllables: no two numbers share a word."""
+    parts = []
+    number += 1
+    while number > 0:
+        number, digit = divmod(number - 1, len(_SYLLABLES))
+        parts.append(_SYLLABLES[digit])
+    return "".join(parts)

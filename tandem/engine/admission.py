@@ -1,0 +1,152 @@
+"""Who may enter the batch: the most urgent waiting sequence, when its blocks fit."""
+
+from tandem.core.errors import TandemError
+from tandem.engine.outbox import Outbox
+from tandem.engine.protocol import EngineInfo, FetchJob, FetchTarget, Work
+from tandem.engine.residence import Residence
+from tandem.engine.sequence import Fetch, Job, Sequence
+from tandem.engine.settings import SchedulerSettings
+
+
+def refuse_impossible(work: Work, info: EngineInfo) -> None:
+    """Raise for a work that can never run here: `invalid_request`, `context_length_exceeded`, `out_of_blocks`."""
+    prompt = len(work.prompt) // 4
+    if prompt == 0 or not work.branches:
+        raise TandemError("invalid_request", "a work needs at least one prompt token and one branch", param="prompt")
+    if work.stopping.max_tokens <= max(len(branch.forced) for branch in work.branches):
+        raise TandemError(
+            "invalid_request", "nothing is left to generate after the forced tokens", param="max_tokens"
+        )
+    total = prompt + work.stopping.max_tokens
+    if total > info.context_tokens:
+        raise TandemError(
+            "context_length_exceeded",
+            f"the prompt has {prompt} tokens and max_tokens is {work.stopping.max_tokens}: together {total}, "
+            f"but the context of {info.model} is {info.context_tokens}",
+            param="max_tokens",
+        )
+    # The last drawn token's KV is never needed; prefill draws one token and stops.
+    generated = max(len(branch.forced) for branch in work.branches) if work.mode == "prefill" else total - prompt - 1
+    blocks = _blocks_for(prompt + generated, info.layout.block_tokens)
+    # Branches of an exported prompt may have to copy its pinned tail.
+    blocks += work.mode == "prefill" and len(work.branches) > 1 and generated > 0
+    if blocks > info.blocks:
+        raise TandemError("out_of_blocks", f"the work needs up to {blocks} KV blocks, the pool has {info.blocks}")
+
+
+def _blocks_for(tokens: int, block_tokens: int) -> int:
+    return -(-tokens // block_tokens)
+
+
+class Admission:
+    """Moves sequences from the queues into the batch and reserves their blocks."""
+
+    def __init__(self, residence: Residence, settings: SchedulerSettings, outbox: Outbox) -> None:
+        self._residence = residence
+        self._settings = settings
+        self._outbox = outbox
+        self._blocked: tuple[Sequence, int, bool] | None = None
+
+    def next(self, budget_left: bool, now: float) -> Sequence | None:
+        """Admit the most urgent sequence that may enter now; None when none may.
+
+        Without budget only fetches enter. Nobody overtakes a sequence that waits for blocks.
+        """
+        sequence = self._candidate(budget_left)
+        if sequence is None or not self._fits(sequence) or not self._reserve(sequence):
+            return None
+        self._residence.unqueue(sequence)
+        self._enter(sequence, now)
+        return sequence
+
+    def _candidate(self, budget_left: bool) -> Sequence | None:
+        """A prefill that waits for exports to shrink does not hold up fetches: two workers that pull from each
+        other would otherwise wait for one another."""
+        fetch, compute = self._residence.fetchable.head(), self._residence.computable.head()
+        if compute is None or not budget_left or (fetch is not None and fetch.job.order < compute.job.order):
+            return fetch
+        return compute if self._may_export(compute) else fetch
+
+    def _fits(self, sequence: Sequence) -> bool:
+        batch = self._residence.batch
+        width = sequence.job.live if sequence.is_trunk else 1
+        if batch.width and batch.width + width > self._settings.max_sequences:
+            return False
+        return self._blocked != self._block_state(sequence)
+
+    def _may_export(self, sequence: Sequence) -> bool:
+        """Whether exports stay below their share; alone, any work may exceed it."""
+        residence, settings = self._residence, self._settings
+        if not sequence.job.leased or sequence is not sequence.job.root:
+            return True
+        exported = residence.leases.exported + residence.export_due
+        blocks = _blocks_for(sequence.length, residence.block_tokens)
+        if exported and exported + blocks > settings.export_share * residence.pool.blocks:
+            self._explain(sequence, "waits: exports hold their share of the blocks")
+            return False
+        return True
+
+    def _block_state(self, sequence: Sequence) -> tuple[Sequence, int, bool]:
+        """As long as this stays the same, a sequence that did not fit still does not."""
+        residence = self._residence
+        return (sequence, residence.pool.available, residence.batch.width > 0)
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Give the sequence all blocks of its known tokens, those of its prefix found here shared."""
+        residence = self._residence
+        pool, size = residence.pool, residence.block_tokens
+        sequence.extend_names(sequence.job.work.root, size)
+        state = self._block_state(sequence)
+        matched = pool.match(sequence.names)
+        for slot in matched:
+            pool.ref(slot)
+        needed = _blocks_for(sequence.length, size) - len(matched)
+        spare = int(self._settings.watermark * pool.blocks) if residence.batch.width else 0
+        if needed + spare > pool.available:
+            pool.release_table(matched)
+            self._blocked = state
+            self._explain(sequence, f"waits: {needed} blocks wanted, {pool.available} available")
+            return False
+        self._blocked = None
+        sequence.grow(matched)
+        sequence.grow(pool.allocate(needed))
+        self._account(sequence, len(matched), needed)
+        return True
+
+    def _account(self, sequence: Sequence, matched: int, needed: int) -> None:
+        residence, job = self._residence, sequence.job
+        sequence.computed = matched * residence.block_tokens
+        if job.admitted is None:
+            job.tokens_reused += min(sequence.computed, sequence.known)
+        if job.leased and sequence is job.root:
+            residence.settle_export_due(job, -needed)
+            for block in range(matched):
+                residence.leases.export(job.work.lease_id, sequence.names[block], sequence.table[block])
+
+    def _enter(self, sequence: Sequence, now: float) -> None:
+        job = sequence.job
+        if job.admitted is None:
+            job.admitted = now
+            if job.work.mode == "decode":
+                self._start_fetch(job, sequence)
+        self._residence.settle(sequence)
+
+    def _start_fetch(self, job: Job, root: Sequence) -> None:
+        """Ask for the blocks that are not here. An empty job is sent too: its pull tells prefill to let go."""
+        residence = self._residence
+        size = residence.block_tokens
+        names = job.export_names(size)
+        targets = tuple(
+            FetchTarget(
+                index, names[index], slot := root.table[index], residence.pool.generation(slot),
+                min(size, root.known - index * size),
+            )
+            for index in range(root.computed // size, len(names))
+        )  # fmt: skip
+        if targets:
+            job.fetch = Fetch(targets)
+        self._outbox.fetch(FetchJob(job.work.work_id, targets))
+
+    def _explain(self, sequence: Sequence, reason: str) -> None:
+        sequence.job.explain(reason)
+        self._outbox.explain(reason)

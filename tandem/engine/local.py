@@ -1,0 +1,219 @@
+"""An engine made of a scheduler and a runner: the async shell around the scheduler's decisions."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from tandem.core.clock import Clock
+from tandem.core.kv import Handle, Layout
+from tandem.engine.plan import Runner
+from tandem.engine.protocol import (
+    BlockMemory,
+    BlockSpace,
+    EngineInfo,
+    FirstTokens,
+    Gone,
+    Listener,
+    Pending,
+    StepReport,
+    Work,
+)
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.settings import SchedulerSettings
+
+
+class LocalEngine:
+    """Implements `Engine` and `BlockSpace`. `clock` must agree with the event loop's time."""
+
+    def __init__(self, runner: Runner, settings: SchedulerSettings, clock: Clock, epoch: int) -> None:
+        self._runner = runner
+        self._settings = settings
+        self._clock = clock
+        self._epoch = epoch
+        self._scheduler: Scheduler | None = None
+        self._listener: Listener | None = None
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._ended: asyncio.Event | None = None
+        self._flush_due = False
+        self._load_sent = float("-inf")
+        self._watchers: dict[str, list[Callable[[], None]]] = {}
+
+    # -- engine --
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler; there once `start` has returned."""
+        assert self._scheduler is not None, "start() has not returned yet"
+        return self._scheduler
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.scheduler.info
+
+    @property
+    def kv(self) -> BlockSpace | None:
+        return self
+
+    async def start(self) -> EngineInfo:
+        """Load the model. Raises `bad_model`, `bad_setting` or `engine_failed`."""
+        info = await self._runner.load()
+        self._scheduler = Scheduler(info, self._settings)
+        return info
+
+    async def run(self, listener: Listener) -> None:
+        """Step until `stop`; gives `listener` every report. Raises `engine_failed`."""
+        assert self._listener is None, "the engine runs already"
+        self._listener = listener
+        self._ended = asyncio.Event()
+        try:
+            while not self._stopping:
+                await self._turn()
+        finally:
+            self._listener = None
+            self._ended.set()
+
+    async def _turn(self) -> None:
+        """One step, or one wait for something to do."""
+        scheduler = self.scheduler
+        self._wake.clear()
+        step, report = scheduler.plan(self._clock.now())
+        self._deliver(report)
+        if step is None:
+            await self._idle()
+            return
+        result = await self._runner.execute(step)
+        self._deliver(scheduler.apply(result, self._clock.now()))
+
+    async def _idle(self) -> None:
+        now = self._clock.now()
+        wake = self.scheduler.next_wake(now)
+        wait_s = self._settings.idle_load_every_s if wake is None else wake - now
+        try:
+            async with asyncio.timeout(max(0.0, min(wait_s, self._settings.idle_load_every_s))):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def stop(self) -> None:
+        """End `run` after the running step, then release the runner."""
+        self._stopping = True
+        self._wake.set()
+        if self._ended is not None:
+            await self._ended.wait()
+        await self._runner.close()
+
+    def submit(self, work: Work) -> None:
+        """Queue a work; see `Scheduler.submit` for what it raises."""
+        self.scheduler.submit(work, self._clock.now())
+        self._changed()
+
+    def cancel(self, work_id: int, sequence: int | None = None) -> None:
+        self.scheduler.cancel(work_id, self._clock.now(), sequence)
+        self._changed()
+
+    def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
+        self.scheduler.provide_first(work_id, sequence, token, self._clock.now(), relay)
+        self._changed()
+
+    def sample_first(self, work_id: int) -> None:
+        self.scheduler.sample_first(work_id)
+        self._changed()
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        """Names of all full blocks available now. What became available since the last report is in both."""
+        return self.scheduler.snapshot()
+
+    # -- blocks, holder side --
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """A new incarnation: handles and leases of the last one are void."""
+        self._epoch = epoch
+        self.scheduler.leases.release_all()
+        self._changed()
+
+    @property
+    def layout(self) -> Layout:
+        return self.info.layout
+
+    @property
+    def memory(self) -> BlockMemory:
+        return self._runner.memory
+
+    def lease_exists(self, lease_id: str) -> bool:
+        return self.scheduler.leases.exists(lease_id)
+
+    def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
+        return self.scheduler.leases.look(lease_id, name, self._epoch)
+
+    def first_tokens(self, lease_id: str) -> FirstTokens | None:
+        return self.scheduler.leases.first_tokens(lease_id)
+
+    def renew(self, lease_id: str) -> bool:
+        return self.scheduler.leases.renew(lease_id, self._clock.now())
+
+    def release(self, lease_id: str) -> None:
+        self.scheduler.release_lease(lease_id)
+        self._changed()
+
+    def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
+        self._watchers.setdefault(lease_id, []).append(wake)
+
+        def unwatch() -> None:
+            watching = self._watchers.get(lease_id, [])
+            if wake in watching:
+                watching.remove(wake)
+            if not watching:
+                self._watchers.pop(lease_id, None)
+
+        return unwatch
+
+    # -- blocks, receiver side --
+
+    def landed(self, work_id: int, index: int, digests: bytes) -> None:
+        self.scheduler.landed(work_id, index, digests, self._clock.now())
+        self._changed()
+
+    def fetch_ended(self, work_id: int, reason: str | None, late: tuple[int, ...] = ()) -> None:
+        self.scheduler.fetch_ended(work_id, reason, self._clock.now(), late)
+        self._changed()
+
+    def quarantine_over(self, slots: tuple[int, ...]) -> None:
+        self.scheduler.quarantine_over(slots)
+        self._changed()
+
+    # -- reports --
+
+    def _changed(self) -> None:
+        """A command came: look for work, and tell what it brought about soon, even while a step runs."""
+        self._wake.set()
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._deliver(self.scheduler.take_report())
+
+    def _deliver(self, report: StepReport | None) -> None:
+        """Give a report to the listener, with the load figures when they are due, and wake who watches leases."""
+        now = self._clock.now()
+        every_s = self._settings.idle_load_every_s if report is None else self._settings.load_every_s
+        if now - self._load_sent >= every_s:
+            self._load_sent = now
+            report = _with_load(report, self.scheduler)
+        if report is not None and self._listener is not None:
+            self._listener(report)
+        for lease_id in self.scheduler.leases.take_touched():
+            for wake in tuple(self._watchers.get(lease_id, ())):
+                wake()
+
+
+def _with_load(report: StepReport | None, scheduler: Scheduler) -> StepReport:
+    if report is None:
+        return StepReport(load=scheduler.load())
+    return replace(report, load=scheduler.load())

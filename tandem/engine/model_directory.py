@@ -1,0 +1,96 @@
+"""From what a user writes as `--model` to a checked directory: `demo`, a path, or a hub id. Torch-free.
+
+The router uses it for tokenizer, context and end tokens; the engine also for the weights.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tandem.core.errors import TandemError
+from tandem.engine.checkpoint import Checkpoint, open_checkpoint, read_object
+from tandem.engine.hub import download, is_hub_id
+from tandem.engine.model_config import CONFIG_FILE, ModelConfig, parse_config
+
+DEMO: Final = "demo"
+GENERATION_FILE: Final = "generation_config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A model on disk whose configuration has been understood. `name` is what clients call it."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The `tokenizer.json`. Raises `bad_model` when there is none."""
+        path = self.path / TOKENIZER_FILE
+        if not path.is_file():
+            raise TandemError("bad_model", f"{self.path}: {TOKENIZER_FILE} is missing; other formats are not read")
+        return path
+
+    def tokenizer_config(self) -> dict[str, object]:
+        """The object in `tokenizer_config.json`, empty when there is no such file."""
+        path = self.path / TOKENIZER_CONFIG_FILE
+        return read_object(path) if path.is_file() else {}
+
+    def chat_template(self) -> str | None:
+        """The Jinja source of the chat template, from its own file or from `tokenizer_config.json`."""
+        path = self.path / TEMPLATE_FILE
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        template = self.tokenizer_config().get("chat_template")
+        if isinstance(template, list):
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+        if template is not None and not isinstance(template, str):
+            raise TandemError("bad_model", f"{TOKENIZER_CONFIG_FILE}: chat_template: expected text")
+        return template
+
+    def checkpoint(self) -> Checkpoint:
+        """The headers of the weights. Raises `bad_model`."""
+        return open_checkpoint(self.path)
+
+    def content_hash(self, checkpoint: Checkpoint) -> str:
+        """Equal for equal configuration and weights, wherever they lie; see `Checkpoint.content_hash`.
+
+        Declared dtype and end tokens do not count: neither changes a KV byte that the names do not tell apart.
+        """
+        fields = msgspec.to_builtins(self.config)
+        identity = {key: value for key, value in fields.items() if key not in ("dtype", "eos_token_ids")}
+        return checkpoint.content_hash(msgspec.json.encode(identity, order="sorted").decode())
+
+
+def open_model(model: str, *, name: str | None = None, cache: Path | None = None) -> ModelDirectory:
+    """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration.
+
+    A hub id is downloaded into `cache` (default: the hub's own); `HF_ENDPOINT`, `HF_TOKEN` and
+    `HF_HUB_OFFLINE` are honoured. Blocks while downloading. Raises `bad_model` in one sentence.
+    """
+    path = _locate(model, cache)
+    raw = read_object(path / CONFIG_FILE)
+    generation = path / GENERATION_FILE
+    config = parse_config(raw, read_object(generation) if generation.is_file() else None)
+    shown = model.partition("@")[0] if not Path(model).expanduser().is_dir() else path.resolve().name
+    return ModelDirectory(path, name or shown, config)
+
+
+def _locate(model: str, cache: Path | None) -> Path:
+    if model == DEMO:
+        return Path(__file__).resolve().parent.parent / "models" / DEMO
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise TandemError("bad_model", f"{model} is a file; --model takes a directory, a hub id or {DEMO!r}")
+    if not is_hub_id(model):
+        raise TandemError("bad_model", f"{model}: no such directory, and not a hub id of the form owner/name")
+    return download(model, cache)

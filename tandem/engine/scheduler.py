@@ -1,0 +1,329 @@
+"""The scheduler: batching, chunking, preemption, prefix sharing, blocks and exports as one synchronous class.
+
+`plan(now)` says what to compute next, `apply(result, now)` takes the answer; commands may come between the two.
+Slots are handed out in `plan` alone, and never while a step runs, so a slot that a command frees during a step
+is not written by anybody else before that step has ended.
+"""
+
+import heapq
+
+from tandem.core.errors import TandemError
+from tandem.core.messages import Load, TokenLogprob
+from tandem.engine.admission import Admission, refuse_impossible
+from tandem.engine.finishing import finish_of
+from tandem.engine.outbox import Outbox
+from tandem.engine.plan import Drawn, Step, StepResult
+from tandem.engine.protocol import EngineInfo, FirstTokens, StepReport, Work
+from tandem.engine.residence import Residence
+from tandem.engine.sequence import Job, Phase, Sequence
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.step_budget import StepBudget
+from tandem.engine.step_draft import Draft, Entry
+from tandem.engine.step_planner import StepPlanner
+from tandem.engine.throughput import Throughput
+
+
+class Scheduler:
+    """Owns every work of one engine. Not thread-safe; never blocks; reads no clock."""
+
+    def __init__(self, info: EngineInfo, settings: SchedulerSettings) -> None:
+        self.info = info
+        self.settings = settings
+        self.residence = Residence(info.blocks, info.layout.block_tokens, settings)
+        self.leases = self.residence.leases
+        self._outbox = Outbox()
+        self._budget = StepBudget(settings)
+        admission = Admission(self.residence, settings, self._outbox)
+        self._planner = StepPlanner(self.residence, admission, self._budget)
+        self._throughput = Throughput()
+        self._jobs: dict[int, Job] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._flight: Draft | None = None
+        self._steps = 0
+        self._arrivals = 0
+
+    # -- commands --
+
+    def submit(self, work: Work, now: float) -> None:
+        """Queue a work. Raises `invalid_request`, `context_length_exceeded`, `out_of_blocks`, `queue_full`, and
+        `cancelled` when its lease has already been released."""
+        assert work.work_id not in self._jobs, f"work {work.work_id} is here already"
+        assert work.mode in ("prefill", "decode", "local"), work.mode
+        refuse_impossible(work, self.info)
+        if len(self.residence.fetchable) + len(self.residence.computable) >= self.settings.max_waiting:
+            raise TandemError("queue_full", f"{self.settings.max_waiting} sequences are waiting already")
+        if work.mode == "prefill" and self.leases.buried(work.lease_id):
+            raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
+        if work.mode == "prefill" and self.leases.exists(work.lease_id):
+            raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
+        self._arrivals += 1
+        size = self.info.layout.block_tokens
+        job = Job(work, self._arrivals, now, self.info.eos_token_ids, size)
+        self._jobs[work.work_id] = job
+        self.residence.enqueue(job.root)
+        if job.leased:
+            self.leases.open(work.lease_id, work.lease_s, job.export_names(size))
+        self._watch_deadlines(job, now)
+
+    def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
+        """Free a work, or one sequence of it."""
+        job = self._jobs.get(work_id)
+        if job is None:
+            return
+        if sequence is None:
+            self._end(job, now, completed=False)
+            return
+        branch = job.branches.get(sequence)
+        if branch is not None and not branch.done:
+            self._close(branch, now)
+
+    def provide_first(self, work_id: int, sequence: int, token: int, now: float, relay: bool = False) -> None:
+        """The next position of a branch of a decode work. Repeats, and positions drawn here, are ignored."""
+        job = self._jobs.get(work_id)
+        branch = job.branches.get(sequence) if job is not None else None
+        if job is None or branch is None or branch.done or job.work.mode != "decode":
+            return
+        if branch.outputs != branch.forced:
+            return
+        branch.awaits_first = False
+        self._accept(branch, token, None, now, emit=relay, relayed=relay)
+        if branch.phase is Phase.PARKED:
+            self.residence.settle(branch)
+
+    def sample_first(self, work_id: int) -> None:
+        """Draw here what has not been provided; what a fetch does not bring is computed."""
+        job = self._jobs.get(work_id)
+        if job is None or job.work.mode != "decode":
+            return
+        for branch in job.branches.values():
+            branch.awaits_first = False
+            if branch.phase is Phase.PARKED:
+                self.residence.settle(branch)
+
+    # -- blocks under transfer --
+
+    def landed(self, work_id: int, index: int, digests: bytes, now: float) -> None:
+        """Block `index` of the work's fetch is in its slot and verified."""
+        job = self._jobs.get(work_id)
+        if job is not None:
+            self.residence.landed(job, index, digests)
+            self._note_prefilled(job, now)
+
+    def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
+        """The fetch is over; `late` slots stay in quarantine."""
+        job = self._jobs.get(work_id)
+        if job is not None and reason is not None:
+            job.explain(f"fetch ended: {reason}")
+        self.residence.fetch_ended(work_id, job, late)
+        if job is not None:
+            self._note_prefilled(job, now)
+
+    def quarantine_over(self, slots: tuple[int, ...]) -> None:
+        """No late byte can reach these slots any more."""
+        for slot in slots:
+            self.residence.pool.unquarantine(slot)
+
+    def release_lease(self, lease_id: str) -> None:
+        """The peer wants nothing more under this lease, or it must never open."""
+        self.leases.release(lease_id)
+
+    # -- steps --
+
+    def plan(self, now: float) -> tuple[Step | None, StepReport | None]:
+        """The next step, or None when nothing can be computed now; and what planning brought about."""
+        assert self._flight is None, "the last step has not been applied"
+        self.leases.expire(now)
+        self._enforce_deadlines(now)
+        draft = self._planner.draft(now)
+        for _ in range(8):
+            if draft.entries or not (self.residence.ready_again or draft.preempted):
+                break
+            draft = self._planner.draft(now)
+        step = None
+        if draft.entries:
+            self._steps += 1
+            step = draft.step(self._steps, self.residence.take_landed(), self.info.layout.block_tokens)
+            self._flight = draft
+        return step, self.take_report()
+
+    def apply(self, result: StepResult, now: float) -> StepReport | None:
+        """Take the result of the step that `plan` gave last."""
+        draft, self._flight = self._flight, None
+        assert draft is not None, "no step runs"
+        assert result.number == self._steps, f"step {self._steps} runs, not {result.number}"
+        load = draft.load()
+        self._budget.observe(load, result.compute_s)
+        self._throughput.observe(load, result.compute_s)
+        for source, _ in draft.copies.values():
+            self.residence.pool.release(source)
+        taken = 0
+        for entry in draft.entries.values():
+            digests = result.digests[taken : taken + len(entry.complete)]
+            taken += len(entry.complete)
+            if entry.sequence.phase is Phase.DECODE or entry.sequence.phase is Phase.PREFILL:
+                self._advance(entry, digests, now)
+        for drawn in result.drawn:
+            self._take_drawn(drawn, now)
+        for entry in draft.entries.values():
+            if entry.prefill and entry.sequence.phase is Phase.PREFILL:
+                self.residence.settle(entry.sequence)
+        return self.take_report()
+
+    def _advance(self, entry: Entry, digests: tuple[bytes, ...], now: float) -> None:
+        """Count what a row computed and publish the blocks it completed."""
+        sequence, start = entry.sequence, entry.row.start
+        sequence.computed = entry.end
+        for block, words in zip(entry.complete, digests, strict=True):
+            self.residence.complete(sequence, block, words)
+        if not entry.prefill:
+            return
+        job = sequence.job
+        job.chunks += 1
+        if start < sequence.known:
+            job.tokens_computed += min(entry.end, sequence.known) - start
+            if not entry.row.write and job.tokens_reused:
+                job.tokens_reused -= 1
+        if sequence is job.root:
+            self._note_prefilled(job, now)
+            if sequence.is_trunk and sequence.computed == sequence.length:
+                self.residence.fork(sequence)
+
+    def _take_drawn(self, drawn: Drawn, now: float) -> None:
+        """Accept a drawn token, unless its sequence is gone or learned the position in another way."""
+        job = self._jobs.get(drawn.work_id)
+        branch = job.branches.get(drawn.sequence) if job is not None else None
+        if branch is None or branch.done or drawn.position != branch.outputs + 1:
+            return
+        decoding = branch.phase is Phase.DECODE
+        self._accept(branch, drawn.token, drawn.logprob, now)
+        if not decoding and not branch.done:
+            self.residence.settle(branch)
+
+    def _accept(
+        self,
+        branch: Sequence,
+        token: int,
+        logprob: TokenLogprob | None,
+        now: float,
+        emit: bool = True,
+        relayed: bool = False,
+    ) -> None:
+        """The next position of a branch is `token`: tell, and end the branch where that ends it."""
+        job = branch.job
+        branch.append(token)
+        position = branch.outputs
+        finish, stop_reason = finish_of(job, token, position)
+        if job.first_token is None:
+            job.first_token = now
+        if emit:
+            self._outbox.emit(job.work.work_id, branch.index, position, token, finish, stop_reason, logprob, relayed)
+        if job.work.mode == "prefill":
+            job.first.append((branch.index, token, finish))
+            self._close(branch, now)
+        elif finish is not None:
+            self._close(branch, now)
+
+    # -- ends --
+
+    def _close(self, branch: Sequence, now: float) -> None:
+        """A branch is over; with the last one the work is."""
+        if branch.phase is Phase.UNBORN:
+            branch.phase = Phase.DONE
+        elif branch is not branch.job.root:
+            self.residence.drop(branch, Phase.DONE)
+        branch.job.live -= 1
+        if branch.job.live == 0:
+            self._end(branch.job, now, completed=bool(branch.job.first))
+
+    def _end(self, job: Job, now: float, completed: bool) -> None:
+        """Let go of everything but, after a completed prefill, the exported blocks."""
+        del self._jobs[job.work.work_id]
+        for sequence in job.sequences:
+            if sequence.phase is Phase.UNBORN:
+                sequence.phase = Phase.DONE
+            elif not sequence.done:
+                self.residence.drop(sequence, Phase.DONE)
+        self.residence.settle_export_due(job, job.export_due)
+        if job.leased and completed:
+            self.leases.sampled(job.work.lease_id, FirstTokens(tuple(sorted(job.first))))
+            self.leases.produced(job.work.lease_id, now)
+        elif job.leased:
+            self.leases.release(job.work.lease_id)
+        self._outbox.end(job.work.work_id, job.stats(now))
+
+    def _fail(self, job: Job, code: str, message: str, now: float) -> None:
+        self._outbox.fail(job.work.work_id, code, message)
+        self._end(job, now, completed=False)
+
+    def _watch_deadlines(self, job: Job, now: float) -> None:
+        if len(self._deadlines) > 4 * len(self._jobs) + 1024:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._jobs]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (job.work.deadline, job.work.work_id))
+        heapq.heappush(self._deadlines, (now + self.settings.queue_s, job.work.work_id))
+
+    def _enforce_deadlines(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, work_id = heapq.heappop(self._deadlines)
+            job = self._jobs.get(work_id)
+            if job is None:
+                continue
+            if now >= job.work.deadline:
+                self._fail(job, "deadline_exceeded", "the request's deadline passed on the worker", now)
+            elif job.admitted is None:
+                waited = now - job.submitted
+                self._fail(job, "deadline_exceeded", f"waited {waited:.1f} s for a place on the worker", now)
+
+    def _note_prefilled(self, job: Job, now: float) -> None:
+        if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):
+            job.prefilled = now
+
+    # -- figures --
+
+    def take_report(self) -> StepReport | None:
+        """What happened since the last report; None when nothing did."""
+        return self._outbox.take(self.residence.pool.take_changes())
+
+    def next_wake(self, now: float) -> float | None:
+        """When `plan` must be called again even if nobody commands anything; None for never."""
+        if self.residence.ready_again:
+            return now
+        while self._deadlines and self._deadlines[0][1] not in self._jobs:
+            heapq.heappop(self._deadlines)
+        soonest = min(self._deadlines[0][0] if self._deadlines else float("inf"), self.leases.next_expiry)
+        return soonest if soonest != float("inf") else None
+
+    def load(self) -> Load:
+        """How busy this engine is."""
+        residence, figures = self.residence, self._throughput
+        computing = sum(sequence.length - sequence.computed for sequence in residence.batch.prefilling)
+        return Load(
+            running=residence.batch.width,
+            waiting=len(residence.fetchable) + len(residence.computable),
+            queued_prompt_tokens=residence.computable.tokens + computing,
+            blocks_free=residence.pool.available,
+            blocks_cached=residence.pool.cached,
+            blocks_exported=self.leases.exported,
+            step_s=figures.step_s,
+            prefill_tokens_per_s=figures.prefill_tokens_per_s,
+            decode_tokens_per_s=figures.decode_tokens_per_s,
+            preemptions=residence.preemptions,
+        )
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        """Names of all full blocks available now."""
+        return self.residence.pool.snapshot()
+
+    def check(self) -> None:
+        """Assert the invariants: no slot leaks, is used twice, or is held by something that is gone."""
+        refs = self.leases.pins()
+        tables = [sequence.table for sequence in self.residence.batch]
+        if self._flight is not None:
+            tables.append([source for source, _ in self._flight.copies.values()])
+        for table in tables:
+            for slot in table:
+                refs[slot] = refs.get(slot, 0) + 1
+        self.residence.pool.check(refs)
+        for sequence in self.residence.batch:
+            assert self._jobs[sequence.job.work.work_id] is sequence.job, "a sequence outlives its work"
+        assert self.residence.export_due == sum(job.export_due for job in self._jobs.values())

@@ -1,0 +1,241 @@
+"""A work inside the scheduler, and its sequences: the state that plans are made from.
+
+A *sequence* is a run of known tokens with a block table, of which the first `computed` positions have their KV.
+A work with one branch has one sequence. A work with several has a *trunk* too: the tokens all branches have in
+common, computed once; when its KV is complete the branches fork off, sharing its blocks.
+"""
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from enum import IntEnum
+
+from tandem.core.kv import child_name, pack_tokens, tail_name
+from tandem.core.request import Branch
+from tandem.engine.plan import Draw
+from tandem.engine.protocol import FetchTarget, Work, WorkStats
+
+_REASONS_MAX = 16
+
+
+class Phase(IntEnum):
+    """Where a sequence is. Blocks are held in PARKED, PREFILL and DECODE only."""
+
+    UNBORN = 0
+    """A branch whose trunk is not complete."""
+    WAITING = 1
+    """In the queue: not admitted yet, or preempted."""
+    PARKED = 2
+    """Admitted, but waits for a fetch or for its next position from elsewhere."""
+    PREFILL = 3
+    """More than its last token is to be computed, or the last again for its logits."""
+    DECODE = 4
+    """One token per step."""
+    DONE = 5
+
+
+class Sequence:
+    """Known tokens, their names and their blocks. `index` is the branch's number, -1 for a trunk."""
+
+    __slots__ = (
+        "awaits_first",
+        "computed",
+        "cow",
+        "filled",
+        "forced",
+        "index",
+        "job",
+        "known",
+        "length",
+        "names",
+        "outputs",
+        "phase",
+        "seed",
+        "table",
+        "table_packed",
+        "tokens",
+    )
+
+    def __init__(self, job: "Job", index: int, seed: int, tokens: bytes, forced: int) -> None:
+        self.job = job
+        self.index = index
+        self.seed = seed
+        self.tokens = bytearray(tokens)
+        self.length = len(tokens) // 4
+        self.known = self.length
+        """Tokens that came with the work: prompt and forced output."""
+        self.forced = forced
+        self.outputs = forced
+        self.computed = 0
+        self.table: list[int] = []
+        self.table_packed: bytes | None = None
+        self.names: list[bytes] = []
+        self.filled: set[int] = set()
+        """Own blocks that a fetch filled beyond a hole; `computed` jumps over them."""
+        self.phase = Phase.UNBORN
+        self.awaits_first = False
+        """The next position is drawn elsewhere: this engine must not draw it."""
+        self.cow = False
+        """The partial last block may be shared: look before writing to it."""
+
+    @property
+    def is_trunk(self) -> bool:
+        return self.index < 0
+
+    @property
+    def done(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def being_fetched(self) -> bool:
+        """Somebody else writes to its blocks now."""
+        fetch = self.job.fetch
+        return fetch is not None and bool(fetch.pending) and self is self.job.root
+
+    def append(self, token: int) -> None:
+        """The next output position is known."""
+        self.tokens += token.to_bytes(4, "little")
+        self.length += 1
+        self.outputs += 1
+
+    def packed(self, start: int, end: int) -> bytes:
+        return bytes(self.tokens[4 * start : 4 * end])
+
+    def packed_table(self) -> bytes:
+        """The block table as packed uint32."""
+        if self.table_packed is None:
+            self.table_packed = array("I", self.table).tobytes()
+        return self.table_packed
+
+    def grow(self, slots: Items[int]) -> None:
+        self.table += slots
+        self.table_packed = None
+
+    def replace(self, block: int, slot: int) -> None:
+        self.table[block] = slot
+        self.table_packed = None
+
+    def drop_blocks(self) -> list[int]:
+        """Forget all KV; gives the slots that were held."""
+        table, self.table = self.table, []
+        self.table_packed = None
+        self.computed = 0
+        self.filled.clear()
+        self.cow = False
+        return table
+
+    def extend_names(self, root: bytes, block_tokens: int) -> None:
+        """Name every full block of the known tokens."""
+        names, size = self.names, 4 * block_tokens
+        parent = names[-1] if names else root
+        for start in range(len(names) * size, len(self.tokens) - size + 1, size):
+            parent = child_name(parent, bytes(self.tokens[start : start + size]))
+            names.append(parent)
+
+    def draw(self) -> Draw:
+        """How the next position is to be sampled."""
+        work, position = self.job.work, self.outputs + 1
+        prompt = output = b""
+        if self.job.needs_history:
+            prompt, output = work.prompt, bytes(self.tokens[len(work.prompt) :])
+        forbidden = self.job.end_tokens if position <= work.stopping.min_tokens else ()
+        return Draw(work.work_id, self.index, self.seed, position, work.sampling, prompt, output, forbidden)
+
+
+class Job:
+    """One work while the scheduler has it."""
+
+    def __init__(
+        self, work: Work, arrival: int, now: float, eos_token_ids: tuple[int, ...], block_tokens: int
+    ) -> None:
+        self.work = work
+        self.order = (-work.priority, arrival)
+        """Sorts works: higher priority first, then earlier arrival. Preemption goes from the other end."""
+        eos = () if work.stopping.ignore_eos else eos_token_ids
+        self.eos = frozenset(eos)
+        self.end_tokens = tuple(dict.fromkeys((*eos, *work.stopping.stop_token_ids)))
+        self.stop_tokens = frozenset(work.stopping.stop_token_ids)
+        self.needs_history = work.sampling.needs_history
+        self.branches = {branch.sequence: self._sequence(branch) for branch in work.branches}
+        self.root = self._root(work)
+        """The sequence that is computed or fetched first: the trunk, or the only branch."""
+        self.root.extend_names(work.root, block_tokens)
+        self.root.phase = Phase.WAITING
+        self.live = len(self.branches)
+        self.first: list[tuple[int, int, str | None]] = []
+        self.fetch: Fetch | None = None
+        self.leased = work.mode == "prefill" and work.lease_id != ""
+        self.submitted = now
+        self.admitted: float | None = None
+        self.prefilled: float | None = None
+        self.first_token: float | None = None
+        self.tokens_computed = self.tokens_reused = self.tokens_pulled = 0
+        self.chunks = self.preemptions = 0
+        self.export_due = 0
+        """Blocks reserved for the root that are still to be exported."""
+        self._reasons: dict[str, None] = {}
+
+    def _sequence(self, branch: Branch) -> Sequence:
+        tokens = self.work.prompt + pack_tokens(branch.forced)
+        sequence = Sequence(self, branch.sequence, branch.seed, tokens, len(branch.forced))
+        sequence.awaits_first = self.work.mode == "decode"
+        return sequence
+
+    def _root(self, work: Work) -> Sequence:
+        if len(self.branches) == 1:
+            return next(iter(self.branches.values()))
+        return Sequence(self, -1, 0, work.prompt + _common_prefix([b.forced for b in work.branches]), 0)
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """Branches, and the trunk where there is one."""
+        if self.root.is_trunk:
+            yield self.root
+        yield from self.branches.values()
+
+    def export_names(self, block_tokens: int) -> tuple[bytes, ...]:
+        """Names of all blocks of the root's known tokens, the partial tail last."""
+        full = self.root.known // block_tokens
+        names = tuple(self.root.names[:full])
+        return names if self.root.known % block_tokens == 0 else (*names, self.tail_name(block_tokens))
+
+    def tail_name(self, block_tokens: int) -> bytes:
+        """The hand-off name of the root's partial last block."""
+        root, full = self.root, self.root.known // block_tokens
+        parent = root.names[full - 1] if full else self.work.root
+        return tail_name(parent, root.packed(full * block_tokens, root.known))
+
+    def explain(self, reason: str) -> None:
+        """Keep a reason for the work's trace; the first few different ones."""
+        if len(self._reasons) < _REASONS_MAX:
+            self._reasons[reason] = None
+
+    def stats(self, now: float) -> WorkStats:
+        return WorkStats(
+            tokens_computed=self.tokens_computed,
+            tokens_reused=self.tokens_reused,
+            tokens_pulled=self.tokens_pulled,
+            submitted=self.submitted,
+            admitted=self.admitted,
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            finished=now,
+            chunks=self.chunks,
+            preemptions=self.preemptions,
+            reasons=tuple(self._reasons),
+        )
+
+
+class Fetch:
+    """Blocks of a decode work that somebody is bringing. `pending` are the targets that have not landed."""
+
+    def __init__(self, targets: Items[FetchTarget]) -> None:
+        self.pending = {target.index: target for target in targets}
+
+
+def _common_prefix(outputs: Items[tuple[int, ...]]) -> bytes:
+    shortest = min(outputs, key=len)
+    length = 0
+    while length < len(shortest) and all(tokens[length] == shortest[length] for tokens in outputs):
+        length += 1
+    return pack_tokens(shortest[:length])

@@ -1,0 +1,132 @@
+"""What simulated KV holds, and what follows from it.
+
+Position i of a sequence has one K word c[i] and one V word y * c[i]. With odd pseudo-random weights k[i], v[i],
+everything attended up to position n is summed up in
+
+    E[n] = sum over i < n of k[i] * K[i] + v[i] * V[i]      modulo 2**64
+
+read from the slots themselves: each word has an odd factor, so changing any one changes E, and so does order.
+A position's content follows from what it attends to and its token: c[n] = h * E[n] + m(token, n). Within one
+chunk that recurrence is linear, E[n+1] = r[n] * E[n] + g[n] * m[n], and has a closed form over the running
+products of r (invertible, as r is odd), so a chunk costs a few vector operations and its cuts make no difference.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.engine.simulated.model import SimulatedModel
+
+Words = NDArray[np.uint64]
+
+U64: Final = (1 << 64) - 1
+GOLDEN: Final = 0x9E3779B97F4A7C15
+_H: Final = 0x5851F42D4C957F2E  # even, so that every r = 1 + h * g is odd
+_Y: Final = 0x14057B7EF767814E  # even, so that every g = k + y * v is odd
+_POSITION: Final = 0xD1342543DE82EF95
+
+
+def scramble(x: Words) -> Words:
+    """The finalizer of splitmix64: a bijection in which every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _odd(seed: int, count: int) -> Words:
+    counter = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(seed & U64)
+    return scramble(counter) | np.uint64(1)
+
+
+def _inverse(odd: Words) -> Words:
+    """Inverses modulo 2**64 by Newton's iteration; each round doubles the valid low bits, from 3 to 96."""
+    inverse = odd.copy()
+    for _ in range(5):
+        inverse = inverse * (np.uint64(2) - odd * inverse)
+    return inverse
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Constants per position: `coefficients[block]` are k then v of its positions; the rest is the closed form."""
+
+    k: Words
+    v: Words
+    coefficients: Words
+    products: Words
+    products_inverse: Words
+    gains: Words
+
+
+@lru_cache(maxsize=8)
+def tables(context_tokens: int, block_tokens: int) -> Tables:
+    """The constants for a context; shared by all engines of a process."""
+    blocks = -(-context_tokens // block_tokens) + 1
+    count = blocks * block_tokens
+    k, v = _odd(1, count), _odd(2, count)
+    coefficients = np.stack([k.reshape(blocks, -1), v.reshape(blocks, -1)], axis=1).reshape(-1)
+    g = k + np.uint64(_Y) * v
+    products = np.ones(count + 1, dtype=np.uint64)
+    np.cumprod(np.uint64(1) + np.uint64(_H) * g, out=products[1:])
+    inverse = _inverse(products)
+    return Tables(k, v, coefficients, products, inverse, g * inverse[1:])
+
+
+class Content:
+    """The arithmetic of one model. Pure: it owns constants only."""
+
+    def __init__(self, model: SimulatedModel) -> None:
+        self._block_tokens = model.block_tokens
+        self._tables = tables(model.context_tokens, model.block_tokens)
+        salt = blake2b(f"{model.name}/{model.seed}".encode(), digest_size=8).digest()
+        self._salt = np.uint64(int.from_bytes(salt, "little"))
+
+    def attended(self, words: Words, positions: int) -> int:
+        """E after the first `positions`, from gathered blocks `[blocks, 2 * block_tokens]`, which are overwritten
+        where they are past the end."""
+        size = self._block_tokens
+        full, rest = divmod(positions, size)
+        if rest:
+            words[full, rest:size] = 0
+            words[full, size + rest :] = 0
+        used = (full + (rest > 0)) * 2 * size
+        return int(np.dot(words.reshape(-1)[:used], self._tables.coefficients[:used]))
+
+    def embedded(self, tokens: Words, positions: Words) -> Words:
+        """m(token, position)."""
+        return scramble(tokens * np.uint64(GOLDEN) + positions * np.uint64(_POSITION) + self._salt)
+
+    def chunk(self, before: int, tokens: Words, start: int) -> tuple[Words, int]:
+        """K words of consecutive tokens from position `start` on, given E before them; and E after them."""
+        t, end = self._tables, start + len(tokens)
+        embedded = self.embedded(tokens, np.arange(start, end, dtype=np.uint64))
+        scaled = np.empty(len(tokens) + 1, dtype=np.uint64)
+        scaled[0] = before * int(t.products_inverse[start]) & U64
+        np.multiply(t.gains[start:end], embedded, out=scaled[1:])
+        states = np.cumsum(scaled, dtype=np.uint64) * t.products[start : end + 1]
+        return np.uint64(_H) * states[:-1] + embedded, int(states[-1])
+
+    def singles(self, before: Words, tokens: Words, positions: NDArray[np.intp]) -> tuple[Words, Words]:
+        """The same for one token each of many sequences."""
+        t = self._tables
+        content = np.uint64(_H) * before + self.embedded(tokens, positions.astype(np.uint64))
+        after = before + t.k[positions] * content + t.v[positions] * self.values(content)
+        return content, after
+
+    def values(self, content: Words) -> Words:
+        """V words of K words."""
+        return content * np.uint64(_Y)
+
+    def block_bytes(self, tokens: tuple[int, ...], block: int) -> bytes:
+        """The bytes a right block of a sequence holds: the block with index `block`, unused positions zero."""
+        size = self._block_tokens
+        content, _ = self.chunk(0, np.array(tokens, dtype=np.uint64), 0)
+        words = np.zeros(2 * size, dtype=np.uint64)
+        piece = content[block * size : (block + 1) * size]
+        words[: len(piece)] = piece
+        words[size : size + len(piece)] = self.values(piece)
+        return words.tobytes()

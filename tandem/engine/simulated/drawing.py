@@ -1,0 +1,96 @@
+"""From the sum of what was attended to a token: the simulated model's sampling.
+
+The draw hashes E, the last token, the output position and, above temperature 0, seed and sequence; with
+penalties also the output so far. So any wrong byte, token, position or history gives another token.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+
+from tandem.core.messages import Alternative, TokenLogprob
+from tandem.core.request import Sampling
+from tandem.core.simple_tokenizer import BYTE_IDS
+from tandem.engine.plan import Draw, Drawn
+from tandem.engine.simulated.content import GOLDEN, U64, scramble
+from tandem.engine.simulated.model import SimulatedModel
+
+_TOKEN: Final = 0xA0761D6478BD642F
+_POSITION: Final = 0xE7037ED1A0B428DB
+_SEED: Final = 0x8EBC6AF09C88C6E3
+_SEQUENCE: Final = 0x589965CC75374CC3
+_BIAS_MAX: Final = 100.0
+
+
+class Drawing:
+    """Draws for one model. Pure."""
+
+    def __init__(self, model: SimulatedModel) -> None:
+        self._eos = model.eos_token_id
+        self._words = model.vocab - BYTE_IDS
+        self._eos_below = int(model.eos_rate * (1 << 32))
+
+    def draw(self, states: Sequence[int], tokens: Sequence[int], draws: Sequence[Draw]) -> list[Drawn]:
+        """One token per draw, from E and the last token of its row."""
+        mixed = [
+            state ^ (token * _TOKEN + draw.position * _POSITION + _seeded(draw)) & U64
+            for state, token, draw in zip(states, tokens, draws, strict=True)
+        ]
+        units = scramble(np.array(mixed, dtype=np.uint64)).tolist()
+        return [self._drawn(unit, draw) for unit, draw in zip(units, draws, strict=True)]
+
+    def _drawn(self, unit: int, draw: Draw) -> Drawn:
+        sampling = draw.sampling
+        if draw.forbidden or sampling.logit_bias or sampling.needs_history:
+            token = self._constrained(unit, draw)
+        else:
+            token = self.token(unit)
+        logprob = None if sampling.logprobs is None else self._logprob(unit, token, sampling.logprobs)
+        return Drawn(draw.work_id, draw.sequence, draw.position, token, logprob)
+
+    def token(self, unit: int) -> int:
+        """A word of the vocabulary, or now and then the end token."""
+        if unit >> 32 < self._eos_below:
+            return self._eos
+        return BYTE_IDS + (unit & 0xFFFFFFFF) % self._words
+
+    def _constrained(self, unit: int, draw: Draw) -> int:
+        """Tokens with a bias of 100 win, forbidden ones and those with -100 cannot be drawn."""
+        sampling = draw.sampling
+        if sampling.needs_history:
+            unit ^= _history(draw, sampling)
+        forced = [token for token, bias in sampling.logit_bias if bias >= _BIAS_MAX and token not in draw.forbidden]
+        if forced:
+            return min(forced)
+        banned = {token for token, bias in sampling.logit_bias if bias <= -_BIAS_MAX}.union(draw.forbidden)
+        token = self.token(unit)
+        while token in banned:
+            unit = (unit * GOLDEN + 1) & U64
+            token = self.token(unit)
+        return token
+
+    def _logprob(self, unit: int, token: int, count: int) -> TokenLogprob:
+        """Made up, but a function of the draw: the chosen token first, each alternative half as likely."""
+        chosen = -((unit >> 44) + 1) / (1 << 20)
+        others = [Alternative(token, chosen)]
+        step = 1
+        while len(others) < count:
+            candidate = BYTE_IDS + (unit + step) % self._words
+            step += 1
+            if candidate != token:
+                others.append(Alternative(candidate, chosen - 0.6931471805599453 * len(others)))
+        return TokenLogprob(chosen, tuple(others[:count]))
+
+
+def _seeded(draw: Draw) -> int:
+    if draw.sampling.temperature == 0:
+        return 0
+    return draw.seed * _SEED + draw.sequence * _SEQUENCE
+
+
+def _history(draw: Draw, sampling: Sampling) -> int:
+    penalties = f"{sampling.presence_penalty}/{sampling.frequency_penalty}/{sampling.repetition_penalty}".encode()
+    raw = blake2b(draw.output + b"/" + draw.prompt + penalties, digest_size=8).digest()
+    return int.from_bytes(raw, "little")

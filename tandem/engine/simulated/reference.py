@@ -1,0 +1,48 @@
+"""The right answer of a simulated model, without engine, blocks or steps: what every path must reproduce."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.core.kv import pack_tokens, unpack_tokens
+from tandem.core.request import Branch, Sampling, Stopping
+from tandem.engine.plan import Draw
+from tandem.engine.simulated.content import Content
+from tandem.engine.simulated.drawing import Drawing
+from tandem.engine.simulated.model import SimulatedModel
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Output tokens after the forced ones, and why they end."""
+
+    tokens: tuple[int, ...]
+    finish: str
+
+
+def reference_tokens(
+    model: SimulatedModel, prompt: bytes, branch: Branch, sampling: Sampling, stopping: Stopping
+) -> Answer:
+    """What one branch of a request yields on any worker, in any batch, by any route."""
+    content, drawing = Content(model), Drawing(model)
+    known = unpack_tokens(prompt) + branch.forced
+    _, state = content.chunk(0, np.array(known, dtype=np.uint64), 0)
+    eos = () if stopping.ignore_eos else (model.eos_token_id,)
+    ends = (*eos, *stopping.stop_token_ids)
+    last, output = known[-1], list(branch.forced)
+    while True:
+        position = len(output) + 1
+        draw = Draw(
+            0, branch.sequence, branch.seed, position, sampling,
+            prompt if sampling.needs_history else b"",
+            pack_tokens(output) if sampling.needs_history else b"",
+            ends if position <= stopping.min_tokens else (),
+        )  # fmt: skip
+        last = drawing.draw([state], [last], [draw])[0].token
+        output.append(last)
+        new = tuple(output[len(branch.forced) :])
+        if last in ends and position > stopping.min_tokens:
+            return Answer(new, "stop")
+        if position >= stopping.max_tokens:
+            return Answer(new, "length")
+        _, state = content.chunk(state, np.array([last], dtype=np.uint64), len(known) + len(new) - 1)

@@ -1,0 +1,149 @@
+"""Composes one step: a token for every running sequence, then as much of the prompts as the budget allows."""
+
+from dataclasses import dataclass
+
+from tandem.engine.admission import Admission
+from tandem.engine.plan import Row
+from tandem.engine.residence import Residence
+from tandem.engine.sequence import Phase, Sequence
+from tandem.engine.step_budget import Budget, StepBudget
+from tandem.engine.step_draft import Draft, Entry
+
+
+@dataclass
+class StepPlanner:
+    """Fills drafts. Rows of one step never read what another row of it writes."""
+
+    residence: Residence
+    admission: Admission
+    budget: StepBudget
+
+    def draft(self, now: float) -> Draft:
+        """One attempt at a step; it may come out without entries."""
+        draft = Draft()
+        self.residence.ready_again = False
+        for sequence in tuple(self.residence.batch.decoding):
+            if sequence.phase is Phase.DECODE:
+                self._decode(sequence, draft)
+        budget = self._choose(draft)
+        left = budget.tokens
+        for sequence in self.residence.batch.prefills():
+            if left <= 0:
+                break
+            if sequence.phase is Phase.PREFILL:
+                left -= self._prefill(sequence, draft, left, budget)
+        while not draft.preempted:
+            admitted = self.admission.next(left > 0, now)
+            if admitted is None:
+                break
+            if admitted.phase is Phase.PREFILL:
+                left -= self._prefill(admitted, draft, left, budget)
+        return draft
+
+    def _choose(self, draft: Draft) -> Budget:
+        """The budget beside the running sequences, judged at the position of the prompt that comes next."""
+        prefilling = self.residence.batch.prefilling
+        following = next(iter(prefilling), None) or self.residence.computable.head()
+        return self.budget.choose(draft.decode_rows, float(following.computed) if following is not None else 0.0)
+
+    def _decode(self, sequence: Sequence, draft: Draft) -> None:
+        start, size = sequence.computed, self.residence.block_tokens
+        if (start // size == len(sequence.table) or sequence.cow) and not self._writable(sequence, start + 1, draft):
+            return
+        complete = (start // size,) if (start + 1) % size == 0 else ()
+        row = Row(bytes(sequence.tokens[-4:]), start, sequence.packed_table(), True, (sequence.draw(),))
+        draft.add(Entry(sequence, row, start + 1, complete, False))
+        draft.decode_rows += 1
+
+    def _prefill(self, sequence: Sequence, draft: Draft, left: int, budget: Budget) -> int:
+        """Add the sequence's next chunk; gives how many tokens it takes."""
+        residence = self.residence
+        residence.skip_present(sequence)
+        if sequence.computed == sequence.length:
+            return self._recompute_last(sequence, draft)
+        start, size = sequence.computed, residence.block_tokens
+        block = start // size
+        if start % size == 0 and block < len(sequence.names) and sequence.names[block] in draft.claims:
+            sequence.job.explain("waited a step for a shared prefix being computed")
+            return 0
+        end = self._chunk_end(sequence, start, left)
+        if not self._writable(sequence, end, draft):
+            return 0
+        complete = tuple(range(block, end // size))
+        for index in complete:
+            if index < len(sequence.names):
+                draft.claims[sequence.names[index]] = None
+        if self._exports_tail(sequence, end):
+            complete = (*complete, end // size)
+        draws = residence.draws(sequence) if end == sequence.length else ()
+        row = Row(sequence.packed(start, end), start, sequence.packed_table(), True, draws)
+        draft.add(Entry(sequence, row, end, complete, True))
+        sequence.job.explain(budget.reason)
+        return end - start
+
+    def _recompute_last(self, sequence: Sequence, draft: Draft) -> int:
+        """All KV is here, but nobody has the logits of the last token: compute it again, writing nothing."""
+        draws = self.residence.draws(sequence)
+        if not draws:
+            self.residence.settle(sequence)
+            return 0
+        start = sequence.length - 1
+        row = Row(sequence.packed(start, start + 1), start, sequence.packed_table(), False, draws)
+        draft.add(Entry(sequence, row, sequence.length, (), True))
+        return 1
+
+    def _chunk_end(self, sequence: Sequence, start: int, left: int) -> int:
+        """At most `left` tokens on, at a block's edge where possible, and not into a block that is filled."""
+        size = self.residence.block_tokens
+        end = min(sequence.length, start + left)
+        if end < sequence.length:
+            aligned = end - end % size
+            end = aligned if aligned > start else end
+        if sequence.filled:
+            for block in range(start // size + 1, -(-end // size)):
+                if block in sequence.filled:
+                    return block * size
+        return end
+
+    def _exports_tail(self, sequence: Sequence, end: int) -> bool:
+        job = sequence.job
+        return job.leased and sequence is job.root and end == sequence.known and end % self.residence.block_tokens > 0
+
+    def _writable(self, sequence: Sequence, end: int, draft: Draft) -> bool:
+        """Make sure the table covers `end` positions and the next one may be written; False when preempted."""
+        residence = self.residence
+        size, pool = residence.block_tokens, residence.pool
+        block = sequence.computed // size
+        copy = sequence.cow and block < len(sequence.table) and pool.shared(sequence.table[block])
+        needed = max(0, -(-end // size) - len(sequence.table)) + copy
+        if needed > pool.available and not self._make_room(sequence, needed, draft):
+            return False
+        if copy and pool.shared(sequence.table[block]):
+            source, (slot,) = sequence.table[block], pool.allocate(1)
+            sequence.replace(block, slot)
+            # The source's reference is given back when the step has run: nobody may write to it before.
+            draft.copies[sequence] = (source, slot)
+        sequence.cow = False
+        missing = -(-end // size) - len(sequence.table)
+        if missing > 0:
+            sequence.grow(pool.allocate(missing))
+        return True
+
+    def _make_room(self, sequence: Sequence, needed: int, draft: Draft) -> bool:
+        """Preempt from the least urgent end until `needed` blocks are available; False when it hit the asker."""
+        residence = self.residence
+        while needed > residence.pool.available:
+            victim = residence.batch.victim()
+            if victim is None:
+                return False
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+        copied = draft.copies.get(victim)
+        draft.drop(victim)
+        self.residence.preempt(victim)
+        if copied is not None:
+            self.residence.pool.release(copied[0])

@@ -1,0 +1,31 @@
+"""Recent step times and rates, for `Load`."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tandem.engine.step_budget import StepLoad
+
+_WEIGHT: Final = 0.1
+
+
+@dataclass
+class Throughput:
+    """Exponentially weighted means over steps; each step counts a tenth."""
+
+    step_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """`step_s` and the decode rate come from steps that decode, the prefill rate from steps with prompts."""
+        if seconds <= 0:
+            return
+        if load.decode_rows:
+            self.step_s = _mix(self.step_s, seconds)
+            self.decode_tokens_per_s = _mix(self.decode_tokens_per_s, load.decode_rows / seconds)
+        if load.prefill_tokens:
+            self.prefill_tokens_per_s = _mix(self.prefill_tokens_per_s, load.prefill_tokens / seconds)
+
+
+def _mix(old: float, new: float) -> float:
+    return new if old == 0.0 else old + _WEIGHT * (new - old)

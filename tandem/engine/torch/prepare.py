@@ -1,0 +1,93 @@
+"""From settings to what a runner loads: resolved model, layout, number of blocks, memory. Makes no tensors."""
+
+import os
+from dataclasses import dataclass
+
+from tandem.core.errors import TandemError
+from tandem.core.kv import Layout
+from tandem.engine.memory import HostMemory
+from tandem.engine.model_config import DTYPES, ModelConfig
+from tandem.engine.model_directory import open_model
+from tandem.engine.protocol import EngineInfo
+from tandem.engine.torch.settings import TorchSettings
+from tandem.engine.torch.spec import ComputeSpec
+
+ENGINE = "tandem-torch"
+PACKING = "block-major"
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Ready to load."""
+
+    spec: ComputeSpec
+    info: EngineInfo
+    memory: HostMemory
+
+
+def prepare(settings: TorchSettings) -> Prepared:
+    """Blocks while a hub model is downloaded and the weights are hashed. Raises `bad_model`, `bad_setting`."""
+    directory = open_model(settings.model, name=settings.name, cache=settings.cache)
+    layout = make_layout(directory.config, settings)
+    blocks = _blocks(settings, layout)
+    spec = ComputeSpec(
+        directory=directory,
+        layout=layout,
+        blocks=blocks,
+        device=settings.device,
+        threads=settings.threads or max(1, len(os.sched_getaffinity(0)) - 1),
+        mirrored=settings.device != "cpu",
+    )
+    info = EngineInfo(
+        model=directory.name,
+        model_hash=directory.content_hash(directory.checkpoint()),
+        vocab_size=directory.config.vocab_size,
+        context_tokens=_context(settings, directory.config),
+        eos_token_ids=directory.config.eos_token_ids,
+        blocks=blocks,
+        layout=layout,
+    )
+    return Prepared(spec, info, HostMemory(layout.block_bytes, blocks))
+
+
+def make_layout(config: ModelConfig, settings: TorchSettings) -> Layout:
+    """The physical shape of a block. Raises `bad_setting`."""
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    if dtype not in DTYPES:
+        raise _bad("dtype", settings.dtype, f"expected auto, {', '.join(DTYPES)}")
+    if settings.block_tokens < 1:
+        raise _bad("block_tokens", settings.block_tokens, "expected at least 1")
+    return Layout(
+        engine=ENGINE,
+        packing=PACKING,
+        dtype=dtype,
+        item_bytes=_ITEM_BYTES[dtype],
+        layers=config.layers,
+        block_tokens=settings.block_tokens,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+    )
+
+
+def _blocks(settings: TorchSettings, layout: Layout) -> int:
+    if settings.blocks is not None:
+        if settings.blocks < 1:
+            raise _bad("blocks", settings.blocks, "expected at least 1")
+        return settings.blocks
+    blocks = settings.kv_memory_bytes // layout.block_bytes
+    if blocks < 1:
+        raise _bad("kv_memory_bytes", settings.kv_memory_bytes, f"one block needs {layout.block_bytes} bytes")
+    return blocks
+
+
+def _context(settings: TorchSettings, config: ModelConfig) -> int:
+    if settings.context_tokens is None:
+        return config.context_tokens
+    if not 1 <= settings.context_tokens <= config.context_tokens:
+        raise _bad("context_tokens", settings.context_tokens, f"the model reaches 1 to {config.context_tokens}")
+    return settings.context_tokens
+
+
+def _bad(key: str, value: object, why: str) -> TandemError:
+    return TandemError("bad_setting", f"{key} = {value!r}: {why}", param=key)

@@ -1,0 +1,172 @@
+"""`Runner` with torch in a process of its own, so that neither a busy event loop nor the GIL delays a step.
+
+KV memory is a memfd that both processes map; steps and results go over a socket pair. When this process dies,
+the other end reads end-of-file and leaves; when the other dies, the running step fails with `engine_failed`.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import tandem
+from tandem.core.errors import TandemError
+from tandem.engine.memory import HostMemory
+from tandem.engine.plan import Step, StepResult
+from tandem.engine.protocol import EngineInfo
+from tandem.engine.torch.frames import LENGTH_BYTES, Answer, Done, Failure, Loaded, frame, read_answer
+from tandem.engine.torch.prepare import Prepared, prepare
+from tandem.engine.torch.settings import TorchSettings
+
+_CLOSE_S = 3.0
+
+
+class _Frames(asyncio.Protocol):
+    """Turns incoming bytes into at most one awaited answer. Lower latency than a stream reader's tasks."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._waiting: asyncio.Future[Answer] | None = None
+        self._lost = False
+
+    def expect(self) -> asyncio.Future[Answer]:
+        """The next answer. Fails with `ConnectionError` when the other end is gone."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        if self._lost:
+            self._waiting.set_exception(ConnectionError())
+        return self._waiting
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
+            if len(self._buffer) < end:
+                return
+            answer = read_answer(bytes(self._buffer[LENGTH_BYTES:end]))
+            del self._buffer[:end]
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(ConnectionError())
+
+
+class ProcessRunner:
+    """See `tandem.engine.plan.Runner`."""
+
+    def __init__(self, settings: TorchSettings) -> None:
+        self._settings = settings
+        self._prepared: Prepared | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._frames = _Frames()
+
+    @property
+    def memory(self) -> HostMemory:
+        """The KV blocks; there once `load` has returned."""
+        assert self._prepared is not None, "load() has not returned yet"
+        return self._prepared.memory
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def load(self) -> EngineInfo:
+        """Start the process, load weights, map KV memory. Raises `bad_model`, `bad_setting`, `engine_failed`."""
+        prepared = await asyncio.to_thread(prepare, self._settings)
+        self._prepared = prepared
+        await self._start(prepared)
+        try:
+            answer = await self._ask(frame(prepared.spec), self._settings.load_timeout_s, "loading the model")
+        except BaseException:
+            self._kill()
+            raise
+        assert isinstance(answer, Loaded)
+        return prepared.info
+
+    async def _start(self, prepared: Prepared) -> None:
+        ours, theirs = socket.socketpair()
+        memory_fd = prepared.memory.fd
+        assert memory_fd is not None
+        with theirs:
+            fds = (theirs.fileno(), memory_fd)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "tandem.engine.torch.child",
+                *map(str, fds),
+                pass_fds=fds,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=_environment(os.environ, prepared.spec.threads),
+            )
+        ours.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=ours)
+        # uvloop's transports have the interface without the base class.
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    async def execute(self, step: Step) -> StepResult:
+        """Run one step. Raises `engine_failed`."""
+        answer = await self._ask(frame(step), self._settings.step_timeout_s, f"step {step.number}")
+        assert isinstance(answer, Done)
+        return answer.result
+
+    async def _ask(self, message: bytes, timeout_s: float, what: str) -> Loaded | Done:
+        assert self._transport is not None, "load() has not been called"
+        expected = self._frames.expect()
+        self._transport.write(message)
+        try:
+            answer = await asyncio.wait_for(expected, timeout_s)
+        except TimeoutError as error:
+            self._kill()
+            raise TandemError("engine_failed", f"{what} took longer than {timeout_s:g} s") from error
+        except ConnectionError as error:
+            raise TandemError("engine_failed", f"{await self._how_it_ended()} during {what}") from error
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    async def _how_it_ended(self) -> str:
+        assert self._process is not None
+        try:
+            status = await asyncio.wait_for(self._process.wait(), _CLOSE_S)
+        except TimeoutError:
+            self._kill()
+            return "the engine process closed its connection"
+        if status < 0:
+            return f"the engine process was ended by {signal.Signals(-status).name}"
+        return f"the engine process ended with status {status}"
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End the process: politely by closing the connection, then by force."""
+        if self._transport is not None:
+            self._transport.close()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), _CLOSE_S)
+            except TimeoutError:
+                self._kill()
+                await self._process.wait()
+        if self._prepared is not None:
+            self._prepared.memory.close()
+
+
+def _environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The thread count must be in the environment: OpenMP reads it before torch can be told.
+
+    The path makes the child run this very package, wherever it was imported from.
+    """
+    home = str(Path(tandem.__file__).resolve().parent.parent)
+    path = os.pathsep.join(part for part in (home, inherited.get("PYTHONPATH", "")) if part)
+    return {**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -1,0 +1,154 @@
+"""From logits to tokens: the order of vLLM (bias, penalties, temperature, min-p, top-k, top-p), then one number.
+
+A token is drawn by inverse CDF over ascending token ids with the random number of (seed, sequence, position).
+Every operation works on each row alone, so a draw does not depend on what else is in the batch. Of tokens that
+tie at a cut-off all are kept: which of them a sort puts first must not matter.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tandem.core.entropy import position_unit
+from tandem.core.errors import TandemError
+from tandem.core.messages import Alternative, TokenLogprob
+from tandem.engine.plan import Draw, Drawn
+
+_NUCLEUS_FIRST = 1024
+"""How many of the likeliest tokens top-p looks at before it sorts the whole vocabulary."""
+
+_TEMPERATURE_MIN = 1e-6
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[Drawn, ...]:
+    """One token per draw. `logits` [draws, vocabulary], float32, may be overwritten.
+
+    Raises `engine_failed` when a row holds no finite maximum.
+    """
+    logprobs = _logprobs(logits, draws)
+    _adjust(logits, draws)
+    best, greedy = logits.max(-1)
+    if not bool(torch.isfinite(best).all()):
+        raise TandemError("engine_failed", "the model produced logits that are not finite numbers")
+    tokens = greedy.tolist()
+    warm = [index for index, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if warm:
+        rows = logits if len(warm) == len(draws) else logits[warm]
+        for index, token in zip(warm, _random(rows, [draws[index] for index in warm]), strict=True):
+            tokens[index] = token
+    reports = _reports(logprobs, draws, tokens)
+    return tuple(
+        Drawn(draw.work_id, draw.sequence, draw.position, token, reports.get(index))
+        for index, (draw, token) in enumerate(zip(draws, tokens, strict=True))
+    )
+
+
+def _logprobs(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor | None:
+    """Log-probabilities of the raw logits, for the draws that report them, in their order."""
+    wanted = [index for index, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    return torch.log_softmax(logits[wanted], -1) if wanted else None
+
+
+def _reports(logprobs: torch.Tensor | None, draws: Sequence[Draw], tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+    reports: dict[int, TokenLogprob] = {}
+    if logprobs is None:
+        return reports
+    most = max(draw.sampling.logprobs or 0 for draw in draws)
+    values, ids = (part.tolist() for part in logprobs.topk(min(most, logprobs.shape[1]), -1))
+    for index, draw in enumerate(draws):
+        if draw.sampling.logprobs is not None:
+            row = len(reports)
+            pairs = zip(ids[row][: draw.sampling.logprobs], values[row][: draw.sampling.logprobs], strict=True)
+            top = tuple(Alternative(token, value) for token, value in pairs)
+            reports[index] = TokenLogprob(float(logprobs[row, tokens[index]]), top)
+    return reports
+
+
+def _adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """Apply forbidden tokens, bias and penalties in place, to the rows that have any."""
+    for row, draw in enumerate(draws):
+        sampling = draw.sampling
+        if sampling.logit_bias:
+            _bias(logits[row], sampling.logit_bias)
+        if sampling.needs_history:
+            _penalise(logits[row], draw)
+        if draw.forbidden:
+            logits[row, list(draw.forbidden)] = float("-inf")
+
+
+def _bias(row: torch.Tensor, bias: tuple[tuple[int, float], ...]) -> None:
+    known = [(token, amount) for token, amount in bias if 0 <= token < row.shape[0]]
+    ids = torch.tensor([token for token, _ in known], dtype=torch.int64, device=row.device)
+    row[ids] += torch.tensor([amount for _, amount in known], device=row.device)
+
+
+def _penalise(row: torch.Tensor, draw: Draw) -> None:
+    """Repetition divides (or multiplies, below zero) what occurred; presence and frequency subtract for output."""
+    sampling = draw.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(_ids(draw.prompt + draw.output))).to(row.device)
+        values = row[seen]
+        penalty = sampling.repetition_penalty
+        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    ids, counts = np.unique(_ids(draw.output), return_counts=True)
+    amounts = sampling.frequency_penalty * counts + sampling.presence_penalty
+    row[torch.from_numpy(ids).to(row.device)] -= torch.from_numpy(amounts).to(row.device, row.dtype)
+
+
+def _ids(packed: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    return np.frombuffer(packed, np.uint32).astype(np.int64)
+
+
+def _random(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Tokens of rows with a temperature above zero."""
+    device = logits.device
+    settings = [draw.sampling for draw in draws]
+    temperatures = torch.tensor([sampling.temperature for sampling in settings], device=device)
+    # With the greatest at zero, no temperature however small can turn a row into infinities.
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperatures.clamp(min=_TEMPERATURE_MIN)[:, None]
+    if any(sampling.min_p > 0 for sampling in settings):
+        least = torch.tensor([sampling.min_p for sampling in settings], device=device).log()
+        logits = _cut(logits, logits.amax(-1) + least)
+    if any(sampling.top_k > 0 for sampling in settings):
+        logits = _cut(logits, _kth(logits, [sampling.top_k for sampling in settings]))
+    probabilities = torch.softmax(logits, -1)
+    if any(sampling.top_p < 1 for sampling in settings):
+        shares = torch.tensor([sampling.top_p for sampling in settings], device=device, dtype=torch.float64)
+        probabilities = probabilities * (probabilities >= _nucleus(probabilities, shares)[:, None])
+    cumulative = probabilities.double().cumsum(-1)
+    units = [position_unit(draw.seed, draw.sequence, draw.position) for draw in draws]
+    targets = torch.tensor(units, device=device, dtype=torch.float64) * cumulative[:, -1]
+    # `right=True` finds the first entry above the target, which a token of probability zero can never be.
+    found = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+    last = (cumulative < cumulative[:, -1:]).sum(-1)
+    return [int(token) for token in torch.minimum(found, last).tolist()]
+
+
+def _cut(logits: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Give zero probability to what lies below each row's bound."""
+    return logits.masked_fill(logits < least[:, None], float("-inf"))
+
+
+def _kth(logits: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Each row's k-th greatest logit; minus infinity where k is 0."""
+    size = logits.shape[1]
+    most = min(max(counts), size)
+    greatest = logits.topk(most, -1).values
+    index = torch.tensor([min(count or 1, size) - 1 for count in counts], device=logits.device)
+    bounds = greatest.gather(1, index[:, None])[:, 0]
+    unlimited = torch.tensor([count == 0 for count in counts], device=logits.device)
+    return bounds.masked_fill(unlimited, float("-inf"))
+
+
+def _nucleus(probabilities: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Each row's least probability inside the smallest set of likeliest tokens that holds its share."""
+    size = probabilities.shape[1]
+    for count in (min(_NUCLEUS_FIRST, size), size):
+        greatest = probabilities.topk(count, -1).values
+        before = greatest.double().cumsum(-1) - greatest
+        inside = (before < shares[:, None]).sum(-1)
+        if count == size or bool((inside < count)[shares < 1].all()):
+            break
+    bounds = greatest.gather(1, (inside - 1).clamp(min=0)[:, None])[:, 0]
+    return bounds.masked_fill(shares >= 1, 0.0)

@@ -1,0 +1,296 @@
+"""`Link` over gRPC: one HTTP/2 connection and two bidirectional streams per router and worker.
+
+Liveness is not gRPC's business here: heartbeats are messages, so keepalive stays off. A closing end first writes
+what was sent before, within `LinkLimits.flush_s`, then ends its streams.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from tandem.core.entropy import Entropy
+from tandem.core.errors import TandemError
+from tandem.core.messages import (
+    PROTOCOL_VERSION,
+    RouterMessage,
+    StateRequest,
+    StateUpdate,
+    WorkerCommand,
+)
+from tandem.service import link_rpc
+from tandem.service.grpc_stream import END_FRAME, GrpcChannel, GrpcLink, Stream
+from tandem.service.link import RouterLink, WorkerLink
+from tandem.service.link_queue import LinkLimits
+
+TOKENS: Final = f"/{link_rpc.SERVICE}/Tokens"
+STATE: Final = f"/{link_rpc.SERVICE}/State"
+
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.enable_retries", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_RouterEnd = GrpcLink[WorkerCommand, RouterMessage, StateRequest, StateUpdate]
+_WorkerEnd = GrpcLink[RouterMessage, WorkerCommand, StateUpdate, StateRequest]
+
+
+def _router_end(peer: str, limits: LinkLimits) -> _RouterEnd:
+    return GrpcLink(
+        peer,
+        GrpcChannel(link_rpc.encode_command, link_rpc.decode_router_messages, limits),
+        GrpcChannel(link_rpc.encode_state_request, link_rpc.decode_state_updates, limits),
+        limits,
+    )
+
+
+def _worker_end(peer: str, limits: LinkLimits) -> _WorkerEnd:
+    return GrpcLink(
+        peer,
+        GrpcChannel(link_rpc.encode_router_message, link_rpc.decode_commands, limits),
+        GrpcChannel(link_rpc.encode_state_update, link_rpc.decode_state_requests, limits),
+        limits,
+    )
+
+
+class GrpcDialer:
+    """`tandem.service.link.Dialer` over gRPC. `name` is how workers know this router."""
+
+    def __init__(
+        self,
+        name: str,
+        entropy: Entropy,
+        limits: LinkLimits | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        protocol: int = PROTOCOL_VERSION,
+    ) -> None:
+        self._name = name
+        self._entropy = entropy
+        self._limits = limits or LinkLimits()
+        self._credentials = credentials
+        self._protocol = protocol
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def dial(self, address: str, timeout_s: float) -> RouterLink:
+        """Connect both streams. Raises `link_lost`, or `protocol_mismatch` when the worker refuses our version."""
+        channel = self._channel(address)
+        metadata = (
+            ("tandem-protocol", str(self._protocol)),
+            ("tandem-link", self._entropy.token(16).hex()),
+            ("tandem-router", self._name),
+        )
+        calls = [_call(channel, method, metadata) for method in (TOKENS, STATE)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                for call in calls:
+                    await _opened(call, address)
+        except TimeoutError:
+            await _abandon(calls, channel)
+            raise TandemError("link_lost", f"worker {address} did not answer within {timeout_s:g} s") from None
+        except BaseException:
+            await _abandon(calls, channel)
+            raise
+        link = _router_end(address, self._limits)
+        task = asyncio.get_running_loop().create_task(_run_router_end(link, calls, channel), name=f"link {address}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return link
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is not None:
+            return grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+def _call(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...]) -> Any:
+    """Start a stream of raw frames; the link encodes and decodes them itself."""
+    multi: Any = channel.stream_stream(method, None, None)
+    return multi(metadata=metadata)
+
+
+async def _opened(call: Any, address: str) -> None:
+    """Wait for the worker's initial metadata; an early end of the call says why there is none."""
+    await call.initial_metadata()
+    if not call.done():
+        return
+    code, details = await call.code(), await call.details()
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        raise TandemError("protocol_mismatch", f"worker {address} refused the link: {details}")
+    raise TandemError("link_lost", f"worker {address} cannot be reached: {details}")
+
+
+async def _abandon(calls: list[Any], channel: grpc.aio.Channel) -> None:
+    for call in calls:
+        call.cancel()
+    await channel.close(None)
+
+
+async def _run_router_end(link: _RouterEnd, calls: list[Any], channel: grpc.aio.Channel) -> None:
+    tokens, state = calls
+    try:
+        await asyncio.gather(_router_stream(link, link.tokens, tokens), _router_stream(link, link.state, state))
+    finally:
+        link.lost("the link has ended")
+        await _abandon(calls, channel)
+
+
+async def _router_stream(link: _RouterEnd, channel: GrpcChannel[Any, Any], call: Any) -> None:
+    async def reason() -> str:
+        trailing = await call.trailing_metadata() or ()
+        told = [value for key, value in trailing if key == "tandem-reason"]
+        return told[0] if told else await call.details() or f"worker {link.peer} ended the stream"
+
+    await link.pump(channel, Stream(call.read, call.write, reason, call.done_writing))
+
+
+@dataclass
+class _Meeting:
+    """Where the two streams of one dialled link find each other."""
+
+    link: _WorkerEnd
+    arrived: set[str] = field(default_factory=set)
+    both: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class GrpcLinkServer:
+    """`tandem.service.link.LinkServer` over gRPC. `bind` is `host:port`; port 0 takes a free one.
+
+    `advertise` is the host part of the address handed out, when it is not the one bound to.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        limits: LinkLimits | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        pair_s: float = 5.0,
+        protocol: int = PROTOCOL_VERSION,
+        advertise: str | None = None,
+    ) -> None:
+        self._bind = bind
+        self._limits = limits or LinkLimits()
+        self._credentials = credentials
+        self._pair_s = pair_s
+        self._protocol = protocol
+        self._advertise = advertise
+        self._meetings: dict[str, _Meeting] = {}
+        self._accepting: dict[asyncio.Task[None], _WorkerEnd] = {}
+        self._server: grpc.aio.Server | None = None
+        self._accept: Callable[[WorkerLink], Awaitable[None]] | None = None
+
+    async def start(self, accept: Callable[[WorkerLink], Awaitable[None]]) -> str:
+        """Listen. Raises `bad_setting` when the address cannot be bound."""
+        assert self._server is None, "a link server starts once"
+        self._accept = accept
+        server = grpc.aio.server(options=_OPTIONS)
+        handlers = {
+            "Tokens": grpc.stream_stream_rpc_method_handler(self._serve_tokens),
+            "State": grpc.stream_stream_rpc_method_handler(self._serve_state),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(link_rpc.SERVICE, handlers),))
+        host = self._bind.rpartition(":")[0]
+        port = self._bind_port(server)
+        await server.start()
+        self._server = server
+        return f"{self._advertise or host}:{port}"
+
+    def _bind_port(self, server: grpc.aio.Server) -> int:
+        try:
+            if self._credentials is not None:
+                port = server.add_secure_port(self._bind, self._credentials)
+            else:
+                port = server.add_insecure_port(self._bind)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise TandemError(
+                "bad_setting",
+                f"link.bind {self._bind!r}: the address cannot be bound (in use, or not of this host)",
+                param="link.bind",
+            )
+        return port
+
+    async def stop(self) -> None:
+        """Close every link, deliver what was sent before, and stop listening."""
+        for link in list(self._accepting.values()):
+            link.close("the worker stopped")
+        if self._accepting:
+            await asyncio.wait(list(self._accepting), timeout=self._limits.flush_s)
+        late = list(self._accepting)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(self._limits.flush_s)
+            self._server = None
+
+    async def _serve_tokens(self, _requests: object, context: Any) -> None:
+        link = await self._meet("tokens", context)
+        task = asyncio.get_running_loop().create_task(self._accepted(link), name=f"accept {link.peer}")
+        self._accepting[task] = link
+        task.add_done_callback(self._accepting.pop)
+        await self._serve(link, link.tokens, context)
+
+    async def _serve_state(self, _requests: object, context: Any) -> None:
+        link = await self._meet("state", context)
+        await self._serve(link, link.state, context)
+
+    async def _accepted(self, link: _WorkerEnd) -> None:
+        assert self._accept is not None
+        try:
+            await self._accept(link)
+        finally:
+            link.close("the worker ended the link")
+
+    async def _serve(self, link: _WorkerEnd, channel: GrpcChannel[Any, Any], context: Any) -> None:
+        async def reason() -> str:
+            return f"router {link.peer} ended the link"
+
+        async def end() -> None:
+            await context.write(END_FRAME)
+
+        try:
+            await context.send_initial_metadata((("tandem-protocol", str(self._protocol)),))
+            await link.pump(channel, Stream(context.read, context.write, reason, end))
+            context.set_trailing_metadata((("tandem-reason", _header(link.reason)),))
+        finally:
+            link.lost(f"the connection to router {link.peer} ended")
+
+    async def _meet(self, stream: str, context: Any) -> _WorkerEnd:
+        """The link both streams belong to, once both have arrived. Ends the call otherwise."""
+        metadata = dict(context.invocation_metadata() or ())
+        await self._check_protocol(metadata.get("tandem-protocol", ""), context)
+        key = str(metadata.get("tandem-link", ""))
+        if key not in self._meetings:
+            self._meetings[key] = _Meeting(_worker_end(str(metadata.get("tandem-router", "")), self._limits))
+        meeting = self._meetings[key]
+        meeting.arrived.add(stream)
+        if len(meeting.arrived) == 2:
+            meeting.both.set()
+        try:
+            async with asyncio.timeout(self._pair_s):
+                await meeting.both.wait()
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the other stream of the link never came")
+        finally:
+            self._meetings.pop(key, None)
+        return meeting.link
+
+    async def _check_protocol(self, theirs: str, context: Any) -> None:
+        if not theirs.isdigit() or abs(int(theirs) - self._protocol) > 1:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the router speaks protocol {theirs or 'none'}, this worker {self._protocol}; "
+                "only neighbouring versions work together",
+            )
+
+
+def _header(text: str) -> str:
+    """Metadata values are printable ASCII."""
+    return text.encode("ascii", "replace").decode("ascii")[:512]

@@ -1,0 +1,97 @@
+"""Spans of a process: a bounded ring for `tandem explain`, and OpenTelemetry beside it when an endpoint is set."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tandem.core.spans import Recorder, Span
+
+ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class RingRecorder:
+    """Keeps the spans of the last `requests_max` requests, `spans_max` each; the oldest request goes first."""
+
+    def __init__(self, requests_max: int = 4096, spans_max: int = 256) -> None:
+        assert requests_max > 0, requests_max
+        assert spans_max > 0, spans_max
+        self._requests_max = requests_max
+        self._spans_max = spans_max
+        self._kept: OrderedDict[str, list[Span]] = OrderedDict()
+
+    def record(self, request_id: str, spans: Sequence[Span]) -> None:
+        kept = self._kept.get(request_id)
+        if kept is None:
+            kept = self._kept[request_id] = []
+            if len(self._kept) > self._requests_max:
+                self._kept.popitem(last=False)
+        kept.extend(spans[: max(0, self._spans_max - len(kept))])
+
+    def spans(self, request_id: str) -> tuple[Span, ...]:
+        return tuple(sorted(self._kept.get(request_id, ()), key=lambda span: span.start_s))
+
+
+class SpanExporter(Protocol):
+    """Takes finished spans out of the process without blocking."""
+
+    def export(self, request_id: str, spans: Sequence[Span]) -> None: ...
+
+    def close(self) -> None:
+        """Send what is queued, within a bound."""
+        ...
+
+
+class ExportingRecorder:
+    """Keeps spans in `inner` and exports those of its own process.
+
+    A router also records what workers reported to it; workers export those themselves, so only spans whose
+    `service` is `service` leave from here.
+    """
+
+    def __init__(self, inner: Recorder, service: str, exporter: SpanExporter) -> None:
+        self._inner = inner
+        self._service = service
+        self._exporter = exporter
+
+    def record(self, request_id: str, spans: Sequence[Span]) -> None:
+        self._inner.record(request_id, spans)
+        own = [span for span in spans if span.service == self._service]
+        if own:
+            self._exporter.export(request_id, own)
+
+    def spans(self, request_id: str) -> tuple[Span, ...]:
+        return self._inner.spans(request_id)
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """A process's recorder and how to end it."""
+
+    recorder: Recorder
+    exporter: SpanExporter | None = None
+
+    def close(self) -> None:
+        if self.exporter is not None:
+            self.exporter.close()
+
+
+def endpoint_from(environment: Mapping[str, str]) -> str:
+    """The OTLP endpoint OpenTelemetry's own variables name, or an empty string."""
+    return next((environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)), "")
+
+
+def open_telemetry(service: str, endpoint: str = "", instance: str = "", requests_max: int = 4096) -> Telemetry:
+    """The recorder of a process; exports spans of `service` over OTLP gRPC when `endpoint` is not empty.
+
+    `instance` tells processes of one service apart, such as a worker's id.
+
+    The OpenTelemetry SDK is imported only then, so that a process without it starts faster and stays smaller.
+    """
+    ring = RingRecorder(requests_max)
+    if not endpoint:
+        return Telemetry(ring)
+    from tandem.service.telemetry_otlp import OtlpExporter
+
+    exporter = OtlpExporter(service, instance or service, endpoint)
+    return Telemetry(ExportingRecorder(ring, service, exporter), exporter)

@@ -1,0 +1,141 @@
+"""What every simulated client checks while it listens: order, exactly-once, the right tokens, one end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.generation import Usage
+from tandem.core.errors import TandemError
+from tandem.core.messages import TokenLogprob
+
+
+class Violation(AssertionError):
+    """A promise was broken: the message says which request, which promise, and what was seen."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The right answer of one sequence."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish: str
+
+
+@dataclass
+class Outcome:
+    """How one request went, for the report. Times are virtual seconds since the request arrived."""
+
+    request_id: str
+    end: str = "running"
+    error: str = ""
+    tokens: int = 0
+    ttft_s: float | None = None
+    longest_pause_s: float = 0.0
+    ended_s: float | None = None
+
+
+@dataclass
+class _Seen:
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+
+class CheckingSink:
+    """A `router.generation.Sink` that compares everything it is given with the truth, as it comes."""
+
+    def __init__(self, request_id: str, truths: tuple[Truth, ...], now: Callable[[], float], arrived: float) -> None:
+        self.outcome = Outcome(request_id)
+        self._truths = truths
+        self._seen = tuple(_Seen() for _ in truths)
+        self._now = now
+        self._arrived = arrived
+        self._last = arrived
+        self.ended: Callable[[], None] = lambda: None
+        self.broken: Callable[[Violation], None] = _raise
+        """Told of a broken promise. The world notes it and stops; raising here would blame the router's tasks."""
+
+    def output(
+        self,
+        sequence: int,
+        position: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        self._expect(self.outcome.end == "running", f"output after the end ({self.outcome.end})")
+        seen, truth = self._seen[sequence], self._truths[sequence]
+        self._expect(seen.finish is None, f"sequence {sequence} goes on after finish={seen.finish}")
+        self._expect(
+            position == len(seen.tokens) + 1,
+            f"sequence {sequence} position {position} came after {len(seen.tokens)} tokens",
+        )
+        seen.tokens.extend(tokens)
+        seen.text.append(text)
+        right = truth.tokens[: len(seen.tokens)]
+        self._expect(
+            tuple(seen.tokens) == right,
+            f"sequence {sequence} wrong tokens from position {_first_difference(seen.tokens, right) + 1}",
+        )
+        self._note_time(len(tokens))
+        if finish is not None:
+            self._finish(seen, truth, sequence, finish)
+
+    def done(self, usage: Usage) -> None:
+        self._expect(all(seen.finish is not None for seen in self._seen), "done before every sequence had finished")
+        counted = sum(len(seen.tokens) for seen in self._seen)
+        self._expect(
+            usage.completion_tokens == counted,
+            f"usage says {usage.completion_tokens} tokens, {counted} were delivered",
+        )
+        self._end("done", "")
+
+    def failed(self, error: TandemError) -> None:
+        self._end("failed", error.code)
+
+    def cancelled(self) -> None:
+        """The client went away; nothing may come after this."""
+        self._end("cancelled", "")
+
+    def _finish(self, seen: _Seen, truth: Truth, sequence: int, finish: str) -> None:
+        seen.finish = finish
+        self._expect(
+            tuple(seen.tokens) == truth.tokens,
+            f"sequence {sequence} finished after {len(seen.tokens)} of {len(truth.tokens)} tokens",
+        )
+        self._expect(finish == truth.finish, f"sequence {sequence} finish={finish}, the truth says {truth.finish}")
+        text = "".join(seen.text)
+        self._expect(text == truth.text, f"sequence {sequence} text {text!r}, the truth is {truth.text!r}")
+
+    def _note_time(self, tokens: int) -> None:
+        now = self._now()
+        if self.outcome.ttft_s is None:
+            self.outcome.ttft_s = now - self._arrived
+        else:
+            self.outcome.longest_pause_s = max(self.outcome.longest_pause_s, now - self._last)
+        self.outcome.tokens += tokens
+        self._last = now
+
+    def _end(self, end: str, error: str) -> None:
+        self._expect(self.outcome.end == "running", f"ended twice: {self.outcome.end}, then {end}")
+        self.outcome.end = end
+        self.outcome.error = error
+        self.outcome.ended_s = self._now() - self._arrived
+        self.ended()
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.broken(Violation(f"{self.outcome.request_id}: {what}"))
+
+
+def _raise(violation: Violation) -> None:
+    raise violation
+
+
+def _first_difference(seen: list[int], right: tuple[int, ...]) -> int:
+    for index, (ours, theirs) in enumerate(zip(seen, right, strict=False)):
+        if ours != theirs:
+            return index
+    return min(len(seen), len(right))

@@ -1,0 +1,100 @@
+"""The attempts a worker is running, found by the engine's work id or by a link's handle. No I/O, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.fetch_progress import FetchReport
+from tandem.core.kv import unpack_tokens
+from tandem.core.messages import Submit
+from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
+from tandem.worker.text import TextStream
+
+_TOMBSTONES_MAX = 1024
+
+
+class Output:
+    """One branch as it is being told to the router. `position` is the next one, counted from 1."""
+
+    __slots__ = ("finished", "first_position", "position", "text")
+
+    def __init__(self, text: TextStream, first_position: int) -> None:
+        self.text = text
+        self.first_position = first_position
+        self.position = first_position
+        self.finished = False
+
+
+@dataclass
+class Attempt:
+    """One attempt between its submit and its report. `failed` is set once the router has been told of a failure."""
+
+    session_id: int
+    work_id: int
+    submit: Submit
+    submitted: float
+    """Clock seconds."""
+    outputs: dict[int, Output] = field(default_factory=dict)
+    fetch: FetchReport | None = None
+    fetch_started: float | None = None
+    failed: bool = False
+
+
+def new_outputs(submit: Submit, decoder: Decoder) -> dict[int, Output]:
+    """The text state of every branch, with forced tokens replayed."""
+    tail = unpack_tokens(submit.prompt[-4 * PROMPT_TAIL :])
+    return {
+        branch.sequence: _output(submit, branch.forced, branch.sent_chars, tail, decoder)
+        for branch in submit.branches
+    }
+
+
+def _output(submit: Submit, forced: Sequence[int], sent: int, tail: Sequence[int], decoder: Decoder) -> Output:
+    return Output(TextStream(decoder, tail, submit.stopping, forced, sent), len(forced) + 1)
+
+
+class AttemptTable:
+    """All running attempts. A cancel that finds no submit is remembered, so that the late submit finds it."""
+
+    def __init__(self) -> None:
+        self._by_work: dict[int, Attempt] = {}
+        self._by_handle: dict[tuple[int, int], Attempt] = {}
+        self._tombstones: dict[tuple[int, int], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_work)
+
+    def add(self, attempt: Attempt) -> None:
+        key = (attempt.session_id, attempt.submit.handle)
+        self._by_work[attempt.work_id] = attempt
+        self._by_handle[key] = attempt
+
+    def remove(self, work_id: int) -> Attempt | None:
+        attempt = self._by_work.pop(work_id, None)
+        if attempt is not None:
+            del self._by_handle[attempt.session_id, attempt.submit.handle]
+        return attempt
+
+    def by_work(self, work_id: int) -> Attempt | None:
+        return self._by_work.get(work_id)
+
+    def by_handle(self, session_id: int, handle: int) -> Attempt | None:
+        return self._by_handle.get((session_id, handle))
+
+    def of_session(self, session_id: int) -> tuple[Attempt, ...]:
+        return tuple(attempt for attempt in self._by_work.values() if attempt.session_id == session_id)
+
+    def all(self) -> tuple[Attempt, ...]:
+        return tuple(self._by_work.values())
+
+    def bury(self, session_id: int, handle: int) -> None:
+        """Remember a cancel without a submit. Only the latest are kept: handles are never reused."""
+        self._tombstones[session_id, handle] = None
+        if len(self._tombstones) > _TOMBSTONES_MAX:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    def exhume(self, session_id: int, handle: int) -> bool:
+        """Whether this submit was cancelled before it came; the tombstone is used up."""
+        key = (session_id, handle)
+        found = key in self._tombstones
+        self._tombstones.pop(key, None)
+        return found

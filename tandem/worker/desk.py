@@ -1,0 +1,179 @@
+"""Attempts on their way through the engine: submits in, outputs and reports out, each exactly once.
+
+Synchronous. Sessions are known by number; what is to be said to one goes through `say`, which ignores the dead.
+"""
+
+from collections.abc import Callable
+
+from tandem.core.errors import TandemError
+from tandem.core.kv import tenant_root
+from tandem.core.messages import AttemptFailed, ProvideFirst, RouterMessage, StepOutputs, Submit
+from tandem.engine.protocol import FirstTokens, StepReport, Work, WorkStats
+from tandem.worker.attempt_spans import SpanMaker, Stamp
+from tandem.worker.attempts import Attempt, AttemptTable, new_outputs
+from tandem.worker.figures import Figures
+from tandem.worker.identity import MODES, Identity, root_name
+from tandem.worker.outputs import tell
+from tandem.worker.parts import Parts
+
+Say = Callable[[int, RouterMessage], None]
+
+
+class AttemptDesk:
+    """Owns every attempt of a worker. `on_end` hears of an attempt's end before its report is written."""
+
+    def __init__(self, parts: Parts, identity: Identity, say: Say, on_end: Callable[[Attempt], None]) -> None:
+        self._engine = parts.engine
+        self._decoder = parts.decoder
+        self._clock = parts.clock
+        self._recorder = parts.recorder
+        self._total_s = parts.deadlines.total_s
+        self._identity = identity
+        self._root = root_name(identity.info)
+        self._spans = SpanMaker(identity.role, identity.worker_id, parts.entropy)
+        self._figures = Figures(parts.meter, identity.role)
+        self._table = AttemptTable()
+        self._say = say
+        self._on_end = on_end
+        self._works = 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def running(self, work_id: int) -> Attempt | None:
+        """The attempt behind a work, while somebody wants it."""
+        attempt = self._table.by_work(work_id)
+        return attempt if attempt is not None and not attempt.failed else None
+
+    # -- from a router --
+
+    def submit(self, session_id: int, submit: Submit, refusal: TandemError | None) -> None:
+        """Start an attempt, or fail it with `refusal` or the reason for which the engine does not take it."""
+        if self._table.exhume(session_id, submit.handle):
+            return
+        self._works += 1
+        attempt = Attempt(session_id, self._works, submit, self._clock.now())
+        try:
+            if refusal is not None:
+                raise refusal
+            self._check(attempt)
+            attempt.outputs = new_outputs(submit, self._decoder)
+            self._table.add(attempt)
+            self._engine.submit(self._work(attempt))
+        except TandemError as error:
+            self._table.remove(attempt.work_id)
+            self._fail(attempt, error.code, error.message)
+            self._report(attempt, WorkStats(submitted=attempt.submitted))
+
+    def cancel(self, session_id: int, handle: int, sequence: int | None) -> None:
+        """Free an attempt or one of its sequences; one that has not come yet will not be started."""
+        attempt = self._table.by_handle(session_id, handle)
+        if attempt is None:
+            if sequence is None:
+                self._table.bury(session_id, handle)
+            return
+        if sequence is None:
+            attempt.failed = True
+        elif sequence in attempt.outputs:
+            attempt.outputs[sequence].finished = True
+        self._engine.cancel(attempt.work_id, sequence)
+
+    def provide_first(self, session_id: int, first: ProvideFirst) -> None:
+        """The router tells the position after the forced ones; its text came from another worker."""
+        attempt = self._table.by_handle(session_id, first.handle)
+        output = attempt.outputs.get(first.sequence) if attempt is not None else None
+        if attempt is None or output is None or output.finished:
+            return
+        if output.position == output.first_position:
+            output.text.skip(first.token)
+            output.position += 1
+        self._engine.provide_first(attempt.work_id, first.sequence, first.token)
+
+    def sample_first(self, session_id: int, handle: int) -> None:
+        """Prefill is lost."""
+        attempt = self._table.by_handle(session_id, handle)
+        if attempt is not None:
+            self._engine.sample_first(attempt.work_id)
+
+    def forget_session(self, session_id: int) -> None:
+        """A router is gone: free everything held for it."""
+        for attempt in self._table.of_session(session_id):
+            attempt.failed = True
+            self._engine.cancel(attempt.work_id)
+
+    def cancel_all(self, code: str, message: str) -> int:
+        """End every attempt with a typed failure; gives how many there were."""
+        attempts = self._table.all()
+        for attempt in attempts:
+            self._fail(attempt, code, message)
+            self._engine.cancel(attempt.work_id)
+        return len(attempts)
+
+    # -- from the engine --
+
+    def report(self, report: StepReport) -> None:
+        """Tell the routers what a step brought about: outputs first, then failures, then reports."""
+        told = tell(self._table, report.emitted)
+        for session_id, outputs in told.outputs.items():
+            self._say(session_id, StepOutputs(tuple(outputs)))
+        for failed in report.failed:
+            if (attempt := self._table.by_work(failed.work_id)) is not None:
+                self._fail(attempt, failed.code, failed.message)
+        for ended in report.ended:
+            if (found := self._table.remove(ended.work_id)) is not None:
+                self._on_end(found)
+                self._report(found, ended.stats)
+        self._figures.step(report)
+        for work_id, sequence in told.stopped:
+            self._engine.cancel(work_id, sequence)
+
+    def relay_first(self, attempt: Attempt, first: FirstTokens) -> None:
+        """The pull brought the first tokens: the engine emits what the router has not provided yet."""
+        for sequence, token, _finish in first.tokens:
+            self._engine.provide_first(attempt.work_id, sequence, token, relay=True)
+
+    def _check(self, attempt: Attempt) -> None:
+        """Raise `invalid_request` for a submit this worker cannot take."""
+        submit, role = attempt.submit, self._identity.role
+        if submit.mode not in MODES[role]:
+            raise _invalid("mode", f"a {role} worker does not take mode {submit.mode!r}")
+        if submit.mode == "prefill" and submit.export is None:
+            raise _invalid("export", "mode prefill needs an export lease")
+        if submit.mode == "decode" and submit.remote is None:
+            raise _invalid("remote", "mode decode needs to know where the blocks are")
+        if len(submit.prompt) % 4 != 0:
+            raise _invalid("prompt", "the prompt is no sequence of packed token ids")
+        if self._table.by_handle(attempt.session_id, submit.handle) is not None:
+            raise _invalid("handle", f"handle {submit.handle} is in use")
+
+    def _work(self, attempt: Attempt) -> Work:
+        submit = attempt.submit
+        export = submit.export if submit.mode == "prefill" else None
+        return Work(
+            work_id=attempt.work_id,
+            mode=submit.mode,
+            prompt=submit.prompt,
+            branches=submit.branches,
+            sampling=submit.sampling,
+            stopping=submit.stopping,
+            root=tenant_root(self._root, submit.tenant_salt),
+            deadline=attempt.submitted + min(submit.deadline_s, self._total_s),
+            priority=submit.priority,
+            lease_id=export.lease_id if export is not None else "",
+            lease_s=export.lease_s if export is not None else 0.0,
+        )
+
+    def _fail(self, attempt: Attempt, code: str, message: str) -> None:
+        if not attempt.failed:
+            attempt.failed = True
+            self._say(attempt.session_id, AttemptFailed(attempt.submit.handle, code, message))
+
+    def _report(self, attempt: Attempt, stats: WorkStats) -> None:
+        report = self._spans.report(attempt, stats, Stamp(self._clock.now(), self._clock.wall()))
+        self._recorder.record(attempt.submit.request_id, report.spans)
+        self._figures.attempt(report)
+        self._say(attempt.session_id, report)
+
+
+def _invalid(param: str, problem: str) -> TandemError:
+    return TandemError("invalid_request", problem, param=param)

@@ -1,0 +1,60 @@
+"""Token ids to text, one id at a time: a pure function of prompt tail and ids (DESIGN §3).
+
+Decoders are not additive: a token may be part of a character, and sentencepiece-style decoders treat the first
+token of a text differently. So a window of recent ids is decoded twice, without and with the new ones, and what
+the second text has more is the new text. It is given out once it does not end in an unfinished character.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+
+PROMPT_TAIL: Final = 6
+"""How many tokens of the prompt give the first output token its context."""
+
+_PENDING_MAX: Final = 16
+"""A character has at most 4 bytes; an id run this long without a whole character is given out as it is."""
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that turns ids into text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a sequence; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+
+class Detokenizer:
+    """The text of one output sequence, as far as it is certain."""
+
+    __slots__ = ("_decoder", "_known", "_new", "_window")
+
+    def __init__(self, decoder: Decoder, prompt_tail: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._window = list(prompt_tail)
+        self._new = 0
+        self._known = decoder.decode(self._window) if self._window else ""
+
+    def feed(self, token: int) -> str:
+        """Text that became certain with this token, often empty or several characters."""
+        self._window.append(token)
+        self._new += 1
+        text = self._decoder.decode(self._window)
+        unfinished = text.endswith(REPLACEMENT) or len(text) <= len(self._known)
+        if unfinished and self._new < _PENDING_MAX:
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        """What is left at the end of the sequence; an unfinished character becomes U+FFFD."""
+        if self._new == 0:
+            return ""
+        return self._advance(self._decoder.decode(self._window))
+
+    def _advance(self, text: str) -> str:
+        added = text[len(self._known) :]
+        self._window = self._window[-self._new :]
+        self._known = self._decoder.decode(self._window)
+        self._new = 0
+        return added

@@ -1,0 +1,61 @@
+"""Running fetches: one task per `decode` work that waits for its prompt's blocks."""
+
+import asyncio
+
+from tandem.core.messages import RemoteKv
+from tandem.engine.protocol import FetchJob
+from tandem.worker.attempts import Attempt
+from tandem.worker.desk import AttemptDesk
+from tandem.worker.parts import KvFetcher, Parts
+
+
+class Fetches:
+    """Starts and stops fetches. Every job ends with `fetch_ended` on the engine's block space, whatever happens."""
+
+    def __init__(self, parts: Parts, desk: AttemptDesk, fetcher: KvFetcher | None) -> None:
+        self._engine = parts.engine
+        self._clock = parts.clock
+        self._desk = desk
+        self._fetcher = fetcher
+        self._group: asyncio.TaskGroup | None = None
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        """Created and not yet begun: a task cancelled that early never runs."""
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def run_in(self, group: asyncio.TaskGroup) -> None:
+        """The group whose tasks the fetches become."""
+        self._group = group
+
+    def start(self, job: FetchJob) -> None:
+        """Fetch for a work, unless nobody wants it any more."""
+        attempt = self._desk.running(job.work_id)
+        if attempt is None or attempt.submit.remote is None or self._fetcher is None or self._group is None:
+            self._refuse(job.work_id, "nobody fetches for this work")
+            return
+        fetch = self._fetch(attempt, job, attempt.submit.remote, self._fetcher)
+        self._waiting[job.work_id] = self._group.create_task(fetch, name=f"fetch {job.work_id}")
+
+    def stop(self, attempt: Attempt) -> None:
+        """The attempt has ended; what is still being fetched for it is not wanted."""
+        waiting = self._waiting.pop(attempt.work_id, None)
+        if waiting is not None:
+            waiting.cancel()
+            self._refuse(attempt.work_id, "cancelled")
+        running = self._running.pop(attempt.work_id, None)
+        if running is not None:
+            running.cancel()
+
+    async def _fetch(self, attempt: Attempt, job: FetchJob, remote: RemoteKv, fetcher: KvFetcher) -> None:
+        self._running[job.work_id] = self._waiting.pop(job.work_id)
+        attempt.fetch_started = self._clock.now()
+        try:
+            attempt.fetch = await fetcher.fetch(job, remote)
+        finally:
+            self._running.pop(job.work_id, None)
+        if attempt.fetch.first is not None:
+            self._desk.relay_first(attempt, attempt.fetch.first)
+
+    def _refuse(self, work_id: int, reason: str) -> None:
+        space = self._engine.kv
+        assert space is not None, "an engine without a block space asks for no fetch"
+        space.fetch_ended(work_id, reason)

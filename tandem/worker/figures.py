@@ -1,0 +1,36 @@
+"""Metrics of one worker, from what its engine reports."""
+
+from tandem.core.messages import AttemptReport, Load
+from tandem.core.metrics import Meter
+from tandem.engine.protocol import StepReport
+
+
+class Figures:
+    """Turns reports into metrics of the closed list."""
+
+    def __init__(self, meter: Meter, role: str) -> None:
+        self._meter = meter
+        self._role = role
+        self._preemptions = 0
+
+    def step(self, report: StepReport) -> None:
+        """One engine step or command."""
+        if report.emitted:
+            self._meter.observe("tandem_batch_sequences", float(len(report.emitted)), self._role)
+        if report.load is not None:
+            self._load(report.load)
+
+    def attempt(self, report: AttemptReport) -> None:
+        """One ended attempt: the time of each of its stages."""
+        for span in report.spans:
+            self._meter.observe("tandem_stage_seconds", span.end_s - span.start_s, span.name)
+
+    def _load(self, load: Load) -> None:
+        for state, blocks in (("free", load.blocks_free), ("cached", load.blocks_cached)):
+            self._meter.set("tandem_kv_blocks", float(blocks), state)
+        self._meter.set("tandem_kv_blocks", float(load.blocks_exported), "exported")
+        if load.step_s > 0:
+            self._meter.observe("tandem_step_seconds", load.step_s, self._role)
+        if load.preemptions > self._preemptions:
+            self._meter.add("tandem_preemptions_total", float(load.preemptions - self._preemptions))
+            self._preemptions = load.preemptions

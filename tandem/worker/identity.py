@@ -1,0 +1,45 @@
+"""Who a worker is: what its first message on every link says."""
+
+from dataclasses import dataclass
+
+from tandem.core.kv import RootIdentity
+from tandem.core.messages import PROTOCOL_VERSION, Hello
+from tandem.engine.protocol import EngineInfo
+
+MODES = {"prefill": ("prefill", "local"), "decode": ("decode", "local"), "unified": ("decode", "local")}
+"""The modes of `Submit` each role accepts."""
+
+
+def root_name(info: EngineInfo) -> bytes:
+    """The root of all block names for the empty tenant salt; equal on workers whose bytes are interchangeable."""
+    return RootIdentity(info.model_hash, info.layout.dtype, info.layout.block_tokens).name()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The parts of `Hello` that stay the same for the life of a worker process."""
+
+    worker_id: str
+    role: str
+    info: EngineInfo
+    revision: str = ""
+    addresses: tuple[str, ...] = ()
+
+    def hello(self, epoch: int, draining: bool) -> Hello:
+        info = self.info
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            worker_id=self.worker_id,
+            epoch=epoch,
+            role=self.role,
+            model=info.model,
+            model_hash=info.model_hash,
+            revision=self.revision,
+            layout=info.layout,
+            root=root_name(info),
+            blocks=info.blocks,
+            context_tokens=info.context_tokens,
+            eos_token_ids=info.eos_token_ids,
+            addresses=self.addresses,
+            draining=draining,
+        )

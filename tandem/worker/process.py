@@ -1,0 +1,102 @@
+"""The edge of a worker process: settings in, the real seams built, one service run to its end."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.shm import ShmSettings, ShmTransport
+from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.transport import Transport
+from tandem.core.errors import TandemError
+from tandem.service.grpc_link import GrpcLinkServer
+from tandem.service.grpc_tls import server_credentials
+from tandem.service.link import LinkServer
+from tandem.service.logs import EventLines, set_up_logs
+from tandem.service.metrics import PrometheusMeter
+from tandem.service.run import fail, serve_process
+from tandem.service.settings import load_settings
+from tandem.service.system import SystemClock, SystemEntropy
+from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
+from tandem.worker.detokenizer import Decoder
+from tandem.worker.engines import build_engine, open_decoder
+from tandem.worker.parts import Parts
+from tandem.worker.process_settings import WorkerSettings
+from tandem.worker.service import WorkerService
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a role builds its service from."""
+
+    settings: WorkerSettings
+    parts: Parts
+    links: LinkServer
+    transports: tuple[Transport, ...]
+    begin_epoch: Callable[[int], None]
+    events: EventLines
+
+
+def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]) -> int:
+    """Run a worker of one of `roles` (the first by default) from command line and environment; the exit status."""
+    events = EventLines(sys.stdout if "--events" in sys.argv else None)
+    try:
+        settings = read_settings(roles, sys.argv[1:], os.environ)
+        set_up_logs(json_lines=settings.log.format == "json", level=settings.log.level)
+        events = EventLines(sys.stdout if settings.events else None)
+        events.emit("loading", fraction=0.0)
+        decoder = open_decoder(settings)
+    except TandemError as error:
+        return fail(events, error)
+    telemetry = _telemetry(settings, os.environ)
+    meter = PrometheusMeter()
+    try:
+        return serve_process(
+            lambda lines: make(_process(settings, decoder, telemetry, meter, lines)),
+            events,
+            settings.deadlines.drain_s,
+        )
+    finally:
+        telemetry.close()
+
+
+def read_settings(roles: tuple[str, ...], argv: Sequence[str], environ: Mapping[str, str]) -> WorkerSettings:
+    """The settings of a worker process. Raises `bad_setting`."""
+    defaults = {"TANDEM_ROLE": roles[0], "TANDEM_WORKER_ID": f"{roles[0]}-{os.getpid()}"}
+    settings = load_settings(WorkerSettings, argv, {**defaults, **environ})
+    if settings.role not in roles:
+        problem = f"role = {settings.role!r}: this program is for {' and '.join(roles)}"
+        raise TandemError("bad_setting", problem, param="role")
+    return settings
+
+
+def _telemetry(settings: WorkerSettings, environ: Mapping[str, str]) -> Telemetry:
+    endpoint = settings.otlp_endpoint if settings.otlp_endpoint is not None else endpoint_from(environ)
+    return open_telemetry(settings.role, endpoint, settings.worker_id)
+
+
+def _process(
+    settings: WorkerSettings, decoder: Decoder, telemetry: Telemetry, meter: PrometheusMeter, events: EventLines
+) -> Process:
+    clock, entropy = SystemClock(), SystemEntropy()
+    loaded = build_engine(settings, decoder, clock, entropy.u64())
+    parts = Parts(
+        loaded.engine, decoder, clock, entropy, telemetry.recorder, meter, settings.deadlines, settings.host
+    )
+    links = GrpcLinkServer(
+        settings.link.bind,
+        credentials=server_credentials(settings.link.tls),
+        pair_s=settings.deadlines.connect_s,
+        advertise=settings.link.advertise,
+    )
+    transports = tuple(_transport(scheme, settings) for scheme in settings.kv.transports)
+    return Process(settings, parts, links, transports, loaded.begin_epoch, events)
+
+
+def _transport(scheme: str, settings: WorkerSettings) -> Transport:
+    kv = settings.kv
+    if scheme == "shm":
+        return ShmTransport(ShmSettings(settings.socket_directory))
+    if scheme == "tcp":
+        return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise))
+    raise TandemError("bad_setting", f"kv.transports = {scheme!r}: expected shm or tcp", param="kv.transports")

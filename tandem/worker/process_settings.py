@@ -1,0 +1,83 @@
+"""Settings of a worker process: the common ones on top, the rest nested by concern."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandem.core.deadlines import Deadlines
+from tandem.core.errors import TandemError
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.simulated.model import SimulatedModel
+from tandem.engine.torch.settings import TorchSettings
+from tandem.service.grpc_tls import TlsSettings
+from tandem.worker.settings import HostSettings
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """Where routers reach this worker. `advertise` is the host to hand out when it is not the one bound to."""
+
+    bind: str = "127.0.0.1:0"
+    advertise: str | None = None
+    tls: TlsSettings = field(default_factory=TlsSettings)
+
+
+@dataclass(frozen=True)
+class KvSettings:
+    """How KV blocks travel: transports in order of preference, and where `tcp` listens."""
+
+    transports: tuple[str, ...] = ("shm", "tcp")
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str | None = None
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """`format` is `human` or `json`."""
+
+    format: str = "human"
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Everything a worker process can be told. `role` is `prefill`, `decode` or `unified`."""
+
+    worker_id: str
+    role: str
+    revision: str = ""
+    engine: str = "torch"
+    """`torch` or `simulated`."""
+    model: str = "demo"
+    """`demo`, a model directory or a hub id."""
+    model_name: str | None = None
+    dtype: str | None = None
+    block_tokens: int | None = None
+    kv_memory: int | None = None
+    """Bytes of KV memory."""
+    ticket_key_file: Path | None = None
+    socket_directory: str | None = None
+    events: bool = False
+    """Print machine-readable event lines on standard output."""
+    otlp_endpoint: str | None = None
+    """Where spans go; by default what OpenTelemetry's own variables say."""
+    link: LinkSettings = field(default_factory=LinkSettings)
+    kv: KvSettings = field(default_factory=KvSettings)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    host: HostSettings = field(default_factory=HostSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    torch: TorchSettings = field(default_factory=TorchSettings)
+    simulated: SimulatedModel = field(default_factory=SimulatedModel)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        self._require("engine", self.engine in ("torch", "simulated"), "torch or simulated")
+        self._require("role", self.role in ("prefill", "decode", "unified"), "prefill, decode or unified")
+        if not self.worker_id:
+            raise TandemError("bad_setting", "worker_id is empty", param="worker_id")
+        if self.role == "prefill" and self.ticket_key_file is None:
+            raise TandemError("bad_setting", "a prefill worker needs the ticket key file", param="ticket_key_file")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise TandemError("bad_setting", f"{name} = {getattr(self, name)!r}: expected {what}", param=name)

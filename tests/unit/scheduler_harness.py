@@ -1,0 +1,321 @@
+"""Drives a scheduler with the simulated runner, synchronously, and compares everything with the reference."""
+
+from dataclasses import dataclass, field
+
+from tandem.core.kv import Handle, RootIdentity, chain_names, pack_tokens, tail_name, unpack_tokens
+from tandem.core.request import Branch, Sampling, Stopping
+from tandem.engine.digest import Digester, unbind
+from tandem.engine.plan import Step
+from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, StepReport, Work, WorkEnded
+from tandem.engine.scheduler import Scheduler
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.simulated.content import Content
+from tandem.engine.simulated.model import SimulatedModel
+from tandem.engine.simulated.reference import Answer, reference_tokens
+from tandem.engine.simulated.runner import SimulatedRunner
+
+EPOCH = 7
+ROOT = RootIdentity("simulated", "u64", 4).name()
+
+
+def trunk_tokens(work: Work) -> tuple[int, ...]:
+    """What all branches of a work have in common."""
+    forced = [branch.forced for branch in work.branches]
+    length = 0
+    while all(len(f) > length and f[length] == forced[0][length] for f in forced):
+        length += 1
+    return unpack_tokens(work.prompt) + forced[0][:length]
+
+
+@dataclass
+class Story:
+    """One work as seen from outside."""
+
+    work: Work
+    emitted: dict[int, list[Emitted]]
+    provided: dict[int, int] = field(default_factory=dict)
+    ended: WorkEnded | None = None
+    failed: str | None = None
+    cancelled: bool = False
+    dropped: set[int] = field(default_factory=set)
+
+    def answer(self, model: SimulatedModel, branch: Branch) -> Answer:
+        return reference_tokens(model, self.work.prompt, branch, self.work.sampling, self.work.stopping)
+
+
+@dataclass
+class Fetching:
+    """A fetch the harness carries out."""
+
+    job: FetchJob
+    left: dict[int, FetchTarget]
+    closed: bool = False
+
+
+class Harness:
+    """One engine on hand-turned time."""
+
+    def __init__(self, model: SimulatedModel, settings: SchedulerSettings) -> None:
+        self.model = model
+        self.now = 0.0
+        self.scheduler = Scheduler(model.info(), settings)
+        self.runner = SimulatedRunner(model)
+        self.content = Content(model)
+        self.digester = Digester(model.layout)
+        self.stories: dict[int, Story] = {}
+        self.fetches: dict[int, Fetching] = {}
+        self.quarantine: list[int] = []
+        self.names: dict[bytes, None] = {}
+        self.running: Step | None = None
+        self.steps: list[Step] = []
+        self._next = 0
+
+    # -- commands --
+
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        mode: str = "local",
+        *,
+        max_tokens: int = 4,
+        branches: tuple[Branch, ...] = (Branch(0, 11),),
+        sampling: Sampling | None = None,
+        deadline: float = 1e9,
+        lease_s: float = 100.0,
+        priority: int = 0,
+        **stopping: object,
+    ) -> int:
+        self._next += 1
+        work = Work(
+            self._next,
+            mode,
+            pack_tokens(prompt),
+            branches,
+            sampling or Sampling(),
+            Stopping(max_tokens, **stopping),  # type: ignore[arg-type]
+            ROOT,
+            deadline,
+            priority,
+            f"lease-{self._next}" if mode == "prefill" else "",
+            lease_s,
+        )
+        self.scheduler.submit(work, self.now)
+        self.stories[work.work_id] = Story(work, {branch.sequence: [] for branch in branches})
+        return work.work_id
+
+    def provide(self, work_id: int, sequence: int, relay: bool = False) -> None:
+        """Tell a decode work its next position, as prefill would have drawn it."""
+        story = self.stories[work_id]
+        branch = next(b for b in story.work.branches if b.sequence == sequence)
+        token = story.answer(self.model, branch).tokens[0]
+        if not story.emitted[sequence] and sequence not in story.provided and not relay and not story.ended:
+            story.provided[sequence] = token
+        self.scheduler.provide_first(work_id, sequence, token, self.now, relay)
+        self.flush()
+
+    def cancel(self, work_id: int, sequence: int | None = None) -> None:
+        story = self.stories[work_id]
+        if story.ended is None:
+            if sequence is None:
+                story.cancelled = True
+            else:
+                story.dropped.add(sequence)
+        self.scheduler.cancel(work_id, self.now, sequence)
+        self.flush()
+
+    # -- fetches --
+
+    def land(self, work_id: int, index: int) -> None:
+        """Bring one block of a fetch, with the bytes the reference says it has."""
+        fetching = self.fetches[work_id]
+        target = fetching.left.pop(index)
+        block = self.content.block_bytes(trunk_tokens(self.stories[work_id].work), index)
+        self.runner.memory.block(target.slot)[:] = block
+        self.scheduler.landed(work_id, index, self.digester.content_words(block), self.now)
+        self.flush()
+
+    def land_all(self, work_id: int) -> None:
+        for index in list(self.fetches[work_id].left):
+            self.land(work_id, index)
+        self.end_fetch(work_id)
+
+    def end_fetch(self, work_id: int, reason: str | None = None, late: tuple[int, ...] = ()) -> None:
+        """Give up what has not landed; `late` slots stay dangerous until `quiet`."""
+        fetching = self.fetches.pop(work_id)
+        self.quarantine += late
+        for target in fetching.left.values():
+            if target.slot not in late:
+                # The transfer leaves half-written bytes behind.
+                self.runner.memory.block(target.slot)[:8] = b"\xa5" * 8
+        self.scheduler.fetch_ended(work_id, reason, self.now, late)
+        self.flush()
+
+    def quiet(self) -> None:
+        """The abandoned transfers write their last bytes and are over."""
+        for slot in self.quarantine:
+            self.runner.memory.block(slot)[:] = b"\x5a" * self.model.layout.block_bytes
+        self.scheduler.quarantine_over(tuple(self.quarantine))
+        self.quarantine = []
+
+    # -- steps --
+
+    def begin(self) -> bool:
+        """Plan a step; its result is taken by `finish`."""
+        self.now += 0.01
+        step, report = self.scheduler.plan(self.now)
+        self._read(report)
+        self.running = step
+        if step is not None:
+            self.steps.append(step)
+            self._check_writes(step)
+        self.check()
+        return step is not None
+
+    def _check_writes(self, step: Step) -> None:
+        """A slot is written by one row, for one user, before it has a name, and not while a transfer fills it."""
+        size, pool = self.model.block_tokens, self.scheduler.residence.pool
+        filling = {target.slot for fetching in self.fetches.values() for target in fetching.left.values()}
+        named = {pool.find(name) for name in pool.snapshot()}
+        written: set[int] = set()
+        for row in step.rows:
+            table = unpack_tokens(row.table)
+            assert len(table) * size >= row.start + row.count
+            assert not filling & set(table[: -(-(row.start + row.count) // size)]), "attends to a slot being filled"
+            for block in range(row.start // size, -(-(row.start + row.count) // size)) if row.write else ():
+                slot = table[block]
+                assert slot not in written, "two rows write one slot"
+                assert pool.refs(slot) == 1, "a shared slot is written"
+                assert slot not in named, "a published slot is written"
+                written.add(slot)
+
+    def finish(self) -> None:
+        assert self.running is not None
+        result = self.runner.compute(self.running, 0.001)
+        self.running = None
+        self._read(self.scheduler.apply(result, self.now))
+        self.check()
+
+    def step(self) -> bool:
+        if not self.begin():
+            return False
+        self.finish()
+        return True
+
+    def run(self, limit: int = 2000) -> None:
+        """Step until nothing can be computed."""
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {limit} steps")
+
+    # -- observation --
+
+    def flush(self) -> None:
+        self._read(self.scheduler.take_report())
+        self.check()
+
+    def _read(self, report: StepReport | None) -> None:
+        if report is None:
+            return
+        for name in report.kv.stored:
+            assert name not in self.names
+            self.names[name] = None
+        for name in report.kv.removed:
+            del self.names[name]
+        for job in report.fetches:
+            self.fetches[job.work_id] = Fetching(job, {target.index: target for target in job.targets})
+        for emitted in report.emitted:
+            self._emitted(emitted)
+        for failed in report.failed:
+            self.stories[failed.work_id].failed = failed.code
+        for ended in report.ended:
+            story = self.stories[ended.work_id]
+            assert story.ended is None, "ended twice"
+            story.ended = ended
+            self._judge(story)
+
+    def _emitted(self, emitted: Emitted) -> None:
+        story = self.stories[emitted.work_id]
+        assert story.ended is None
+        branch = next(b for b in story.work.branches if b.sequence == emitted.sequence)
+        so_far = story.emitted[emitted.sequence]
+        first = len(branch.forced) + 1 + (emitted.sequence in story.provided)
+        assert emitted.position == first + len(so_far), "positions come in order, once"
+        so_far.append(emitted)
+
+    def tokens(self, work_id: int, sequence: int = 0) -> tuple[int, ...]:
+        """New tokens of a branch, the provided one included."""
+        story = self.stories[work_id]
+        provided = (story.provided[sequence],) if sequence in story.provided else ()
+        return provided + tuple(emitted.token for emitted in story.emitted[sequence])
+
+    def _judge(self, story: Story) -> None:
+        """What was emitted must be right; where the work ended by itself it must be whole."""
+        for branch in story.work.branches:
+            answer = story.answer(self.model, branch)
+            tokens = self.tokens(story.work.work_id, branch.sequence)
+            whole = not (story.failed or story.cancelled or branch.sequence in story.dropped)
+            if story.work.mode == "prefill":
+                assert tokens == answer.tokens[: len(tokens)]
+                assert len(tokens) == 1 or not whole
+            elif whole:
+                assert tokens == answer.tokens
+                finish = story.emitted[branch.sequence][-1].finish if story.emitted[branch.sequence] else None
+                assert finish == answer.finish or (len(tokens) == 1 and branch.sequence in story.provided)
+            else:
+                assert tokens == answer.tokens[: len(tokens)]
+
+    def exports(self, work_id: int) -> list[Handle]:
+        """All blocks under a work's lease that can be pulled now; their bytes and digests must be right."""
+        story = self.stories[work_id]
+        known = trunk_tokens(story.work)
+        lease = self.scheduler.leases
+        handles = []
+        for index, name in enumerate(export_names(known, self.model.block_tokens)):
+            handle = lease.look(story.work.lease_id, name, EPOCH)
+            if isinstance(handle, Handle):
+                block = self.content.block_bytes(known, index)
+                assert bytes(self.runner.memory.block(handle.slot)) == block, f"block {index} has other bytes"
+                words = unbind(handle.digests, EPOCH, name, handle.generation)
+                assert words == self.digester.content_words(block)
+                handles.append(handle)
+        return handles
+
+    def check(self) -> None:
+        self.scheduler.check()
+        assert dict.fromkeys(self.scheduler.snapshot()).keys() >= self.names.keys() - self._gone()
+        pool = self.scheduler.residence.pool
+        assert pool.available + pool.used + pool.quarantined == pool.blocks
+
+    def _gone(self) -> set[bytes]:
+        """Names removed since the last report."""
+        return {name for name, here in self.scheduler.residence.pool._changes.items() if not here}
+
+    def drain(self) -> None:
+        """End everything; nothing may be left."""
+        for work_id, story in self.stories.items():
+            if story.ended is None:
+                self.cancel(work_id)
+        if self.running is not None:
+            self.finish()
+        for work_id in list(self.fetches):
+            self.end_fetch(work_id, "drained")
+        self.quiet()
+        self.scheduler.leases.release_all()
+        assert not self.step()
+        pool = self.scheduler.residence.pool
+        assert pool.available == pool.blocks
+        assert self.scheduler.residence.export_due == 0
+        assert self.scheduler.residence.batch.width == 0
+        assert all(story.ended is not None for story in self.stories.values())
+        assert sorted(self.names) == sorted(self.scheduler.snapshot())
+
+
+def export_names(known: tuple[int, ...], block_tokens: int) -> list[bytes]:
+    """Names of a trunk's blocks, derived apart from the engine."""
+    packed = pack_tokens(known)
+    names = list(chain_names(ROOT, packed, block_tokens))
+    rest = len(known) % block_tokens
+    if rest:
+        names.append(tail_name(names[-1] if names else ROOT, packed[-4 * rest :]))
+    return names

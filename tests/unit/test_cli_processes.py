@@ -1,0 +1,147 @@
+"""Local processes: output is kept, groups die whole, nothing outlives its parent; run directories are private."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.ports import check_free, free_port
+from tandem.cli.run_directory import RunDirectory, tail
+from tandem.core.entropy import SeededEntropy
+from tandem.core.errors import TandemError
+from tandem.service.local_processes import LocalProcesses
+from tandem.service.processes import Command, Process
+
+ENVIRONMENT = {"PATH": os.environ["PATH"]}
+
+
+def python(name: str, code: str) -> Command:
+    return Command(name, [sys.executable, "-c", code], ENVIRONMENT)
+
+
+async def all_lines(process: Process) -> list[str]:
+    lines: list[str] = []
+    while (more := await process.lines()) is not None:
+        lines += more
+    return lines
+
+
+async def test_output_is_read_by_line_and_kept_in_the_log(tmp_path: Path) -> None:
+    control = LocalProcesses(tmp_path)
+    code = "import sys; print('one'); print('two'); sys.stderr.write('oops\\n'); sys.exit(3)"
+    process = await control.start(python("worker-0", code))
+    assert await all_lines(process) == ["one", "two"]
+    assert await process.wait() == 3
+    log = control.log_of("worker-0").read_text()
+    assert sorted(log.split()) == ["one", "oops", "two"]
+    assert "oops" in tail(control.log_of("worker-0"))
+
+
+async def test_a_program_that_is_not_there_is_a_setting(tmp_path: Path) -> None:
+    with pytest.raises(TandemError, match="/nowhere/python cannot be run"):
+        await LocalProcesses(tmp_path).start(Command("x", ["/nowhere/python"], ENVIRONMENT))
+
+
+async def test_a_signal_gives_a_negative_status(tmp_path: Path) -> None:
+    process = await LocalProcesses(tmp_path).start(
+        python("x", "import time; print('up', flush=True); time.sleep(60)")
+    )
+    assert await process.lines() == ["up"]
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == -signal.SIGTERM
+    process.signal(signal.SIGTERM)  # nobody there any more: nothing happens
+
+
+FAMILY = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    "print(child.pid, flush=True)\n"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd")
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "sys.exit(0)"])
+async def test_grandchildren_die_with_the_process(tmp_path: Path, ending: str) -> None:
+    process = await LocalProcesses(tmp_path).start(python("x", FAMILY + ending))
+    lines = await process.lines()
+    assert lines is not None
+    grandchild = os.pidfd_open(int(lines[0]))
+    process.signal(signal.SIGKILL if ending.startswith("time") else 0)
+    await process.wait()
+    await asyncio.wait_for(all_lines(process), 10)  # ends when nobody holds the pipe any more
+    await ended(grandchild)
+
+
+async def ended(pidfd: int) -> None:
+    """Wait until the process behind a pidfd has ended."""
+    readable = asyncio.Event()
+    asyncio.get_running_loop().add_reader(pidfd, readable.set)
+    await asyncio.wait_for(readable.wait(), 10)
+    asyncio.get_running_loop().remove_reader(pidfd)
+    os.close(pidfd)
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from tandem.service.local_processes import LocalProcesses
+from tandem.service.processes import Command
+
+async def main():
+    command = Command("x", [sys.executable, "-c", "import time; time.sleep(60)"], {})
+    process = await LocalProcesses(Path(sys.argv[1])).start(command)
+    print(process.pid, flush=True)
+    await process.wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+async def test_children_die_when_the_parent_is_killed(tmp_path: Path) -> None:
+    arguments = ["-c", PARENT, str(tmp_path)]
+    parent = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    child = os.pidfd_open(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.wait()
+    await ended(child)
+
+
+def test_a_run_directory_is_private_and_its_files_too() -> None:
+    directory = RunDirectory()
+    directory.draw_key(SeededEntropy(1))
+    directory.publish(["127.0.0.1:1", "127.0.0.1:2"])
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.key_file.stat().st_mode) == 0o600
+    assert len(bytes.fromhex(directory.key_file.read_text())) == 32
+    wanted = '{"workers": [{"address": "127.0.0.1:1"}, {"address": "127.0.0.1:2"}]}'
+    assert directory.fleet_file.read_text() == wanted
+    assert len(str(directory.sockets)) < 80
+    directory.remove()
+    assert not directory.path.exists()
+
+
+def test_a_tail_is_short_and_may_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {number}\n" for number in range(10_000)))
+    assert tail(tmp_path / "log", 2) == "line 9998\nline 9999"
+    assert tail(tmp_path / "absent") == ""
+
+
+def test_a_port_in_use_is_told_with_the_flag_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(TandemError, match=rf"port {port} on 127.0.0.1 is in use; choose another with --port"):
+            check_free("127.0.0.1", {"--port": port})
+    check_free("127.0.0.1", {"--port": port, "--grpc-port": 0})
+    check_free("127.0.0.1", {"--port": free_port("127.0.0.1")})
+
+
+def test_an_address_that_is_not_ours_is_told() -> None:
+    with pytest.raises(TandemError, match=r"port 8000 on 192\.0\.2\.1 cannot be listened on"):
+        check_free("192.0.2.1", {"--port": 8000})

@@ -1,0 +1,178 @@
+"""`ModelService` files and flags: what they mean, and that anything unknown is refused by its path."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.cli.launches import Places, members_of, threads_per_worker
+from tandem.cli.main import main
+from tandem.cli.service_spec import ModelService, quantity, read_service
+from tandem.cli.up_options import model_name, parse
+from tandem.core.errors import TandemError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "tandem.dev/v1alpha1",
+    "kind": "ModelService",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "model": {"source": "demo"},
+        "engine": {"type": "torch", "dtype": "bfloat16", "blockTokens": 32, "kvMemory": "1Gi"},
+        "pools": [
+            {"name": "p", "role": "prefill", "replicas": 2},
+            {"name": "d", "role": "decode"},
+        ],
+        "router": {"port": 9000, "grpcPort": 9001},
+    },
+}
+
+
+def write(path: Path, value: object) -> Path:
+    file = path / "service.yaml"
+    file.write_text(yaml.safe_dump(value))
+    return file
+
+
+def changed(*steps: Any) -> dict[str, Any]:
+    """GOOD with the value at a path replaced; the last step is the value."""
+    *path, key, value = steps
+    whole = copy.deepcopy(GOOD)
+    inner: Any = whole
+    for step in path:
+        inner = inner[step]
+    inner[key] = value
+    return whole
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    service = read_service(write(tmp_path, GOOD))
+    assert service.model_name == "demo"
+    assert [(pool.name, pool.role, pool.replicas) for pool in service.spec.pools] == [
+        ("p", "prefill", 2),
+        ("d", "decode", 1),
+    ]
+    assert (service.spec.router.port, service.spec.router.grpc_port) == (9000, 9001)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_good(path: Path) -> None:
+    assert read_service(path).spec.pools
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (changed("spec", "surprise", 1), "spec: Object contains unknown field `surprise`"),
+        (changed("spec", "pools", 0, "gpus", 1), "spec.pools[0]: Object contains unknown field `gpus`"),
+        (changed("spec", "engine", "type", "magic"), "spec.engine.type: Invalid enum value 'magic'"),
+        (changed("spec", "pools", 1, "replicas", "two"), "spec.pools[1].replicas: Expected `int`, got `str`"),
+        (changed("spec", "pools", 1, "replicas", -1), "spec.pools[1].replicas is -1"),
+        (changed("spec", "pools", 1, "name", "p"), "spec.pools[1].name 'p' is taken"),
+        (changed("spec", "pools", 1, "name", "No Good"), "spec.pools[1].name 'No Good' must be"),
+        (changed("spec", "pools", [{"name": "p", "role": "prefill"}]), "spec.pools has no worker that can decode"),
+        (changed("spec", "engine", "kvMemory", "lots"), "spec.engine.kvMemory 'lots' is not a size"),
+        (changed("spec", "engine", "blockTokens", 0), "spec.engine.blockTokens is 0"),
+        (changed("spec", "router", "port", 70000), "spec.router.port is 70000"),
+        (changed("apiVersion", "v1"), "apiVersion and kind must be"),
+        (changed("metadata", {}), "metadata: Object missing required field `name`"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(tmp_path: Path, value: object, said: str) -> None:
+    file = write(tmp_path, value)
+    with pytest.raises(TandemError) as caught:
+        read_service(file)
+    assert caught.value.code == "bad_setting"
+    assert caught.value.message.startswith(f"{file}: ")
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_what_is_not_yaml_or_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: }")
+    assert main(["up", str(tmp_path / "bad.yaml")]) == 2
+    assert main(["up", str(tmp_path / "absent.yaml")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "is not YAML" in said[0]
+    assert "absent.yaml cannot be read" in said[1]
+
+
+def test_flags_say_the_same_as_a_file() -> None:
+    service = parse(["--engine", "simulated", "--prefill", "2", "--decode", "3", "--port", "0"]).service
+    assert [(pool.role, pool.replicas) for pool in service.spec.pools] == [("prefill", 2), ("decode", 3)]
+    assert service.model_name == "demo"
+
+
+def test_without_prefill_workers_the_others_do_both() -> None:
+    service = parse(["--prefill", "0", "--decode", "2"]).service
+    assert [(pool.name, pool.role) for pool in service.spec.pools] == [("decode", "unified")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--prefill", "1", "--decode", "0"], ["--port", "70000"], ["--kv-memory", "x"]]
+)
+def test_flags_that_cannot_work_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(TandemError):
+        parse(arguments)
+
+
+def test_a_file_takes_ports_but_no_other_flags(tmp_path: Path) -> None:
+    file = str(write(tmp_path, GOOD))
+    assert parse([file, "--port", "1234"]).service.spec.router.port == 1234
+    with pytest.raises(TandemError, match=r"--model, --prefill cannot be combined"):
+        parse([file, "--model", "demo", "--prefill", "2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512Mi", 512 << 20),
+        ("2G", 2 * 10**9),
+        ("1.5Ki", 1536),
+        (4096, 4096),
+        ("10", 10),
+        ("-1", None),
+        ("1 Gi", None),
+    ],
+)
+def test_quantities(text: str | int, size: int | None) -> None:
+    assert quantity(text) == size
+
+
+def test_model_names() -> None:
+    assert model_name("demo") == "demo"
+    assert model_name("org/Model-1B") == "Model-1B"
+    assert model_name("/data/models/tiny/") == "tiny"
+
+
+def places() -> Places:
+    return Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, 9001)
+
+
+def service() -> ModelService:
+    return parse(["--prefill", "1", "--decode", "2", "--kv-memory", "1Mi"]).service
+
+
+def test_every_process_gets_its_command_and_no_secret_in_it() -> None:
+    members = members_of(service(), places(), cores=8, environment={"HOME": "/home/x"})
+    assert [(member.name, member.role) for member in members] == [
+        ("router", "router"),
+        ("prefill-0", "prefill"),
+        ("decode-0", "decode"),
+        ("decode-1", "decode"),
+    ]
+    modules = [member.command.argv[2] for member in members]
+    assert modules == ["router", "prefill_worker", "decode_worker", "decode_worker"]
+    assert members[1].command.env["OMP_NUM_THREADS"] == "2"
+    assert members[1].command.env["HOME"] == "/home/x"
+    assert len({member.command.name for member in members}) == len(members)
+
+
+@pytest.mark.parametrize(("cores", "workers", "threads"), [(2, 3, 1), (8, 3, 2), (64, 2, 32), (4, 0, 4)])
+def test_threads_are_shared_out(cores: int, workers: int, threads: int) -> None:
+    assert threads_per_worker(cores, workers) == threads

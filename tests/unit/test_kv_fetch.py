@@ -1,0 +1,414 @@
+"""Fetches on virtual time: what arrives is verified, what fails is given up in bounded time, slots stay safe."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from kv_transfer.export import Exporter
+from kv_transfer.fetch import Fetcher
+from kv_transfer.fetch_progress import FetchReport, routes
+from kv_transfer.memory import MemoryFabric, MemoryTransport, PerfectPath
+from kv_transfer.transport import Alive, BlockSink, ExportSource, Landed, PullEvent, PullOpen
+from tandem.core.deadlines import Deadlines
+from tandem.core.errors import TandemError
+from tandem.core.metrics import NullMeter
+from tandem.engine.digest import Digester
+from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tests.contract.block_space import (
+    FIRST,
+    KEYRING,
+    TestSpace,
+    block_layout,
+    content,
+    fetch_job,
+    name_of,
+    ready_lease,
+    remote_kv,
+)
+
+LAYOUT = block_layout(2048)
+DEADLINES = Deadlines()
+
+
+class Path(PerfectPath):
+    """A path with a latency and a bandwidth; may flip a byte of a block, or go silent."""
+
+    def __init__(self, latency_s: float = 0.001, bytes_per_s: float = 1e6) -> None:
+        self.delay_s = latency_s
+        self.bytes_per_s = bytes_per_s
+        self.silent = False
+        self.corrupt_in = -1
+
+    def carries(self, holder: str, receiver: str) -> bool:
+        return not self.silent
+
+    def latency_s(self, holder: str, receiver: str) -> float:
+        return self.delay_s
+
+    def busy_s(self, holder: str, receiver: str, size: int) -> float:
+        return size / self.bytes_per_s
+
+    def arrived(self, holder: str, receiver: str, data: bytes) -> bytes:
+        self.corrupt_in -= 1
+        return bytes([data[0] ^ 1]) + data[1:] if self.corrupt_in == -1 else data
+
+
+class CountingMeter(NullMeter):
+    def __init__(self) -> None:
+        self.added: dict[tuple[str, ...], float] = {}
+
+    def add(self, name: str, value: float = 1.0, *labels: str) -> None:
+        super().add(name, value, *labels)
+        self.added[name, *labels] = self.added.get((name, *labels), 0.0) + value
+
+
+@dataclass
+class World:
+    """A holder and a receiver on one fabric, on virtual time."""
+
+    loop: VirtualLoop
+    path: Path = field(default_factory=Path)
+    holder: TestSpace = field(default_factory=lambda: TestSpace(LAYOUT, 64, 11, shared=False))
+    receiver: TestSpace = field(default_factory=lambda: TestSpace(LAYOUT, 64, 22, shared=False))
+    meter: CountingMeter = field(default_factory=CountingMeter)
+    address: str = ""
+
+    async def start(self) -> "World":
+        fabric = MemoryFabric(self.path)
+        self.serving = MemoryTransport(fabric, "p0")
+        self.address = await self.serving.serve(Exporter(self.holder, KEYRING, LoopClock(self.loop), DEADLINES))
+        self.pulling = MemoryTransport(fabric, "d0")
+        self.fetcher = Fetcher(self.receiver, [self.pulling], LoopClock(self.loop), DEADLINES, self.meter)
+        return self
+
+    def fetch(self, names: tuple[bytes, ...]) -> Coroutine[Any, Any, FetchReport]:
+        return self.fetcher.fetch(fetch_job(names, LAYOUT), remote_kv(self.holder, self.receiver, (self.address,)))
+
+    def settled(self) -> None:
+        """Whatever was held back for late bytes is free again, and the holder has forgotten the pull."""
+        (_, _, late) = self.receiver.ended[-1]
+        assert len(self.receiver.ended) == 1
+        assert self.receiver.freed == ([late] if late else [])
+        assert not self.holder.watchers
+
+
+def on_virtual_time(main: Callable[[World], Coroutine[Any, Any, None]], limit_s: float = 300.0) -> None:
+    async def body(loop: VirtualLoop) -> None:
+        await main(await World(loop).start())
+
+    run(body, limit_s=limit_s)
+
+
+def test_a_whole_fetch_lands_verified_blocks_and_reports_what_it_cost() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 10)
+        report = await world.fetch(names)
+        assert report.reason is None
+        assert (report.blocks, report.bytes, report.path, report.first) == (10, 20480, "mem", FIRST)
+        assert report.acknowledged
+        assert "lease" not in world.holder.leases
+        digester = Digester(LAYOUT)
+        for index, name in enumerate(names):
+            block = world.receiver.memory.block(2 * index + 1)
+            assert bytes(block) == content(name, 2048)
+            assert world.receiver.landed_words[index] == digester.content_words(block)
+        assert report.seconds == pytest.approx(0.02248, rel=0.05)
+        assert report.gb_per_s == pytest.approx(1e-3, rel=0.1)
+        assert world.receiver.ended == [(7, None, ())]
+        assert world.meter.added["tandem_kv_transfer_bytes_total", "mem"] == 20480
+        world.settled()
+
+    on_virtual_time(main)
+
+
+def test_only_what_comes_after_the_last_wait_for_prefill_is_exposed() -> None:
+    async def main(world: World) -> None:
+        names = tuple(name_of(i) for i in range(8))
+        world.holder.lease("lease", names)
+        for index in range(8):
+            world.loop.call_at(1.0 + index // 2, world.holder.complete, "lease", index)
+        world.loop.call_at(4.0, world.holder.sample, "lease")
+        report = await world.fetch(names)
+        assert report.reason is None
+        assert report.seconds == pytest.approx(4.005, abs=0.003)
+        assert report.exposed_s == pytest.approx(0.002, abs=0.001)
+
+    on_virtual_time(main)
+
+
+def test_a_flipped_byte_is_refused_and_what_landed_before_stays() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 6)
+        world.path.corrupt_in = 3
+        report = await world.fetch(names)
+        assert report.reason is not None
+        assert report.reason.startswith("kv_corrupt")
+        assert sorted(world.receiver.landed_words) == [0, 1, 2]
+        assert world.receiver.ended == [(7, report.reason, ())]
+        assert world.meter.added["tandem_kv_blocks_refused_total", "digest"] == 1
+        assert "lease" in world.holder.leases
+        world.settled()
+
+    on_virtual_time(main)
+
+
+def test_a_slot_overwritten_on_the_holder_is_refused() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 2)
+        world.holder.overwrite(1)
+        report = await world.fetch(names)
+        assert report.reason is not None
+        assert report.reason.startswith("kv_corrupt")
+        assert sorted(world.receiver.landed_words) == [0]
+
+    on_virtual_time(main)
+
+
+def test_a_silent_holder_is_given_up_after_two_seconds() -> None:
+    async def main(world: World) -> None:
+        names = tuple(name_of(i) for i in range(3))
+        world.holder.lease("lease", names)
+        world.holder.complete("lease", 0)
+        world.loop.call_at(5.0, setattr, world.path, "silent", True)
+        report = await world.fetch(names)
+        assert report.reason is not None
+        assert report.reason.startswith("transfer_failed")
+        assert 6.4 < world.loop.time() < 7.1
+        assert report.blocks == 1
+        world.settled()
+
+    on_virtual_time(main)
+
+
+def test_a_holder_that_only_says_it_is_alive_is_given_up_when_prefill_should_have_moved() -> None:
+    async def main(world: World) -> None:
+        world.holder.lease("lease", (name_of(0),))
+        report = await world.fetch((name_of(0),))
+        assert report.reason is not None
+        assert 29.5 < world.loop.time() < 30.6
+        world.settled()
+
+    on_virtual_time(main)
+
+
+def test_a_holder_that_cannot_be_reached_costs_no_more_than_the_transfer_bound() -> None:
+    async def main(world: World) -> None:
+        world.path.silent = True
+        report = await world.fetch((name_of(0),))
+        assert report.reason is not None
+        assert world.loop.time() == pytest.approx(2.0, abs=0.1)
+        assert world.receiver.ended == [(7, report.reason, ())]
+
+    on_virtual_time(main)
+
+
+def test_no_transport_in_common_is_said_at_once() -> None:
+    async def main(world: World) -> None:
+        world.address = "ucx://elsewhere"
+        report = await world.fetch((name_of(0),))
+        assert report.reason == "no transport in common: ucx://elsewhere"
+        assert world.loop.time() == 0.0
+
+    on_virtual_time(main)
+
+
+def test_a_new_incarnation_under_the_old_address_is_refused() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 2)
+        remote = replace_epoch(world)
+        world.holder.epoch = 99
+        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote)
+        assert report.reason is not None
+        assert report.reason.startswith("stale_epoch")
+        assert not world.receiver.landed_words
+
+    def replace_epoch(world: World) -> Any:
+        return remote_kv(world.holder, world.receiver, (world.address,))
+
+    on_virtual_time(main)
+
+
+def test_missing_blocks_end_the_fetch_and_nothing_is_retried() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 3)
+        world.holder.lose("lease", 1, "evicted")
+        report = await world.fetch(names)
+        assert report.reason == "kv_gone: block 1 will not come: evicted"
+        assert sorted(world.receiver.landed_words) == [0]
+        world.settled()
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("turns", range(40))
+def test_cancelling_at_any_moment_ends_the_fetch_and_frees_the_slots(turns: int) -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 4)
+        task = asyncio.ensure_future(world.fetch(names))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        await world.fetcher.close()
+        assert bool(world.receiver.ended) == (turns > 0)
+        if turns > 0:
+            world.settled()
+
+    on_virtual_time(main)
+
+
+# ---- what a network cannot be made to do ------------------------------------------------------------------------
+
+
+class ScriptedPull:
+    """Gives blocks of the holder, then fails as told; `closed` says that it was closed."""
+
+    def __init__(
+        self, holder: TestSpace, request: PullOpen, sink: BlockSink, bring: int, error: TandemError, close_s: float
+    ) -> None:
+        self._close_s = close_s
+        self._holder = holder
+        self._request = request
+        self._sink = sink
+        self._bring = bring
+        self._error = error
+        self.closed = False
+
+    async def events(self) -> AsyncGenerator[PullEvent, None]:
+        yield Alive()
+        for index, name in enumerate(self._request.names[: self._bring]):
+            handle = self._holder.look("lease", name)
+            self._sink.block(index)[:] = self._holder.memory.block(handle.slot)  # type: ignore[union-attr]
+            yield Landed(index, handle)  # type: ignore[arg-type]
+        raise self._error
+
+    async def acknowledge(self) -> None:
+        raise AssertionError("nothing to acknowledge")
+
+    async def close(self) -> None:
+        await asyncio.sleep(self._close_s)
+        self.closed = True
+
+
+class Scripted:
+    """A transport whose n-th pull ends with the n-th error, after some blocks."""
+
+    scheme = "fake"
+
+    def __init__(self, holder: TestSpace, bring: int, *codes: str, close_s: float = 0.0) -> None:
+        self._close_s = close_s
+        self._holder = holder
+        self._bring = bring
+        self._codes = list(codes)
+        self.pulls: list[ScriptedPull] = []
+        self.asked: list[tuple[bytes, ...]] = []
+
+    async def serve(self, source: ExportSource) -> str:
+        raise AssertionError
+
+    async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> ScriptedPull:
+        assert all(pull.closed for pull in self.pulls), "a retry began before the first pull was closed"
+        self.asked.append(request.names)
+        error = TandemError(self._codes.pop(0), "as told")
+        pull = ScriptedPull(self._holder, request, sink, self._bring, error, self._close_s)
+        self.pulls.append(pull)
+        return pull
+
+    async def close(self) -> None: ...
+
+
+def test_a_broken_connection_is_retried_for_what_is_still_open() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 5)
+        scripted = Scripted(world.holder, 2, "transfer_failed")
+        fetcher = Fetcher(world.receiver, [scripted, world.pulling], LoopClock(world.loop), DEADLINES, world.meter)
+        remote = remote_kv(world.holder, world.receiver, ("fake://p0", world.address))
+        report = await fetcher.fetch(fetch_job(names, LAYOUT), remote)
+        assert report.reason is None
+        assert (report.blocks, report.path) == (5, "mem")
+        assert world.meter.added["tandem_kv_transfer_bytes_total", "fake"] == 2 * 2048
+        assert world.meter.added["tandem_kv_transfer_bytes_total", "mem"] == 3 * 2048
+        assert scripted.pulls[0].closed
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("code", ["ticket_refused", "stale_epoch", "kv_gone", "protocol_mismatch"])
+def test_refusals_are_final(code: str) -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 5)
+        scripted = Scripted(world.holder, 1, code, code)
+        fetcher = Fetcher(world.receiver, [scripted], LoopClock(world.loop), DEADLINES, world.meter)
+        remote = remote_kv(world.holder, world.receiver, ("fake://p0", "fake://p1"))
+        report = await fetcher.fetch(fetch_job(names, LAYOUT), remote)
+        assert report.reason == f"{code}: as told"
+        assert len(scripted.pulls) == 1
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("code", ["kv_gone", "transfer_failed"])
+def test_slots_are_quarantined_until_a_slow_pull_is_closed(code: str) -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 4)
+        scripted = Scripted(world.holder, 1, code, close_s=20.0)
+        fetcher = Fetcher(world.receiver, [scripted], LoopClock(world.loop), DEADLINES, world.meter)
+        fetching = asyncio.ensure_future(
+            fetcher.fetch(fetch_job(names, LAYOUT), remote_kv(world.holder, world.receiver, ("fake://p0",)))
+        )
+        await asyncio.sleep(2.5)
+        assert world.receiver.ended == [(7, f"{code}: as told", (3, 5, 7))]
+        assert world.receiver.freed == []
+        fetching.cancel()
+        await asyncio.wait((fetching,))
+        await fetcher.close()
+        assert world.receiver.freed == [(3, 5, 7)]
+        assert world.loop.time() == pytest.approx(20.0)
+
+    on_virtual_time(main)
+
+
+def test_retries_are_bounded() -> None:
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 9)
+        scripted = Scripted(world.holder, 1, *["transfer_failed"] * 9)
+        fetcher = Fetcher(world.receiver, [scripted], LoopClock(world.loop), DEADLINES, world.meter)
+        remote = remote_kv(world.holder, world.receiver, ("fake://p0",))
+        report = await fetcher.fetch(fetch_job(names, LAYOUT), remote)
+        assert (report.blocks, report.reason) == (2, "transfer_failed: as told")
+        assert scripted.asked == [names, names[1:]]
+        assert all(pull.closed for pull in scripted.pulls)
+
+    on_virtual_time(main)
+
+
+def test_a_handle_of_another_block_or_incarnation_is_refused() -> None:
+    class Swapping(Scripted):
+        async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> ScriptedPull:
+            swapped = replace(request, names=tuple(reversed(request.names)))
+            return await super().open(address, swapped, sink, timeout_s)
+
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 2)
+        scripted = Swapping(world.holder, 2, "transfer_failed")
+        fetcher = Fetcher(world.receiver, [scripted], LoopClock(world.loop), DEADLINES, world.meter)
+        report = await fetcher.fetch(
+            fetch_job(names, LAYOUT), remote_kv(world.holder, world.receiver, ("fake://p0",))
+        )
+        assert report.reason is not None
+        assert report.reason.startswith("kv_corrupt")
+        assert not world.receiver.landed_words
+        assert world.meter.added["tandem_kv_blocks_refused_total", "name"] == 1
+
+    on_virtual_time(main)
+
+
+def test_routes_follow_the_holders_preference_and_end() -> None:
+    addresses = ("shm:///a", "ucx://b", "tcp://c")
+    assert routes(addresses, ("tcp", "shm"), 3) == ("shm:///a", "tcp://c", "tcp://c")
+    assert routes(addresses, ("tcp",), 3) == ("tcp://c", "tcp://c")
+    assert routes(addresses, ("shm", "tcp"), 1) == ("shm:///a",)
+    assert routes(addresses, (), 3) == ()

@@ -1,0 +1,54 @@
+"""The Prometheus meter renders exactly the closed list and refuses anything else."""
+
+import re
+
+import pytest
+
+from tandem.core.metrics import METRICS
+from tandem.service.metrics import CONTENT_TYPE, PrometheusMeter
+
+
+def test_every_metric_is_rendered_from_the_start_and_no_other() -> None:
+    text = PrometheusMeter().render().decode()
+    rendered = set(re.findall(r"^# TYPE (\S+) (?:counter|gauge|histogram)$", text, re.MULTILINE))
+    assert {name for name in rendered if not name.endswith("_created")} == set(METRICS)
+    assert CONTENT_TYPE.startswith("text/plain")
+
+
+def test_counters_add_up_by_label() -> None:
+    meter = PrometheusMeter()
+    meter.add("tandem_requests_total", 1.0, "demo", "ok")
+    meter.add("tandem_requests_total", 2.0, "demo", "ok")
+    meter.add("tandem_requests_total", 1.0, "demo", "cancelled")
+    text = meter.render().decode()
+    assert 'tandem_requests_total{model="demo",outcome="ok"} 3.0' in text
+    assert 'tandem_requests_total{model="demo",outcome="cancelled"} 1.0' in text
+
+
+def test_unlabelled_gauge_and_histogram() -> None:
+    meter = PrometheusMeter()
+    meter.set("tandem_leases", 4)
+    meter.set("tandem_leases", 2)
+    meter.observe("tandem_ttft_seconds", 0.03, "demo")
+    text = meter.render().decode()
+    assert "\ntandem_leases 2.0" in text
+    assert 'tandem_ttft_seconds_bucket{le="0.02",model="demo"} 0.0' in text
+    assert 'tandem_ttft_seconds_bucket{le="0.05",model="demo"} 1.0' in text
+    assert 'tandem_ttft_seconds_count{model="demo"} 1.0' in text
+
+
+def test_two_meters_do_not_share_figures() -> None:
+    one, other = PrometheusMeter(), PrometheusMeter()
+    one.add("tandem_preemptions_total")
+    assert "\ntandem_preemptions_total 1.0" in one.render().decode()
+    assert "\ntandem_preemptions_total 0.0" in other.render().decode()
+
+
+def test_unknown_name_wrong_kind_and_wrong_labels_are_programmer_errors() -> None:
+    meter = PrometheusMeter()
+    with pytest.raises(KeyError):
+        meter.add("tandem_surprises_total")
+    with pytest.raises(AssertionError, match="is a gauge"):
+        meter.add("tandem_leases")
+    with pytest.raises(AssertionError, match="takes labels"):
+        meter.observe("tandem_ttft_seconds", 1.0)

@@ -1,0 +1,106 @@
+"""Admission decisions: who goes, who waits, who is refused and why."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.admission import Admission, Admitted, Queued, Refused
+from router.retry_budget import RetryBudget, backoff_s
+from router.settings import AdmissionSettings, RetrySettings
+
+
+def test_with_room_and_nobody_waiting_a_request_goes_at_once() -> None:
+    admission = Admission(AdmissionSettings())
+    assert admission.arrive(1, "m", 0, True) == Admitted()
+    assert admission.held == 1
+    admission.ended(1, 0.0)
+    assert admission.held == 0
+
+
+def test_without_room_requests_wait_in_order_of_priority_then_arrival() -> None:
+    admission = Admission(AdmissionSettings())
+    assert admission.arrive(1, "m", 0, False) == Queued(0)
+    assert admission.arrive(2, "m", 0, False) == Queued(1)
+    assert admission.arrive(3, "m", 5, False) == Queued(0)
+    order = []
+    while (key := admission.next("m")) is not None:
+        admission.leave_line(key)
+        order.append(key)
+    assert order == [3, 1, 2]
+    assert admission.held == 3
+
+
+def test_a_newcomer_never_overtakes_its_own_priority_but_may_overtake_lower_ones() -> None:
+    admission = Admission(AdmissionSettings())
+    admission.arrive(1, "m", 1, False)
+    assert isinstance(admission.arrive(2, "m", 1, True), Queued)
+    assert isinstance(admission.arrive(3, "m", 2, True), Admitted)
+    assert isinstance(admission.arrive(4, "other", 0, True), Admitted)
+
+
+def test_an_admitted_request_that_found_no_worker_waits_at_the_front_of_its_priority() -> None:
+    admission = Admission(AdmissionSettings())
+    admission.arrive(1, "m", 0, True)
+    admission.arrive(2, "m", 0, False)
+    admission.wait_again(1, 0)
+    assert admission.next("m") == 1
+
+
+def test_bounds_and_draining_refuse_with_reason_and_retry_after() -> None:
+    admission = Admission(AdmissionSettings(requests_max=3, queued_max=2))
+    for key in (1, 2):
+        admission.arrive(key, "m", 0, False)
+    full = admission.arrive(3, "m", 0, True)
+    assert isinstance(full, Refused)
+    assert full.code == "queue_full"
+    assert "2 requests for m wait" in full.reason
+    assert 1.0 <= full.retry_after_s <= 30.0
+    assert isinstance(admission.arrive(4, "n", 0, True), Admitted)
+    over = admission.arrive(5, "n", 0, True)
+    assert isinstance(over, Refused)
+    assert "holds 3 requests" in over.reason
+    admission.drain()
+    drained = admission.arrive(6, "n", 0, True)
+    assert isinstance(drained, Refused)
+    assert drained.code == "draining"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["arrive", "serve", "leave"]), st.integers(0, 3)), max_size=80))
+def test_nobody_is_lost_or_served_twice_and_lines_are_in_order(steps: list[tuple[str, int]]) -> None:
+    admission = Admission(AdmissionSettings())
+    waiting: dict[int, int] = {}
+    running: list[int] = []
+    for key, (step, number) in enumerate(steps):
+        if step == "arrive":
+            decision = admission.arrive(key, "m", number, False)
+            assert decision == Queued(sum(other >= number for other in waiting.values()))
+            waiting[key] = number
+        elif step == "serve":
+            served = admission.next("m")
+            best = min(waiting, key=lambda each: (-waiting[each], each), default=None)
+            assert served == best
+            if served is not None:
+                admission.leave_line(served)
+                del waiting[served]
+                running.append(served)
+        elif waiting and number % 2:
+            gone = list(waiting)[number % len(waiting)]
+            del waiting[gone]
+            admission.ended(gone, float(key))
+        elif running:
+            admission.ended(running.pop(), float(key))
+        assert admission.held == len(waiting) + len(running)
+        assert admission.queued("m") == len(waiting)
+        assert admission.waiting == bool(waiting)
+
+
+def test_retries_are_a_share_of_traffic_with_a_burst() -> None:
+    budget = RetryBudget(RetrySettings(share=0.25, burst=2))
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    for _ in range(4):
+        budget.earn()
+    assert [budget.spend() for _ in range(2)] == [True, False]
+
+
+def test_the_first_retry_is_immediate_and_later_ones_back_off() -> None:
+    settings = RetrySettings(backoff_first_s=0.1, backoff_max_s=0.3)
+    assert [backoff_s(settings, fruitless) for fruitless in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]

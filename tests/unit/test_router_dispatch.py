@@ -1,0 +1,439 @@
+"""Dispatch over scripted workers on virtual time: hand-off, failures, deadlines, and what is left afterwards."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from tandem.core.deadlines import Deadlines
+from tandem.core.errors import TandemError
+from tandem.core.messages import Cancel, ProvideFirst, SampleFirst
+from tandem.sim.loop import VirtualLoop, run
+from tests.unit.router_world import Client, World
+
+PAIRED = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))
+
+
+def scenario(
+    body: Callable[[World], Awaitable[None]], *, workers: str = "p1 d1 d2", settings: RouterSettings = PAIRED
+) -> World:
+    """Run `body` in a fresh world of workers named by role, and check that nothing is left."""
+    roles = {"p": "prefill", "d": "decode", "u": "unified"}
+
+    async def main(loop: VirtualLoop) -> World:
+        world = World(loop, settings)
+        for worker_id in workers.split():
+            world.worker(worker_id, roles[worker_id[0]])
+        await world.start()
+        await body(world)
+        await world.stop()
+        return world
+
+    return run(main, limit_s=3000.0)
+
+
+async def ended(client: Client) -> Client:
+    await asyncio.wait_for(client.ended.wait(), 1000.0)
+    return client
+
+
+def test_a_request_goes_through_prefill_and_decode_and_arrives_whole() -> None:
+    async def body(world: World) -> None:
+        world.workers["p1"].reused = 16
+        client = await ended(world.ask(tokens=200))
+        client.check_whole()
+        assert client.usage is not None
+        assert client.usage.cached_tokens == 16
+        p1 = world.workers["p1"]
+        decode = next(world.workers[name] for name in ("d1", "d2") if world.workers[name].submits)
+        assert [submit.mode for submit in p1.submits] == ["prefill"]
+        assert [submit.mode for submit in decode.submits] == ["decode"]
+        assert sum(isinstance(command, ProvideFirst) for command in decode.commands) == 1
+        assert p1.submits[0].export is not None
+        assert decode.submits[0].remote is not None
+        assert p1.submits[0].export.lease_id == decode.submits[0].remote.lease_id
+        assert not [command for command in p1.commands if isinstance(command, Cancel)]
+
+    world = scenario(body)
+    names = [span.name for span in world.recorder.kept["req-1"]]
+    assert sorted(names) == ["attempt", "decode", "dispatch", "place", "prefill", "queue"]
+    place = next(span for span in world.recorder.kept["req-1"] if span.name == "place")
+    assert "p1→d1" in str(place.attributes["costs"])
+    assert str(place.attributes["reasons"])
+
+
+def test_branches_share_one_prefill_and_finish_together() -> None:
+    async def body(world: World) -> None:
+        client = await ended(world.ask(n=3, tokens=100))
+        client.check_whole()
+        assert len(world.workers["p1"].submits) == 1
+
+    scenario(body)
+
+
+def test_a_first_token_relayed_by_decode_is_not_delivered_twice() -> None:
+    async def body(world: World) -> None:
+        for name in ("d1", "d2"):
+            world.workers[name].relay = True
+        (await ended(world.ask(n=2, tokens=100))).check_whole()
+
+    scenario(body)
+
+
+def test_a_finish_at_the_first_position_leaves_nothing_on_decode_or_prefill() -> None:
+    async def body(world: World) -> None:
+        (await ended(world.ask(max_tokens=1, tokens=100))).check_whole()
+        await asyncio.sleep(0.1)
+        assert all(not worker.jobs for worker in world.workers.values())
+        assert any(isinstance(command, Cancel) for command in world.workers["p1"].commands)
+
+    scenario(body)
+
+
+def test_a_branch_that_ends_at_its_first_position_is_cancelled_on_decode_and_the_others_go_on() -> None:
+    async def body(world: World) -> None:
+        world.ends = {0: 1, 2: 4}
+        client = await ended(world.ask(n=3, tokens=100))
+        client.check_whole()
+        decode = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
+        (submit,) = decode.submits
+        assert Cancel(submit.handle, 0) in decode.commands
+        assert [type(each) for each in decode.commands].count(ProvideFirst) == 2
+
+    scenario(body)
+
+
+def test_what_a_fenced_attempt_still_sends_is_nobodys() -> None:
+    async def body(world: World) -> None:
+        for name in ("d1", "d2"):
+            world.workers[name].step_s = 0.05
+        client = world.ask(tokens=100, max_tokens=400)
+        await asyncio.sleep(0.4)
+        stuck = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
+        stuck.mute = stuck.deaf = True
+        other = next(w for w in world.workers.values() if w.role == "decode" and w is not stuck)
+        await asyncio.sleep(13.5)
+        assert other.submits
+        assert stuck.jobs
+        stuck.mute = False
+        await ended(client)
+        client.check_whole()
+        assert len(other.submits) == 1
+
+    scenario(body)
+
+
+def test_prefill_lost_before_the_first_token_decode_samples_it() -> None:
+    async def body(world: World) -> None:
+        world.workers["p1"].prefill_s = 5.0
+        client = world.ask(tokens=100)
+        await asyncio.sleep(0.5)
+        world.workers["p1"].die()
+        (await ended(client)).check_whole()
+        decode = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
+        assert [type(command) for command in decode.commands if not isinstance(command, Cancel)][1:] == [SampleFirst]
+
+    scenario(body)
+
+
+def test_prefill_that_refuses_is_replaced_by_decode() -> None:
+    async def body(world: World) -> None:
+        world.workers["p1"].fail_with = ("out_of_blocks", "exports are full")
+        (await ended(world.ask(tokens=100))).check_whole()
+
+    scenario(body)
+
+
+def test_prefill_lost_after_the_first_token_changes_nothing() -> None:
+    async def body(world: World) -> None:
+        client = world.ask(tokens=100, max_tokens=50)
+        await asyncio.sleep(0.2)
+        assert client.tokens[0]
+        world.workers["p1"].die()
+        (await ended(client)).check_whole()
+        assert not any(isinstance(c, SampleFirst) for w in world.workers.values() for c in w.commands)
+
+    scenario(body)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_decode_lost_in_mid_stream_is_resumed_elsewhere(n: int) -> None:
+    async def body(world: World) -> None:
+        client = world.ask(tokens=100, max_tokens=50, n=n)
+        await asyncio.sleep(0.3)
+        lost = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
+        before = sum(len(tokens) for tokens in client.tokens.values())
+        assert before > 1
+        lost.die()
+        (await ended(client)).check_whole()
+        other = next(w for w in world.workers.values() if w.role == "decode" and w is not lost)
+        assert sum(len(branch.forced) for branch in other.submits[0].branches) >= before
+        assert other.submits[0].branches[0].sent_chars > 0
+        assert other.submits[0].mode == ("local" if n > 1 else "decode")
+
+    scenario(body)
+
+
+def test_decode_that_contradicts_what_was_accepted_is_cancelled_and_replaced() -> None:
+    async def body(world: World) -> None:
+        for name in ("d1", "d2"):
+            world.workers[name].relay = True
+        world.workers["d1"].lie_at = 1
+        world.workers["d1"].prefill_s = 0.0
+        (await ended(world.ask(tokens=100))).check_whole()
+        assert any(isinstance(command, Cancel) for command in world.workers["d1"].commands)
+        assert world.workers["d2"].submits
+
+    async def late_relay(world: World) -> None:
+        """The lie must come second, or it would be the accepted one."""
+        world.links.policy = SlowFrom("d1")
+        await body(world)
+
+    scenario(late_relay)
+
+
+class SlowFrom:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def delay_s(self, source: str, target: str) -> float:
+        return 0.05 if source == self.name else 0.0
+
+
+def test_the_only_decode_worker_comes_back_and_the_stream_goes_on() -> None:
+    async def body(world: World) -> None:
+        client = world.ask(tokens=100, max_tokens=50)
+        await asyncio.sleep(0.3)
+        world.workers["d1"].die()
+        await asyncio.sleep(8.0)
+        assert not client.ended.is_set()
+        await world.workers["d1"].revive()
+        (await ended(client)).check_whole()
+
+    scenario(body, workers="p1 d1")
+
+
+def test_a_started_request_does_not_wait_for_ever() -> None:
+    async def body(world: World) -> None:
+        client = world.ask(tokens=100, max_tokens=50)
+        await asyncio.sleep(0.3)
+        world.workers["d1"].die()
+        await ended(client)
+        assert client.error is not None
+        assert client.error.code == "no_workers"
+        client.check_prefix()
+
+    scenario(body, workers="p1 d1")
+
+
+def test_a_new_request_waits_for_a_worker_and_then_for_no_longer_than_the_queue_allows() -> None:
+    async def body(world: World) -> None:
+        world.workers["d1"].die()
+        await asyncio.sleep(0.1)
+        first, began = world.ask(), world.clock.now()
+        await ended(first)
+        assert first.error is not None
+        assert first.error.code == "no_workers"
+        assert first.error.retry_after_s is not None
+        assert world.clock.now() - began == pytest.approx(10.0, abs=0.1)
+        second = world.ask()
+        await asyncio.sleep(3.0)
+        await world.workers["d1"].revive()
+        (await ended(second)).check_whole()
+
+    scenario(body, workers="d1")
+
+
+def test_the_total_deadline_ends_a_request_typed() -> None:
+    async def body(world: World) -> None:
+        client = world.ask(max_tokens=1000, timeout_s=2.0)
+        await ended(client)
+        assert client.error is not None
+        assert client.error.code == "deadline_exceeded"
+        client.check_prefix()
+        await asyncio.sleep(0.1)
+        assert all(not worker.jobs for worker in world.workers.values())
+
+    scenario(body)
+
+
+def test_a_silent_decode_worker_is_left_after_the_token_deadline() -> None:
+    async def body(world: World) -> None:
+        client = world.ask(tokens=100, max_tokens=100)
+        await asyncio.sleep(0.4)
+        stuck = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
+        stuck.mute = True
+        (await ended(client)).check_whole()
+        assert world.clock.now() < 15.0
+
+    scenario(body)
+
+
+def test_a_silent_prefill_worker_is_left_and_decode_samples() -> None:
+    async def body(world: World) -> None:
+        world.workers["p1"].mute = True
+        client = await ended(world.ask(tokens=100))
+        client.check_whole()
+        assert any(isinstance(c, SampleFirst) for w in world.workers.values() for c in w.commands)
+
+    scenario(body)
+
+
+def test_failures_everywhere_end_in_a_typed_error_after_bounded_attempts() -> None:
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.fail_with = ("engine_failed", "it broke")
+        client = await ended(world.ask(tokens=100))
+        assert client.error is not None
+        assert client.error.code == "engine_failed"
+        assert "gave up after 4 attempts" in client.error.message
+
+    scenario(body)
+
+
+def test_a_fault_of_the_request_itself_is_not_retried() -> None:
+    async def body(world: World) -> None:
+        for name in ("d1", "d2"):
+            world.workers[name].fail_with = ("context_length_exceeded", "too long")
+        client = await ended(world.ask(tokens=100))
+        assert client.error is not None
+        assert client.error.code == "context_length_exceeded"
+        assert sum(len(world.workers[name].submits) for name in ("d1", "d2")) == 1
+
+    scenario(body)
+
+
+def test_retries_after_failures_are_bounded_as_a_share_of_traffic() -> None:
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.fail_with = ("engine_failed", "it broke")
+        clients = [world.ask(tokens=100) for _ in range(40)]
+        for client in clients:
+            await ended(client)
+            assert client.error is not None
+        submits = sum(len(world.workers[name].submits) for name in ("d1", "d2"))
+        assert submits <= 40 + 4 + 40 * 0.2 + 1
+
+    settings = replace(PAIRED, retry=RetrySettings(burst=4))
+    scenario(body, settings=settings)
+
+
+def test_requests_beyond_the_workers_room_wait_in_the_router_and_all_finish() -> None:
+    async def body(world: World) -> None:
+        clients = [world.ask(max_tokens=20) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        assert len(world.workers["d1"].submits) == 3
+        for client in clients:
+            (await ended(client)).check_whole()
+
+    settings = RouterSettings(placement=PlacementSettings(prefer="local", sequences_per_worker_max=3))
+    scenario(body, workers="d1", settings=settings)
+
+
+def test_cancel_reaches_both_workers_and_the_sink_hears_no_more() -> None:
+    async def body(world: World) -> None:
+        client = Client(world, world.generation(tokens=100, max_tokens=100))
+        running = world.dispatcher.start(client.generation, client)
+        world.workers["p1"].prefill_s = 1.0
+        await asyncio.sleep(0.1)
+        assert sum(len(worker.jobs) for worker in world.workers.values()) == 2
+        running.cancel("client disconnected")
+        running.cancel("twice does no harm")
+        await asyncio.sleep(0.1)
+        assert all(not worker.jobs for worker in world.workers.values())
+        assert not client.ended.is_set()
+
+    scenario(body)
+
+
+def test_a_sink_may_cancel_from_within_an_output() -> None:
+    async def body(world: World) -> None:
+        client = Client(world, world.generation(tokens=100, max_tokens=100))
+        running = world.dispatcher.start(client.generation, client)
+        client.on_output = lambda: running.cancel("slow client") if len(client.tokens[0]) == 5 else None
+        await asyncio.sleep(5.0)
+        assert len(client.tokens[0]) == 5
+        assert all(not worker.jobs for worker in world.workers.values())
+
+    scenario(body)
+
+
+def test_a_missing_report_delays_the_end_only_briefly() -> None:
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.report = False
+        client = world.ask(max_tokens=5)
+        last = [0.0]
+        client.on_output = lambda: last.__setitem__(0, world.clock.now())
+        await ended(client)
+        client.check_whole()
+        assert 0.0 < world.clock.now() - last[0] <= 0.06
+
+    scenario(body)
+
+
+def test_unknown_models_drains_and_prompts_that_never_fit_are_refused_at_once() -> None:
+    async def body(world: World) -> None:
+        good = world.generation()
+        with pytest.raises(TandemError, match="does not exist") as unknown:
+            world.dispatcher.start(replace(good, model="nope"), Client(world, good))
+        assert unknown.value.code == "model_not_found"
+        long = world.generation(tokens=5000)
+        with pytest.raises(TandemError) as too_long:
+            world.dispatcher.start(long, Client(world, long))
+        assert too_long.value.code == "context_length_exceeded"
+        assert world.dispatcher.ready() is None
+        running = world.ask()
+        world.dispatcher.drain()
+        with pytest.raises(TandemError) as draining:
+            world.ask()
+        assert draining.value.code == "draining"
+        assert await world.dispatcher.idle(60.0) == 0
+        running.check_whole()
+        assert world.dispatcher.ready() == "the router is draining"
+
+    scenario(body)
+
+
+def test_close_ends_everything_typed() -> None:
+    async def body(world: World) -> None:
+        clients = [world.ask(tokens=100, max_tokens=500) for _ in range(5)]
+        await asyncio.sleep(0.2)
+        world.dispatcher.drain()
+        assert await world.dispatcher.idle(0.5) == 5
+        world.dispatcher.close(TandemError("draining", "the router is stopping"))
+        for client in clients:
+            assert client.error is not None
+            assert client.error.code == "draining"
+            client.check_prefix()
+
+    scenario(body)
+
+
+def test_models_stay_known_while_their_workers_are_away() -> None:
+    async def body(world: World) -> None:
+        assert [model.name for model in world.dispatcher.models()] == ["demo"]
+        for name in ("d1", "d2"):
+            world.workers[name].die()
+        await asyncio.sleep(0.1)
+        assert [model.name for model in world.dispatcher.models()] == ["demo"]
+        assert "no decode or unified worker" in str(world.dispatcher.ready())
+        world.fleet.set_members(())
+        await asyncio.sleep(0.1)
+        assert world.dispatcher.models() == ()
+
+    scenario(body)
+
+
+def test_short_deadlines_are_settings_too() -> None:
+    async def body(world: World) -> None:
+        world.workers["d1"].mute = True
+        client = await ended(world.ask())
+        assert client.error is not None
+        assert client.error.code == "deadline_exceeded"
+        assert world.clock.now() < 20.0
+
+    deadlines = Deadlines(queue_s=0.5, prefill_progress_s=0.5, inter_token_s=0.5, total_s=10.0)
+    scenario(body, workers="d1", settings=RouterSettings(deadlines=deadlines))
