@@ -21,15 +21,12 @@ from router.http_body import ClientGone, Receive, discard_body, gone, read_body
 from router.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.openai.decode import decode_chat, decode_completion
 from router.openai.schema import ChatRequest
-from router.outlet import Header, Outlet, Send
+from router.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
 from router.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
 from tandem.core.errors import TandemError
 
 Scope = MutableMapping[str, Any]
 Decode = Callable[[bytes], ApiRequest]
-
-ABORT_EXTENSION: Final = "tandem.abort"
-"""A server may put a callable here that cuts the connection without waiting for what is still to be written."""
 
 _METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,7 +62,7 @@ class RestApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "start the server with lifespan and websockets off"
         watch = _Watch()
-        outlet = Outlet(send, self._door.settings.outlet, _abort(scope), watch.slow)
+        outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
         call = _Call(scope["path"], dict(scope["headers"]), receive, outlet)
         try:
             await self._route(scope["method"], call, watch)
@@ -224,19 +221,18 @@ def _check_method(method: str, allowed: tuple[str, ...], path: str) -> None:
         raise TandemError("method_not_allowed", f"{path} takes {' or '.join(allowed)}, not {method}")
 
 
-def _abort(scope: Scope) -> Callable[[], None]:
-    """How to cut this connection: the server's way, or ending the handler, which makes servers close it."""
-    extension = scope.get("extensions", {}).get(ABORT_EXTENSION)
-    if extension is not None:
-        abort: Callable[[], None] = extension
-        return abort
+def _connection(scope: Scope) -> Connection:
+    """The server's own way to this connection; or, to cut it, ending the handler, which makes servers close it."""
+    offered: Connection | None = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+    if offered is not None:
+        return offered
     task = asyncio.current_task()
     assert task is not None, "an ASGI application runs in a task"
 
     def cancel() -> None:
         task.cancel("the client does not read")
 
-    return cancel
+    return Connection(cancel)
 
 
 def _text(value: bytes | None) -> str | None:

@@ -14,6 +14,7 @@ from router.openai.schema import ChatRequest, CompletionRequest
 from router.render import Renderer
 from router.tokenizing import Tokenizing
 from tandem.core.clock import Clock
+from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
@@ -41,8 +42,11 @@ class Services:
 class FrontDoor:
     """Validates, renders, tokenizes, starts and keeps track of requests."""
 
-    def __init__(self, services: Services, settings: FrontSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self, services: Services, settings: FrontSettings | None = None, deadlines: Deadlines | None = None
+    ) -> None:
+        self.settings = settings = settings or FrontSettings()
+        self._total_s = (deadlines or Deadlines()).total_s
         self.services = services
         self.arrivals = Arrivals(services.clock, services.entropy)
         self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, settings.slo)
@@ -82,7 +86,7 @@ class FrontDoor:
         self._ledger.tokenized(arrival, started, sum(map(len, packed)) // 4)
         sampling = parameters.sampling(request, renderer.vocab_size)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
-        timeout_s = min(request.timeout or self.settings.total_s, self.settings.total_s)
+        timeout_s = min(request.timeout or self._total_s, self._total_s)
         return tuple(
             Generation(
                 request_id=arrival.part_id(number),

@@ -23,13 +23,9 @@ class FrontSettings:
     linger_bytes_max: int = 64 << 20
     """How much of a refused body is still read, so that the client gets to see the refusal."""
     linger_s: float = 2.0
-    total_s: float = 600.0
-    """The longest a request may take; `timeout` in a request can only shorten it."""
     settle_s: float = 5.0
     """How long after its deadline a request is ended here, should nothing else have ended it."""
     sequences_max: int = 128
     """Prompts times n of one request."""
-    drain_s: float = 30.0
-    """How long streams may run on when the router stops."""
     outlet: OutletLimits = field(default_factory=OutletLimits)
     slo: SloSettings = field(default_factory=SloSettings)

@@ -12,7 +12,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.app import ABORT_EXTENSION, RestApp
+from router.app import RestApp
+from router.outlet import CONNECTION_EXTENSION, Connection
+from router.wire import Wire
 from tandem.core.errors import TandemError
 
 _BACKLOG: Final = 2048
@@ -78,11 +80,14 @@ class _Protocol(HttpToolsProtocol):
     application to cut a connection whose client does not read."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _wire: Wire | None = None
 
     def connection_made(self, transport: Any) -> None:
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection is not None and transport.get_extra_info("ssl_object") is None:
+            self._wire = Wire(connection.fileno(), transport)
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(_HEAD_S, transport.abort)
 
@@ -93,11 +98,14 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
-        self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CONNECTION_EXTENSION: Connection(self.transport.abort, self._wire)}  # type: ignore[dict-item]
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
+        if self._wire is not None:
+            self._wire.detach()
+            self._wire = None
         super().connection_lost(exc)
 
     def _head_arrived(self) -> None:

@@ -6,13 +6,34 @@ sends what has gathered since, in one piece. What gathers is bounded, and so is 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
+
+
+CONNECTION_EXTENSION: Final = "tandem.connection"
+"""Where a server may put a `Connection` among a request's ASGI extensions."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What a server can offer beyond ASGI: `abort` cuts the connection without waiting for what is still to be
+    written; `wire` takes chunks of a streamed response with less ado."""
+
+    abort: Callable[[], None]
+    wire: "ChunkWriter | None" = None
+
+
+class ChunkWriter(Protocol):
+    """`router.wire.Wire`, as the outlet sees it."""
+
+    def hold(self) -> None: ...
+
+    def write(self, body: bytes) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -27,21 +48,21 @@ class OutletLimits:
 
 class Outlet:
     """One response. `on_slow` is told once, from the loop, when the client falls too far behind; the owner is then to
-    end the response with `end`. `abort` cuts the connection."""
+    end the response with `end`."""
 
-    def __init__(
-        self, send: Send, limits: OutletLimits, abort: Callable[[], None], on_slow: Callable[[], None]
-    ) -> None:
+    def __init__(self, send: Send, limits: OutletLimits, connection: Connection, on_slow: Callable[[], None]) -> None:
         self._send = send
         self._limits = limits
-        self._abort = abort
+        self._connection = connection
         self._on_slow = on_slow
+        self._direct: Callable[[bytes], bool] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._slow = False
         self._ending = False
+        self._streamed = False
         self.started = False
 
     @property
@@ -49,24 +70,39 @@ class Outlet:
         """Whether the last message has been given to the outlet."""
         return self._ending
 
-    def start(self, status: int, headers: list[Header]) -> None:
-        """Status and headers; once, before anything else."""
+    def start(self, status: int, headers: Sequence[Header], *, streamed: bool = False) -> None:
+        """Status and headers; once, before anything else. A streamed response gives no length in its headers."""
         assert not self.started, "a response starts once"
         self.started = True
         self._drive({"type": "http.response.start", "status": status, "headers": headers})
+        self._streamed = streamed
+        if streamed and self._pump is None:
+            self._go_direct()
 
     def write(self, body: bytes) -> None:
         """More of the body. Dropped once the client is known to be too slow or the response has ended."""
+        direct = self._direct
+        if direct is None or not direct(body):
+            self._write(body)
+
+    def _write(self, body: bytes) -> None:
         if self._pump is None and not self._ending:
             self._drive({"type": "http.response.body", "body": body, "more_body": True})
         elif not self._ending and not self._slow:
             self._gather(body)
+
+    def _go_direct(self) -> None:
+        wire = self._connection.wire
+        if wire is not None and not self._ending:
+            wire.hold()
+            self._direct = wire.write
 
     def end(self, body: bytes) -> None:
         """The last of the body, which is kept even for a slow client."""
         if self._ending:
             return
         self._ending = True
+        self._direct = None
         if self._pump is None:
             self._drive({"type": "http.response.body", "body": body, "more_body": False})
         else:
@@ -75,6 +111,7 @@ class Outlet:
     async def close(self) -> None:
         """Nothing more will be sent; returns when nothing is being sent."""
         self._ending = True
+        self._direct = None
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait([self._pump])
@@ -89,6 +126,7 @@ class Outlet:
             # The client is gone; `receive` says so to whoever waits for it.
             self._ending = True
             return
+        self._direct = None
         self._pump = asyncio.get_running_loop().create_task(self._drain(_Started(sending, waited_for)))
 
     def _gather(self, body: bytes) -> None:
@@ -116,8 +154,10 @@ class Outlet:
                 self._gathered_bytes = 0
                 message = {"type": "http.response.body", "body": body, "more_body": not self._ending}
                 await self._patiently(self._send(message))
+            if self._streamed:
+                self._go_direct()
         except TimeoutError:
-            self._abort()
+            self._connection.abort()
         except OSError:
             self._ending = True
         finally:

@@ -60,7 +60,7 @@ class StreamedAnswer:
     def begin(self) -> None:
         """Send status and headers unless they are sent."""
         if not self._outlet.started:
-            self._outlet.start(200, [*_STREAM, *self._headers])
+            self._outlet.start(200, [*_STREAM, *self._headers], streamed=True)
 
     def finish(self, usage: Usage) -> None:
         self.begin()

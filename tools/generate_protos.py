@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")

@@ -37,6 +37,24 @@ _CHAT: Final = (
         "Once there was a fox who lived near the harbor. One evening she found a lantern on the path. She carried it "
         "home, and everybody on the way could see where to go.",
     ),
+    ("user", "Who was the story about?"),
+    ("assistant", "The hero of the story was the fox."),
+    ("user", "Where did it happen?"),
+    ("assistant", "It happened near the harbor."),
+    ("user", "Tell me more."),
+    (
+        "assistant",
+        "The next evening the fox put the lantern in her window. A boat that had lost its way saw the light and came "
+        "home. The people of the harbor thanked the fox, and from then on the lantern burned every night. When the "
+        "wind was strong and the water was dark, everybody looked for the light in the window of the fox.",
+    ),
+    ("user", "What happened then?"),
+    (
+        "assistant",
+        "In the morning the children came to the house of the fox and brought bread and apples. They sat down by the "
+        "river and ate together, and the fox told them how she had found the lantern on the path. Then they all went "
+        "home, and in the evening the lantern was burning again.",
+    ),
     ("user", "Tell me a story about a girl and a boat."),
 )
 

@@ -24,8 +24,8 @@ from tandem.service.local_processes import LocalProcesses
 from tandem.service.system import SystemClock, SystemEntropy
 
 T = TypeVar("T")
-_ASK_STARTING_S: Final = 0.1
-_ASK_READY_S: Final = 2.0
+_LINKED_EVERY_S: Final = 0.05
+_FIGURES_EVERY_S: Final = 2.0
 _FIGURES: Final = {
     "running": "tandem_requests_running",
     "tokens out": "tandem_output_tokens_total",
@@ -66,10 +66,6 @@ class Platform:
         host = f"[{self.target.host}]" if ":" in self.target.host else self.target.host
         return f"http://{host}:{self.target.port}"
 
-    @property
-    def router(self) -> Member:
-        return next(member for member in self.members if member.role == ROUTER)
-
     async def run(self, board: Board, work: Callable[[Supervisor], Awaitable[T]]) -> T:
         """Start everything, do `work`, and stop everything in order. A first signal stops, a second hurries.
 
@@ -77,7 +73,7 @@ class Platform:
         """
         supervisor = Supervisor(self.control, self.members, self.directory, SystemClock(), board.changed)
         serving = asyncio.create_task(supervisor.run(), name="supervisor")
-        watch = asyncio.create_task(self._watch(supervisor), name="watch router")
+        watch = asyncio.create_task(self._watch(), name="watch router")
         working = asyncio.ensure_future(work(supervisor))
         try:
             await asyncio.wait((serving, working), return_when=asyncio.FIRST_COMPLETED)
@@ -91,38 +87,43 @@ class Platform:
             await serving
 
     async def ready(self, supervisor: Supervisor, within_s: float) -> None:
-        """Wait until every process serves. Raises `deadline_exceeded` naming those that do not."""
+        """Wait until every process is ready and the router has a link to every worker.
+
+        Raises `deadline_exceeded` naming what is missing.
+        """
         try:
             async with asyncio.timeout(within_s):
                 await supervisor.all_ready()
+                await self._all_linked()
         except TimeoutError:
             late = ", ".join(f"{member.name} ({member.state})" for member in self.members if member.state != "ready")
-            raise TandemError("deadline_exceeded", f"not ready within {within_s:g} s: {late}") from None
+            missing = late or "links from the router to its workers"
+            raise TandemError("deadline_exceeded", f"not ready within {within_s:g} s: {missing}") from None
 
-    async def _watch(self, supervisor: Supervisor) -> None:
-        """Find out when the router serves (again), then keep its figures fresh."""
+    async def _all_linked(self) -> None:
         while True:
-            if self.router.state == "ready":
-                await self._read_figures()
-            elif self.router.pid is not None and await self._answers():
-                supervisor.ready(self.router)
-            await asyncio.sleep(_ASK_READY_S if self.router.state == "ready" else _ASK_STARTING_S)
+            if linked_workers(await self._metrics()) >= len(self.members) - 1:
+                return
+            await asyncio.sleep(_LINKED_EVERY_S)
 
-    async def _answers(self) -> bool:
-        try:
-            status, _ = await ask(self.target, "GET", "/ready", timeout_s=5.0)
-        except TandemError:
-            return False
-        return status == 200
+    async def _watch(self) -> None:
+        """Keep the router's figures fresh."""
+        while True:
+            if self._router.state == "ready":
+                self.figures.line = figures_line(await self._metrics()) or "the router does not answer"
+            await asyncio.sleep(_FIGURES_EVERY_S)
 
-    async def _read_figures(self) -> None:
+    async def _metrics(self) -> str:
+        """The router's metrics page, empty when it does not answer."""
         try:
             status, body = await ask(self.target, "GET", "/metrics", timeout_s=5.0)
         except TandemError:
-            self.figures.line = "the router does not answer"
-            return
-        if status == 200:
-            self.figures.line = figures_line(body.decode("utf-8", "replace"))
+            return ""
+        return body.decode("utf-8", "replace") if status == 200 else ""
+
+    @property
+    def _router(self) -> Member:
+        return next(member for member in self.members if member.role == ROUTER)
 
     def curl(self) -> str:
         """A request to paste into a shell."""
@@ -142,12 +143,19 @@ def cores() -> int:
 
 def figures_line(metrics: str) -> str:
     """A few figures of a Prometheus page, summed over labels."""
-    parts = []
-    for label, name in _FIGURES.items():
-        values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", metrics, re.MULTILINE)
-        if values:
-            parts.append(f"{label} {sum(map(float, values)):,.0f}")
-    return "   ".join(parts)
+    sums = {label: _values(metrics, name) for label, name in _FIGURES.items()}
+    return "   ".join(f"{label} {sum(values):,.0f}" for label, values in sums.items() if values)
+
+
+def linked_workers(metrics: str) -> int:
+    """How many workers the router of a Prometheus page has links to and may use."""
+    return round(sum(_values(metrics, "tandem_workers", 'state="ready"')))
+
+
+def _values(metrics: str, name: str, label: str = "") -> list[float]:
+    """All values of a metric, of those samples whose labels contain `label`."""
+    samples = re.findall(rf"^{name}(\{{[^}}]*\}})? (\S+)$", metrics, re.MULTILINE)
+    return [float(value) for labels, value in samples if label in labels]
 
 
 async def _ended(*tasks: "asyncio.Future[Any]") -> None:

@@ -123,13 +123,11 @@ class Supervisor:
             if member.address != address:
                 self._publish()
             if member.state == "ready" and not was_ready:
-                self.ready(member)
+                self._ready(member)
             else:
                 self._changed(member, "")
 
-    def ready(self, member: Member) -> None:
-        """A member is ready: by its own word, or, for a router, because it answers."""
-        member.state, member.loaded, member.ever_ready = "ready", None, True
+    def _ready(self, member: Member) -> None:
         self._changed(member, f"{member.name} is ready")
         if all(other.state == "ready" for other in self.members):
             self._all_ready.set()

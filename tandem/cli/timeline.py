@@ -7,6 +7,8 @@ from tandem.cli.request_story import PULL, RequestStory, number, place_of
 from tandem.core.spans import Span
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_RIGHT: Final = "  ▐▐▐▐███"
+"""Unicode has no eighths that fill a cell from its right, only the half."""
 
 
 def render(story: RequestStory, width: int = 100) -> str:
@@ -38,14 +40,15 @@ def _bars(story: RequestStory, width: int) -> Iterable[str]:
 
 
 def _bar(span: Span, begin_s: float, end_s: float, room: int) -> str:
-    """A bar of `room` columns in eighths of a column; something that took no time still shows as a sliver."""
+    """A bar of `room` columns, its end in eighths of a column; what took no time still shows as a sliver."""
     per_s = room * 8 / max(end_s - begin_s, 1e-9)
     start = min(round((span.start_s - begin_s) * per_s), room * 8 - 1)
     end = min(max(round((span.end_s - begin_s) * per_s), start + 1), room * 8)
     cells = []
     for cell in range(room):
-        filled = min(end, cell * 8 + 8) - max(start, cell * 8)
-        cells.append(_EIGHTHS[max(0, min(8, filled))])
+        filled = max(0, min(end, cell * 8 + 8) - max(start, cell * 8))
+        begins_inside = cell * 8 < start < cell * 8 + 8 < end
+        cells.append(_RIGHT[filled] if begins_inside else _EIGHTHS[filled])
     return "".join(cells)
 
 

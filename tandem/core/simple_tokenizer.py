@@ -12,6 +12,9 @@ BYTE_IDS: Final = 256
 
 VOCAB_SIZE: Final = 32_000
 
+MODEL_NAME: Final = "simulated"
+"""What a model without files is called unless it is given a name."""
+
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"

@@ -197,7 +197,10 @@ class LocalEngine:
 
     def _flush(self) -> None:
         self._flush_due = False
-        self._deliver(self.scheduler.take_report())
+        if self._listener is not None:
+            self._deliver(self.scheduler.take_report())
+        else:
+            self._notify()
 
     def _deliver(self, report: StepReport | None) -> None:
         """Give a report to the listener, with the load figures when they are due, and wake who watches leases."""
@@ -208,6 +211,9 @@ class LocalEngine:
             report = _with_load(report, self.scheduler)
         if report is not None and self._listener is not None:
             self._listener(report)
+        self._notify()
+
+    def _notify(self) -> None:
         for lease_id in self.scheduler.leases.take_touched():
             for wake in tuple(self._watchers.get(lease_id, ())):
                 wake()

@@ -160,7 +160,8 @@ class Scheduler:
         for entry in draft.entries.values():
             digests = result.digests[taken : taken + len(entry.complete)]
             taken += len(entry.complete)
-            if entry.sequence.phase is Phase.DECODE or entry.sequence.phase is Phase.PREFILL:
+            phase = entry.sequence.phase
+            if phase is Phase.DECODE or phase is Phase.PREFILL:
                 self._advance(entry, digests, now)
         for drawn in result.drawn:
             self._take_drawn(drawn, now)

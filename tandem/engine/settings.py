@@ -33,9 +33,6 @@ class SchedulerSettings:
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("export_share", 0 < self.export_share <= 1, "above 0 and at most 1")
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
-        self._require(
-            "min_prefill_tokens", self.min_prefill_tokens <= self.max_batched_tokens, "at most max_batched_tokens"
-        )
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:

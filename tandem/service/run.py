@@ -82,9 +82,10 @@ async def _run_roots(service: Service, stop: StopSignal, health: Health, drain_s
             roots = [
                 group.create_task(_root(name, root), name=f"root {name}") for name, root in service.roots().items()
             ]
-            await service.serve()
-            health.ready()
-            within_s = await _leave(service, stop, drain_s)
+            within_s = drain_s
+            if await _first(service.serve(), stop.asked.wait()) == 0:
+                health.ready()
+                within_s = await _leave(service, stop, drain_s)
             health.draining()
             await _first(_bounded(service.drain(within_s), within_s + STOP_S, "drain"), stop.hurried.wait())
             for root in roots:
@@ -137,10 +138,17 @@ def _leaf(failed: BaseException) -> BaseException:
     return failed
 
 
-def serve_process(build: Callable[[EventLines], Service], events: EventLines, drain_s: float) -> int:
+def serve_process(
+    build: Callable[[EventLines], Service],
+    events: EventLines,
+    drain_s: float,
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
     """The edge of a service process: signals in, exit status out, one sentence on standard error when it fails."""
     try:
-        asyncio.run(_serve(build, events, drain_s))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_serve(build, events, drain_s))
     except TandemError as error:
         return fail(events, error)
     except Exception as error:  # noqa: BLE001 the edge of the process: whatever it is, say it in one sentence

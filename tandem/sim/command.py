@@ -106,6 +106,8 @@ def _verdict(results: Sequence[SeedResult], wall_s: float, options: argparse.Nam
         f"{len(results)} seeds, {requests} requests ({counted}), "
         f"{sum(len(report.faults) for report in reports)} faults, "
         f"{sum(report.corrupted for report in reports)} blocks corrupted on their way, "
+        f"{sum(report.handed_off for report in reports)} hand-offs, "
+        f"{sum(report.refused for report in reports)} blocks refused and computed instead, "
         f"longest pause in a stream {pause_s:.2f} s"
     )
     print(f"{virtual_s:.0f} virtual seconds in {wall_s:.1f} s, {requests / max(wall_s, 1e-9):.0f} requests/s")

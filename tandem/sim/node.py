@@ -11,6 +11,7 @@ from prefill_worker.service import prefill_worker
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import SeededEntropy
+from tandem.core.metrics import Meter
 from tandem.engine.local import LocalEngine
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
@@ -28,6 +29,7 @@ class NodeSettings:
     model: SimulatedModel
     scheduler: SchedulerSettings
     deadlines: Deadlines
+    meter: Meter
 
 
 @dataclass
@@ -79,7 +81,14 @@ class WorkerNode:
         runner = SimulatedRunner(self._settings.model)
         engine = LocalEngine(runner, self._settings.scheduler, self._clock, entropy.u64())
         transport = MemoryTransport(self._fabric, self.name)
-        parts = Parts(engine, SimpleDecoder(), self._clock, entropy, deadlines=self._settings.deadlines)
+        parts = Parts(
+            engine,
+            SimpleDecoder(),
+            self._clock,
+            entropy,
+            meter=self._settings.meter,
+            deadlines=self._settings.deadlines,
+        )
         self._process = process = _Process(engine, self._service(parts, engine, transport), transport)
         self._life = asyncio.get_running_loop().create_task(_live(process), name=f"process {self.name}")
 

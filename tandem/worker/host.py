@@ -4,6 +4,7 @@ One host serves the links of several routers. Everything it holds for a router e
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -23,6 +24,7 @@ from tandem.core.messages import (
 )
 from tandem.engine.protocol import StepReport
 from tandem.service.link import WorkerLink
+from tandem.service.logs import event
 from tandem.worker.attempts import Attempt
 from tandem.worker.block_events import BlockEvents
 from tandem.worker.desk import AttemptDesk
@@ -33,6 +35,8 @@ from tandem.worker.parts import KvFetcher, Parts
 from tandem.worker.session import Session
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _IDLE: Final = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
 
@@ -96,6 +100,7 @@ class WorkerHost:
         self._links += 1
         session = Session(self._links, link, self._clock.now())
         self._sessions[session.session_id] = session
+        event(_log, "link_opened", worker=self.identity.worker_id, router=link.peer)
         session.tell(self.identity.hello(self.incarnation.epoch, self.drain_within_s is not None))
         self._send_snapshot(session)
         self._send_load(session)
@@ -124,6 +129,7 @@ class WorkerHost:
     def _forget(self, session: Session, reason: str) -> None:
         """Free everything held for a router, at once."""
         if self._sessions.pop(session.session_id, None) is not None:
+            event(_log, "link_closed", worker=self.identity.worker_id, router=session.link.peer, reason=reason)
             session.close(reason)
             self._desk.forget_session(session.session_id)
 

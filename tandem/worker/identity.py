@@ -1,12 +1,16 @@
 """Who a worker is: what its first message on every link says."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from tandem.core.kv import RootIdentity
 from tandem.core.messages import PROTOCOL_VERSION, Hello
 from tandem.engine.protocol import EngineInfo
 
-MODES = {"prefill": ("prefill", "local"), "decode": ("decode", "local"), "unified": ("decode", "local")}
+MODES: Final = MappingProxyType(
+    {"prefill": ("prefill", "local"), "decode": ("decode", "local"), "unified": ("decode", "local")}
+)
 """The modes of `Submit` each role accepts."""
 
 

@@ -128,8 +128,7 @@ async def test_a_killed_worker_is_told_restarted_and_serves_again(root: Path) ->
         victim.kill()
         await running.line(r"decode-0 was killed by signal 9; starting it again in 0\.5 s", 10)
         await running.line("decode-0 is ready")
-        status, body = await running.chat()
-        assert status == 200, body
+        await answered(running)
         running.process.send_signal(signal.SIGTERM)
         assert await running.rest() == 0
 
@@ -154,6 +153,17 @@ async def test_a_second_interrupt_does_not_wait_for_streams(root: Path) -> None:
         await running.line("stopping now", 10)
         assert await running.rest(20) == 0
         await asyncio.gather(stream, return_exceptions=True)
+
+
+async def answered(running: Up) -> None:
+    """Ask until the router has found the worker again."""
+    async with asyncio.timeout(10):
+        while True:
+            status, body = await running.chat()
+            if status != 503:
+                assert status == 200, body
+                return
+            await asyncio.sleep(0.1)
 
 
 async def streaming(target: Target) -> None:

@@ -6,7 +6,7 @@ from tandem.core.kv import Handle, RootIdentity, chain_names, pack_tokens, tail_
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.digest import Digester, unbind
 from tandem.engine.plan import Step
-from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, StepReport, Work, WorkEnded
+from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, StepReport, Work, WorkEnded, WorkStats
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.content import Content
@@ -242,6 +242,12 @@ class Harness:
         first = len(branch.forced) + 1 + (emitted.sequence in story.provided)
         assert emitted.position == first + len(so_far), "positions come in order, once"
         so_far.append(emitted)
+
+    def stats(self, work_id: int) -> WorkStats:
+        """The figures of a work that has ended."""
+        ended = self.stories[work_id].ended
+        assert ended is not None, "the work has not ended"
+        return ended.stats
 
     def tokens(self, work_id: int, sequence: int = 0) -> tuple[int, ...]:
         """New tokens of a branch, the provided one included."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from tandem.cli.board import LineBoard, TableBoard, state_of
 from tandem.cli.main import COMMANDS, main
 from tandem.cli.member import Member
-from tandem.cli.platform import Platform, figures_line
+from tandem.cli.platform import Platform, figures_line, linked_workers
 from tandem.cli.ports import free_port
 from tandem.cli.up_options import parse
 from tandem.service.processes import Command
@@ -59,6 +59,15 @@ def test_figures_are_summed_over_labels() -> None:
     )
     assert figures_line(page) == "running 2   tokens out 1,234"
     assert figures_line("") == ""
+
+
+def test_only_ready_workers_count_as_linked() -> None:
+    page = (
+        'tandem_workers{role="prefill",state="ready"} 1.0\ntandem_workers{role="decode",state="ready"} 2.0\n'
+        'tandem_workers{role="decode",state="draining"} 4.0\n'
+    )
+    assert linked_workers(page) == 3
+    assert linked_workers("") == 0
 
 
 def test_the_curl_can_be_pasted() -> None:

@@ -21,7 +21,6 @@ from tandem.worker.text import TextStream
 from tandem.worker.tokenizer import FileDecoder
 
 
-
 class SentencePieceDecoder:
     """Words with a leading mark, bytes for everything else: the shape of Llama-2-style tokenizers."""
 
@@ -87,7 +86,7 @@ def test_a_real_tokenizer_streams_any_ids_to_the_whole_text(ids: list[int], tail
 
 
 def test_a_missing_tokenizer_is_a_bad_model(tmp_path: Path) -> None:
-    with pytest.raises(TandemError, match="tokenizer.json") as caught:
+    with pytest.raises(TandemError, match=r"tokenizer\.json") as caught:
         FileDecoder(tmp_path)
     assert caught.value.code == "bad_model"
 

@@ -476,3 +476,62 @@ def test_service_names_and_model_are_in_the_hello() -> None:
         assert isinstance(stage.prefill_worker, WorkerService)
 
     on_stage(test)
+
+
+def test_a_prompt_decode_already_holds_still_gets_its_first_token_from_prefill() -> None:
+    async def test(stage: Stage) -> None:
+        p, d = await stage.connect()
+        assert p.hello is not None
+        assert d.hello is not None
+        for handle in (1, 2):
+            to_p, to_d = hand_off(handle, p.hello, d.hello, prompt(64), stage.clock.wall())
+            p.link.tokens.send(to_p)
+            d.link.tokens.send(to_d)
+            report = await d.ended(handle)
+            await p.ended(handle)
+            assert d.tokens(handle) == reference(to_d)
+        assert report.tokens_reused > 0
+        assert report.tokens_computed <= 1
+        await asyncio.sleep(2.0)
+        assert isinstance(stage.prefill_parts.engine, LocalEngine)
+        assert stage.prefill_parts.engine.scheduler.load().blocks_exported == 0
+
+    on_stage(test)
+
+
+def test_a_pull_that_never_finds_its_holder_is_computed_once_told_to() -> None:
+    async def test(stage: Stage) -> None:
+        p, d = await stage.connect()
+        assert p.hello is not None
+        assert d.hello is not None
+        stale = msgspec.structs.replace(p.hello, epoch=p.hello.epoch ^ 1)
+        to_p, to_d = hand_off(1, stale, d.hello, prompt(64), stage.clock.wall())
+        p.link.tokens.send(to_p)
+        d.link.tokens.send(to_d)
+        await p.ended(1)
+        d.link.tokens.send(ProvideFirst(1, 0, p.tokens(1)[0]))
+        report = await d.ended(1)
+        assert p.tokens(1) + d.tokens(1) == reference(to_d)
+        assert report.tokens_computed > 0
+        pull = next(span for span in report.spans if span.name == "kv.pull")
+        assert "stale_epoch" in str(pull.attributes["failed"])
+
+    on_stage(test)
+
+
+def test_ending_an_attempt_ends_its_fetch() -> None:
+    async def test(stage: Stage) -> None:
+        _, d = await stage.connect()
+        assert d.hello is not None
+        ghost = msgspec.structs.replace(d.hello, addresses=("mem://p",))
+        _, to_d = hand_off(1, ghost, d.hello, prompt(64), stage.clock.wall())
+        d.link.tokens.send(to_d)
+        await asyncio.sleep(0.0)
+        d.link.tokens.send(Cancel(1))
+        await d.ended(1)
+        await asyncio.sleep(5.0)
+        load = stage.engine.scheduler.load()
+        assert load.blocks_free == MODEL.blocks
+        assert stage.engine.scheduler.residence.pool.quarantined == 0
+
+    on_stage(test)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.engine.digest import Digester
-from tandem.engine.plan import Draw, Row, Step, StepResult
+from tandem.engine.plan import BlockRef, Draw, Row, Step, StepResult
 from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import BlockMemory, EngineInfo
 from tandem.engine.simulated.content import Content, Words
@@ -58,9 +58,8 @@ class SimulatedRunner:
         for row in step.rows:
             if len(row.tokens) != 4 or not row.write:
                 _want(row, self._chunk(row), states, tokens, draws)
-        digests = tuple(self._complete(ref.slot, ref.tokens) for ref in step.complete)
         drawn = self._drawing.draw(states, tokens, draws) if draws else []
-        return StepResult(step.number, tuple(drawn), digests, seconds)
+        return StepResult(step.number, tuple(drawn), self._complete(step.complete), seconds)
 
     def _attended(self, table: NDArray[np.uint32], positions: int) -> int:
         """E over the first positions of a block table, from the bytes in the slots."""
@@ -101,12 +100,16 @@ class SimulatedRunner:
         self._words[slots, offsets + size] = self._content.values(content)
         return after
 
-    def _complete(self, slot: int, tokens: int) -> bytes:
+    def _complete(self, refs: tuple[BlockRef, ...]) -> tuple[bytes, ...]:
+        """Zero what tails do not use; gives the content words of all."""
+        if not refs:
+            return ()
         size = self._model.block_tokens
-        if tokens < size:
-            self._words[slot, tokens:size] = 0
-            self._words[slot, size + tokens :] = 0
-        return self._digester.content_words(self._memory.block(slot))
+        for ref in refs:
+            if ref.tokens < size:
+                self._words[ref.slot, ref.tokens : size] = 0
+                self._words[ref.slot, size + ref.tokens :] = 0
+        return tuple(self._digester.content_words_of(self._words[[ref.slot for ref in refs]]))
 
 
 def _want(row: Row, state: int, states: list[int], tokens: list[int], draws: list[Draw]) -> None:

@@ -1,0 +1,1 @@
+"""What this platform measures against what the machine can do. Never part of the tests: timings are not facts."""

@@ -1,0 +1,244 @@
+"""The router's own cost: CPU per streamed token, CPU per request, memory.
+
+Processes, each pinned where there are two cores: the router alone on one; clients and scripted workers (which
+speak the real gRPC link) on the other. A bare loop that sends the same bytes to as many sockets, and a loop that
+only tokenizes the same texts, take turns with the router on its core at the same pace. CPU is the kernel's account
+of all threads (`/proc/PID/task/*/schedstat`). The router's idle CPU is subtracted and stated; the bare loops count
+whole, as their waking up is part of the work.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.rounds import ROUNDS, Check, median_ratio, verdict
+from benchmarks.router_clients import Clients
+
+STREAMS, STEPS_PER_S = 64, 50.0
+TOKEN_LIMIT, REQUEST_LIMIT, RSS_LIMIT_MB = 1.6, 3.0, 150.0
+CHARACTERS, REQUESTS, REQUESTS_PER_S = 512, 200, 100.0
+_SETTLE_S = 1.0
+_STOP, _GO = signal.SIGSTOP, signal.SIGCONT
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Where things run; None leaves it to the system."""
+
+    measured: frozenset[int] | None
+    others: frozenset[int] | None
+
+    @classmethod
+    def of_this_machine(cls) -> "Cores":
+        cores = sorted(os.sched_getaffinity(0))
+        return cls(frozenset(cores[:1]), frozenset(cores[1:])) if len(cores) > 1 else cls(None, None)
+
+
+class Child:
+    """A process of the benchmark; `line` is the first thing it said."""
+
+    def __init__(self, arguments: Sequence[str], core: frozenset[int] | None, text: str = "") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if core is not None:
+            os.sched_setaffinity(self.process.pid, core)
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+        self.line = self.next_line()
+
+    def next_line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()}")
+        return line
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all threads so far."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    def rss_mb(self) -> float:
+        """Resident memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Router(Child):
+    """A real router process over scripted workers."""
+
+    def __init__(self, cores: Cores, kind: str, model: str, flags: Sequence[str]) -> None:
+        self.workers = Child(
+            ["benchmarks.router_workers", "--kind", kind, "--model", model, "--steps-per-s", str(STEPS_PER_S)],
+            cores.others,
+        )
+        addresses = ",".join(json.loads(self.workers.line))
+        common = ["--port", "0", "--events", "--log.level", "warning", "--workers", addresses]
+        super().__init__(["router", *common, *flags], cores.measured)
+        self.port = 0
+        event = json.loads(self.line)
+        while event["event"] != "ready":
+            if event["event"] == "listening":
+                self.port = int(event["address"].rpartition(":")[2])
+            event = json.loads(self.next_line())
+        time.sleep(_SETTLE_S)
+
+    def stop(self) -> None:
+        super().stop()
+        self.workers.stop()
+
+
+def post(path: str, body: dict[str, object]) -> bytes:
+    """An HTTP/1.1 request."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    return head.encode() + b"\r\n\r\n" + content
+
+
+# ---- tokens ----
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one window of streaming cost, per token."""
+
+    cpu_us: float
+    bytes_per_token: float
+
+
+def flow(child: Child, port: int, clients: Clients, window_s: float, idle: float, per_s: float | None) -> Flow:
+    """Stream to all clients for a while. `per_s` is given where tokens cannot be told from bytes."""
+    body = {
+        "model": "simulated",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "stream": True,
+        "max_tokens": 100_000,
+    }
+    clients.open(port, STREAMS, post("/v1/chat/completions", body))
+    time.sleep(_SETTLE_S)
+    cpu, (received, events), began = child.cpu_s(), clients.counts(), time.monotonic()
+    time.sleep(window_s)
+    spent, lasted = child.cpu_s() - cpu, time.monotonic() - began
+    received, events = (now - before for now, before in zip(clients.counts(), (received, events), strict=True))
+    clients.close()
+    time.sleep(_SETTLE_S / 2)
+    tokens = events if per_s is None else per_s * lasted
+    return Flow((spent - idle * lasted) / tokens * 1e6, received / tokens)
+
+
+def idle_share(child: Child, window_s: float) -> float:
+    """CPU seconds per second while nobody asks for anything."""
+    cpu = child.cpu_s()
+    time.sleep(window_s)
+    return (child.cpu_s() - cpu) / window_s
+
+
+def measure_tokens(cores: Cores, clients: Clients, rounds: int, window_s: float) -> tuple[list[Check], float]:
+    """Router against the bare loop; also the router's memory in MB."""
+    router = Router(cores, "paced", "simulated", ["--engine", "simulated"])
+    idle = idle_share(router, window_s)
+    size = round(flow(router, router.port, clients, window_s, idle, None).bytes_per_token)
+    bare = Child(["benchmarks.router_bare", "streams", "--bytes", str(size)], cores.measured)
+    port = int(bare.line)
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(flow(router, router.port, clients, window_s, idle, None).cpu_us)
+        theirs.append(flow(bare, port, clients, window_s, 0.0, STREAMS * STEPS_PER_S).cpu_us)
+    memory = router.rss_mb()
+    router.stop()
+    bare.stop()
+    print(
+        f"{STREAMS} streams, 2 workers, {STEPS_PER_S:g} tokens/s each, {size} bytes per token: "
+        f"router {statistics.median(ours):.2f} us per token (idle {idle * 100:.2f} % of a core subtracted), "
+        f"bare loop {statistics.median(theirs):.2f} us"
+    )
+    return [
+        Check("router CPU per streamed token / bare loop", median_ratio(ours, theirs), TOKEN_LIMIT, False)
+    ], memory
+
+
+# ---- requests ----
+
+
+def texts(count: int, seed: int = 7) -> list[str]:
+    """Texts of `CHARACTERS` characters without long repeats."""
+    draw = random.Random(seed)
+    words = ["the", "a", "fox", "lantern", "river", "carries", "old", "house", "window", "winter", "under", "walks", "bright", "small", "two", "sees"]
+    return [" ".join(draw.choice(words) for _ in range(CHARACTERS))[:CHARACTERS] for _ in range(count)]
+
+
+def measure_requests(cores: Cores, clients: Clients, rounds: int) -> tuple[list[Check], float]:
+    """Chat requests through P and D against tokenizing alone; also the router's memory in MB."""
+    router = Router(cores, "instant", "demo", ["--model", "demo", "--core.placement.prefer", "disaggregated"])
+    prompts = texts(REQUESTS)
+    alone = Child(
+        ["benchmarks.router_bare", "tokenize", "--model", "demo", "--per-s", str(REQUESTS_PER_S)],
+        cores.measured,
+        json.dumps(prompts) + "\n",
+    )
+    alone.process.send_signal(_STOP)
+    idle = idle_share(router, 2.0)
+    asked = [
+        post(
+            "/v1/chat/completions",
+            {"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": 2},
+        )
+        for prompt in prompts
+    ]
+    clients.ask(router.port, asked, REQUESTS_PER_S)
+    ours, theirs = [], []
+    for _ in range(rounds):
+        cpu, began = router.cpu_s(), time.monotonic()
+        clients.ask(router.port, asked, REQUESTS_PER_S)
+        ours.append((router.cpu_s() - cpu - idle * (time.monotonic() - began)) / REQUESTS * 1e6)
+        cpu, began = alone.cpu_s(), time.monotonic()
+        alone.process.send_signal(_GO)
+        time.sleep(REQUESTS / REQUESTS_PER_S)
+        alone.process.send_signal(_STOP)
+        theirs.append((alone.cpu_s() - cpu) / ((time.monotonic() - began) * REQUESTS_PER_S) * 1e6)
+    memory = router.rss_mb()
+    router.stop()
+    alone.stop()
+    print(
+        f"chat requests of {CHARACTERS} characters at {REQUESTS_PER_S:g}/s, to prefill and decode: "
+        f"router {statistics.median(ours):.0f} us per request (idle {idle * 100:.2f} % of a core subtracted), "
+        f"tokenizing alone {statistics.median(theirs):.0f} us"
+    )
+    check = Check("router CPU per request / tokenizing alone", median_ratio(ours, theirs), REQUEST_LIMIT, False)
+    return [check], memory
+
+
+def main() -> int:
+    """Measure both and give the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--window-s", type=float, default=3.0)
+    arguments = parser.parse_args()
+    cores = Cores.of_this_machine()
+    clients = Clients(cores.others)
+    try:
+        checks, after_streams = measure_tokens(cores, clients, arguments.rounds, arguments.window_s)
+        more, after_requests = measure_requests(cores, clients, arguments.rounds)
+    finally:
+        clients.stop()
+    memory = Check("router memory", max(after_streams, after_requests), RSS_LIMIT_MB, False, "MB")
+    return verdict([*checks, *more, memory], "every limit of the router")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What a router is measured against: `streams` sends the same bytes in a bare loop, `tokenize` only tokenizes.
+
+    python -m benchmarks.router_bare streams --bytes 210 --steps-per-s 50
+    python -m benchmarks.router_bare tokenize --model demo --per-s 100 < texts
+
+Both keep the pace of the router's load, so that sleeping and cold caches cost them the same. Prints a port, or `ready`.
+"""
+
+import argparse
+import contextlib
+import json
+import socket
+import sys
+import time
+
+from router.render import FileRenderer
+from tandem.engine.model_directory import open_model
+from tandem.service.system import SystemClock
+
+_GROUPS = 2
+
+
+def streams(size: int, steps_per_s: float) -> None:
+    """Send `size` bytes to every connection, `steps_per_s` times a second, in two groups like two workers' steps."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        listener.setblocking(False)
+        _say(str(listener.getsockname()[1]))
+        groups: list[list[socket.socket]] = [[] for _ in range(_GROUPS)]
+        due = time.monotonic()
+        while True:
+            for number in range(_GROUPS):
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        groups[_smallest(groups)].append(_accepted(listener))
+                due = max(due + 1 / (steps_per_s * _GROUPS), time.monotonic())
+                time.sleep(max(0.0, due - time.monotonic()))
+                groups[number] = _send_all(groups[number], b"x" * size)
+
+
+def _send_all(connections: list[socket.socket], data: bytes) -> list[socket.socket]:
+    gone = []
+    for connection in connections:
+        try:
+            connection.send(data)
+        except OSError:
+            gone.append(connection)
+    return [connection for connection in connections if connection not in gone] if gone else connections
+
+
+def _accepted(listener: socket.socket) -> socket.socket:
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _smallest(groups: list[list[socket.socket]]) -> int:
+    return min(range(_GROUPS), key=lambda number: len(groups[number]))
+
+
+def tokenize(model: str, per_s: float) -> None:
+    """Render nothing, dispatch nothing: tokenize the texts given on standard input, over and over."""
+    renderer = FileRenderer(open_model(model), SystemClock())
+    texts = json.loads(sys.stdin.readline())
+    _say("ready")
+    due = time.monotonic()
+    while True:
+        for text in texts:
+            due = max(due + 1 / per_s, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+            renderer.text(text)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Run until killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("streams", "tokenize"))
+    parser.add_argument("--bytes", type=int, default=210)
+    parser.add_argument("--steps-per-s", type=float, default=50.0)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--per-s", type=float, default=100.0)
+    arguments = parser.parse_args()
+    if arguments.what == "streams":
+        streams(arguments.bytes, arguments.steps_per_s)
+    else:
+        tokenize(arguments.model, arguments.per_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`python -m router`: the router as a process. Settings are flags (`--port 8000`), environment or a file."""
+
+import asyncio
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from kv_transfer.key_file import read_keyring
+from kv_transfer.memory_index import MemoryIndex
+from kv_transfer.tickets import Keyring, TicketKey
+from router.app import RestApp
+from router.auth import Keys, load_keys
+from router.context import Tools
+from router.discovery import WorkersFile
+from router.dispatch import Dispatcher
+from router.door import FrontDoor, Services
+from router.fleet import Fleet
+from router.http_server import HttpServer
+from router.placement import CostModel
+from router.process_settings import ProcessSettings
+from router.public_grpc import PublicGrpc
+from router.render import FileRenderer, Renderer, SimpleRenderer
+from router.service import Addresses, Insides, RouterService
+from router.tokenizing_threads import Threaded
+from tandem.core.clock import Clock
+from tandem.core.entropy import Entropy
+from tandem.core.errors import TandemError
+from tandem.core.simple_tokenizer import MODEL_NAME
+from tandem.engine.model_directory import open_model
+from tandem.service.grpc_link import GrpcDialer
+from tandem.service.grpc_tls import channel_credentials
+from tandem.service.logs import EventLines, set_up_logs
+from tandem.service.metrics import PrometheusMeter
+from tandem.service.run import fail, serve_process
+from tandem.service.settings import load_settings
+from tandem.service.system import SystemClock, SystemEntropy
+from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
+
+
+def main() -> int:
+    """Run a router to its end; the exit status."""
+    events = EventLines(sys.stdout if "--events" in sys.argv else None)
+    try:
+        settings = load_settings(ProcessSettings, _flags(sys.argv[1:]), os.environ)
+        set_up_logs(json_lines=settings.log.format == "json", level=settings.log.level)
+        events = EventLines(sys.stdout if settings.events else None)
+        events.emit("loading", fraction=0.0)
+        clock = SystemClock()
+        name, renderer = open_renderer(settings, clock)
+        keys = load_keys(settings.api_keys) if settings.api_keys is not None else Keys()
+        keyring = open_keyring(settings, SystemEntropy())
+        build = _builder(settings, {name: renderer}, keys, keyring)
+    except TandemError as error:
+        return fail(events, error)
+    endpoint = settings.otlp_endpoint if settings.otlp_endpoint is not None else endpoint_from(os.environ)
+    telemetry = open_telemetry("router", endpoint, settings.name)
+    # What has been loaded stays: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    try:
+        return serve_process(
+            lambda lines: build(telemetry, lines),
+            events,
+            settings.core.deadlines.drain_s,
+            loop_factory=uvloop.new_event_loop,
+        )
+    finally:
+        telemetry.close()
+
+
+def open_renderer(settings: ProcessSettings, clock: Clock) -> tuple[str, Renderer]:
+    """The served model's name and text side. Blocks while a hub model is downloaded. Raises `bad_model`."""
+    if settings.engine == "simulated":
+        return settings.model_name or MODEL_NAME, SimpleRenderer(clock)
+    directory = open_model(settings.model, name=settings.model_name, cache=settings.cache)
+    return directory.name, FileRenderer(directory, clock)
+
+
+def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
+    """The ticket keys; without a file one that only this router knows, good for workers that hand nothing over.
+    Raises `bad_setting`."""
+    if settings.ticket_key_file is not None:
+        return read_keyring(settings.ticket_key_file)
+    return Keyring(TicketKey("drawn", entropy.token(32)))
+
+
+def _builder(
+    settings: ProcessSettings, renderers: dict[str, Renderer], keys: Keys, keyring: Keyring
+) -> Callable[[Telemetry, EventLines], RouterService]:
+    def build(telemetry: Telemetry, events: EventLines) -> RouterService:
+        clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
+        core = settings.core
+        dialer = GrpcDialer(settings.name, entropy, credentials=channel_credentials(settings.link_tls))
+        fleet = Fleet(dialer, clock, core.deadlines, MemoryIndex(), meter, core.fleet)
+        tools = Tools(
+            loop=asyncio.get_running_loop(),
+            clock=clock,
+            entropy=entropy,
+            keyring=keyring,
+            settings=core,
+            costs=CostModel(core.priors),
+            recorder=telemetry.recorder,
+            meter=meter,
+        )
+        dispatcher = Dispatcher(fleet, tools)
+        services = Services(dispatcher, renderers, Threaded(), clock, entropy, meter, telemetry.recorder)
+        door = FrontDoor(services, settings.front, core.deadlines)
+        fleet.set_members(settings.workers)
+        discovery = _discovery(settings, fleet)
+        rest = HttpServer(RestApp(door, keys, meter.render))
+        insides = Insides(fleet, dispatcher, door, rest, PublicGrpc(door, keys), discovery)
+        return RouterService(insides, Addresses(settings.host, settings.port, settings.grpc_port), events)
+
+    return build
+
+
+def _discovery(settings: ProcessSettings, fleet: Fleet) -> WorkersFile | None:
+    if settings.workers_file is None:
+        return None
+    return WorkersFile(settings.workers_file, lambda found: fleet.set_members((*settings.workers, *found)))
+
+
+def _flags(argv: list[str]) -> list[str]:
+    """Names of flags may be written with dashes."""
+    return [_underscored(part) if part.startswith("--") else part for part in argv]
+
+
+def _underscored(flag: str) -> str:
+    name, equals, value = flag[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

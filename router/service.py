@@ -1,0 +1,98 @@
+"""The router as a service: links, dispatch and the two public interfaces, in the order they come up and go down."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from router.discovery import WorkersFile
+from router.dispatch import Dispatcher
+from router.door import FrontDoor
+from router.fleet import Fleet
+from router.http_server import HttpServer
+from router.public_grpc import PublicGrpc
+from tandem.core.errors import TandemError
+from tandem.service.logs import EventLines, event
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.02
+_CLOSE_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where to listen. `grpc_port` None serves no public gRPC; port 0 lets the system choose."""
+
+    host: str
+    port: int
+    grpc_port: int | None
+
+
+@dataclass(frozen=True)
+class Insides:
+    """What the router is made of. `discovery` is None when the workers are fixed."""
+
+    fleet: Fleet
+    dispatcher: Dispatcher
+    door: FrontDoor
+    http: HttpServer
+    grpc: PublicGrpc
+    discovery: WorkersFile | None
+
+
+class RouterService:
+    """`tandem.service.run.Service`. Ready means that a worker could take a request."""
+
+    def __init__(self, insides: Insides, addresses: Addresses, events: EventLines) -> None:
+        self._insides = insides
+        self._addresses = addresses
+        self._events = events
+        self.port = 0
+        """The HTTP port, once `start` has returned."""
+
+    async def start(self) -> None:
+        """Listen. Raises `bad_setting` when a port cannot be had."""
+        where = self._addresses
+        self.port = await self._insides.http.start(where.host, where.port)
+        grpc_port = None
+        if where.grpc_port is not None:
+            grpc_port = await self._insides.grpc.start(where.host, where.grpc_port)
+        self._events.emit("listening", address=f"{where.host}:{self.port}", grpc_port=grpc_port)
+
+    def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        roots: dict[str, Callable[[], Awaitable[None]]] = {
+            "fleet": lambda: self._insides.fleet.run(self._insides.dispatcher)
+        }
+        if self._insides.discovery is not None:
+            roots["discovery"] = self._insides.discovery.run
+        return roots
+
+    async def serve(self) -> None:
+        """Wait for the first worker; until then requests are refused with `no_workers`."""
+        while self._insides.door.not_ready() is not None:  # noqa: ASYNC110  (readiness is computed, not signalled)
+            await asyncio.sleep(_LOOK_S)
+
+    async def asked_to_leave(self) -> float | None:
+        """Nobody but the process's owner asks a router to leave."""
+        await asyncio.Event().wait()
+        return None
+
+    async def drain(self, within_s: float) -> None:
+        """Refuse new requests, let those that run end within the bound, end the rest with `draining`."""
+        door, dispatcher = self._insides.door, self._insides.dispatcher
+        door.drain()
+        dispatcher.drain()
+        left = await dispatcher.idle(within_s)
+        ended = door.end_all()
+        event(_log, "drained", left=left, ended=ended)
+        self._insides.http.stop_listening()
+        await self._close()
+
+    async def stop(self) -> None:
+        self._insides.dispatcher.close(TandemError("draining", "the router has stopped", retry_after_s=1.0))
+        await self._close()
+
+    async def _close(self) -> None:
+        await asyncio.gather(self._insides.http.close(_CLOSE_S), self._insides.grpc.close(_CLOSE_S))

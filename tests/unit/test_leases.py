@@ -1,0 +1,123 @@
+"""Export leases pin blocks, answer for their names only, and end by themselves."""
+
+import pytest
+
+from tandem.core.kv import Handle
+from tandem.engine.blocks import BlockPool
+from tandem.engine.digest import unbind
+from tandem.engine.leases import LeaseTable
+from tandem.engine.protocol import FirstTokens, Gone, Pending
+
+A, B, C = (bytes([number]) * 16 for number in range(3))
+WORDS = bytes(range(8))
+
+
+@pytest.fixture
+def table() -> LeaseTable:
+    """Four slots; slots 0 and 1 hold complete blocks, in use."""
+    pool = BlockPool(4)
+    for slot in pool.allocate(2):
+        pool.seal(slot, WORDS)
+    return LeaseTable(pool, tombstones_max=3)
+
+
+def test_a_covered_block_is_pending_until_it_is_exported(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A, B))
+    assert table.look("x", A, 5) == Pending()
+    table.export("x", A, 0)
+    handle = table.look("x", A, 5)
+    assert isinstance(handle, Handle)
+    assert (handle.epoch, handle.name, handle.slot, handle.generation) == (5, A, 0, 1)
+    assert unbind(handle.digests, 5, A, 1) == WORDS
+    assert unbind(handle.digests, 6, A, 1) != WORDS
+    assert table.look("x", B, 5) == Pending()
+    assert isinstance(table.look("x", C, 5), Gone)
+    assert isinstance(table.look("y", A, 5), Gone)
+
+
+def test_exports_pin_their_slots_until_the_release(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A, B))
+    table.export("x", A, 0)
+    table.export("x", A, 0)
+    table.pool.release(0)
+    assert table.pool.refs(0) == 1
+    assert table.exported == 1
+    table.release("x")
+    assert table.pool.refs(0) == 0
+    assert table.exported == 0
+    assert isinstance(table.look("x", A, 5), Gone)
+
+
+def test_a_block_under_two_leases_counts_once(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A,))
+    table.open("y", 10.0, (A,))
+    table.export("x", A, 0)
+    table.export("y", A, 0)
+    assert table.exported == 1
+    assert table.pool.refs(0) == 3
+    table.release("x")
+    assert table.exported == 1
+    assert isinstance(table.look("y", A, 5), Handle)
+
+
+def test_a_lease_cannot_expire_while_its_work_runs(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A,))
+    table.export("x", A, 0)
+    assert table.expire(1e9) == ()
+    table.produced("x", 100.0)
+    assert table.next_expiry == 110.0
+    assert table.expire(109.9) == ()
+    assert table.renew("x", 109.0)
+    assert table.expire(111.0) == ()
+    assert table.expire(119.0) == ("x",)
+    assert not table.exists("x")
+    assert table.exported == 0
+    assert table.expired == 1
+    assert not table.renew("x", 119.0)
+    assert table.next_expiry == float("inf")
+
+
+def test_a_release_before_the_opening_leaves_a_tombstone_and_tombstones_are_bounded(table: LeaseTable) -> None:
+    table.release("late")
+    assert table.buried("late")
+    for number in range(3):
+        table.release(f"other-{number}")
+    assert not table.buried("late")
+    assert table.buried("other-2")
+
+
+def test_revoked_blocks_are_pending_again(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A,))
+    table.export("x", A, 0)
+    table.revoke("x")
+    assert table.look("x", A, 5) == Pending()
+    assert table.pool.refs(0) == 1
+    table.export("x", A, 1)
+    handle = table.look("x", A, 5)
+    assert isinstance(handle, Handle)
+    assert handle.slot == 1
+
+
+def test_first_tokens_and_touched_leases(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A,))
+    assert table.take_touched() == ("x",)
+    assert table.first_tokens("x") is None
+    first = FirstTokens(((0, 7, None),))
+    table.sampled("x", first)
+    assert table.first_tokens("x") == first
+    assert table.take_touched() == ("x",)
+    assert table.take_touched() == ()
+    table.export("x", A, 0)
+    table.release("x")
+    assert table.take_touched() == ("x",)
+    assert table.first_tokens("x") is None
+
+
+def test_the_end_of_an_incarnation_releases_everything(table: LeaseTable) -> None:
+    table.open("x", 10.0, (A,))
+    table.open("y", 10.0, (B,))
+    table.export("x", A, 0)
+    table.export("y", B, 1)
+    table.release_all()
+    assert len(table) == 0
+    table.pool.check({0: 1, 1: 1})

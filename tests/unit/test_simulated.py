@@ -1,0 +1,196 @@
+"""The simulated engine: right bytes give the reference's tokens, anything else gives other ones."""
+
+import asyncio
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.core.errors import TandemError
+from tandem.core.kv import pack_tokens
+from tandem.core.request import Branch, Sampling, Stopping
+from tandem.engine.digest import Digester
+from tandem.engine.local import LocalEngine
+from tandem.engine.plan import BlockRef, Draw, Row, Step, StepResult
+from tandem.engine.protocol import Emitted, StepReport, Work
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.simulated.content import Content
+from tandem.engine.simulated.model import SimulatedModel
+from tandem.engine.simulated.reference import reference_tokens
+from tandem.engine.simulated.runner import SimulatedRunner
+from tandem.engine.step_budget import StepLoad
+from tandem.sim.loop import LoopClock, VirtualLoop, run
+
+MODEL = SimulatedModel(block_tokens=4, blocks=16, context_tokens=64, vocab=1000)
+TOKENS = tuple(range(40, 55))
+TABLE = np.array([9, 3, 12, 5], dtype="<u4").tobytes()
+
+
+def draw(position: int = 1, **fields: object) -> Draw:
+    given_fields: dict[str, object] = {"seed": 5, "sampling": Sampling(), **fields}
+    return Draw(work_id=1, sequence=0, position=position, **given_fields)  # type: ignore[arg-type]
+
+
+def row(start: int, end: int, *, write: bool = True, draws: tuple[Draw, ...] = ()) -> Row:
+    return Row(pack_tokens(TOKENS[start:end]), start, TABLE, write, draws)
+
+
+def compute(runner: SimulatedRunner, *rows: Row, complete: tuple[BlockRef, ...] = ()) -> StepResult:
+    return runner.compute(Step(1, rows, complete=complete))
+
+
+def filled() -> SimulatedRunner:
+    runner = SimulatedRunner(MODEL)
+    compute(runner, row(0, 15))
+    return runner
+
+
+def token(runner: SimulatedRunner, **fields: object) -> int:
+    return compute(runner, row(14, 15, write=False, draws=(draw(**fields),))).drawn[0].token  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 14), max_size=5))
+def test_chunks_do_not_matter(cuts: list[int]) -> None:
+    whole, pieces = SimulatedRunner(MODEL), SimulatedRunner(MODEL)
+    wanted = compute(whole, row(0, 15, draws=(draw(),))).drawn
+    edges = sorted({0, 15, *cuts})
+    for start, end in pairwise(edges):
+        drawn = compute(pieces, row(start, end, draws=(draw(),) if end == 15 else ())).drawn
+    assert drawn == wanted
+    assert bytes(pieces.memory.buffer) == bytes(whole.memory.buffer)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 3), st.integers(0, 63), st.integers(1, 255))
+def test_every_attended_byte_counts_and_no_other(block: int, byte: int, change: int) -> None:
+    runner = filled()
+    before = token(runner, sampling=Sampling(logprobs=0)), bytes(runner.memory.buffer)
+    slot = (9, 3, 12, 5)[block]
+    runner.memory.block(slot)[byte] ^= change
+    attended = block < 3 or byte % 32 < 24
+    states = [
+        runner._attended(np.frombuffer(TABLE, dtype="<u4"), 15),
+        filled()._attended(np.frombuffer(TABLE, "<u4"), 15),
+    ]
+    assert (states[0] != states[1]) == attended
+    assert before[1] != bytes(runner.memory.buffer)
+
+
+def test_swapped_stale_and_empty_blocks_change_the_token() -> None:
+    wanted = token(filled())
+    swapped = filled()
+    first, second = bytes(swapped.memory.block(9)), bytes(swapped.memory.block(3))
+    swapped.memory.block(9)[:], swapped.memory.block(3)[:] = second, first
+    empty = filled()
+    empty.memory.block(3)[:] = bytes(64)
+    assert wanted not in (token(swapped), token(empty))
+
+
+def test_poison_spreads_into_what_is_computed_on_it() -> None:
+    runner, right = SimulatedRunner(MODEL), filled()
+    compute(runner, row(0, 8))
+    runner.memory.block(9)[0] ^= 1
+    compute(runner, row(8, 15))
+    assert bytes(runner.memory.block(12)) != bytes(right.memory.block(12))
+
+
+def test_the_draw_depends_on_position_seed_token_and_history_but_not_on_the_seed_when_greedy() -> None:
+    runner = filled()
+    base = token(runner)
+    assert token(runner, position=2) != base
+    assert token(runner, seed=6) != base
+    greedy = Sampling(temperature=0.0)
+    assert token(runner, sampling=greedy, seed=1) == token(runner, sampling=greedy, seed=2)
+    penalty = Sampling(presence_penalty=1.0)
+    seen = {token(runner, sampling=penalty, output=pack_tokens((number,))) for number in range(5)}
+    assert len(seen) == 5
+
+
+def test_bias_and_forbidden_tokens_are_obeyed() -> None:
+    runner = filled()
+    base = token(runner)
+    assert token(runner, forbidden=(base,)) != base
+    assert token(runner, sampling=Sampling(logit_bias=((base, -100.0),))) != base
+    assert token(runner, sampling=Sampling(logit_bias=((777, 100.0),))) == 777
+
+
+def test_the_end_token_comes_at_its_rate() -> None:
+    model = SimulatedModel(block_tokens=4, blocks=4, context_tokens=64, vocab=1000, eos_rate=0.1)
+    ends = 0
+    for seed in range(1000):
+        answer = reference_tokens(model, pack_tokens((7,)), Branch(0, seed), Sampling(), Stopping(1))
+        ends += answer.tokens == (0,)
+    assert 60 <= ends <= 140
+
+
+def test_digests_and_zeroed_tails() -> None:
+    runner = SimulatedRunner(MODEL)
+    runner.memory.block(5)[:] = b"\xff" * 64
+    result = compute(runner, row(0, 15), complete=(BlockRef(9, 4), BlockRef(5, 3)))
+    content = Content(MODEL)
+    for index, (slot, words) in enumerate(zip((9, 5), result.digests, strict=True)):
+        wanted = content.block_bytes(TOKENS, (0, 3)[index])
+        assert bytes(runner.memory.block(slot)) == wanted
+        assert words == Digester(MODEL.layout).content_words(wanted)
+
+
+def test_copies_come_before_rows() -> None:
+    runner = filled()
+    runner.compute(Step(1, (row(0, 15),), copies=((9, 1),)))
+    assert bytes(runner.memory.block(1)) == bytes(runner.memory.block(9))
+
+
+def test_the_step_formula() -> None:
+    model = SimulatedModel(base_s=1.0, sequence_s=0.1, token_s=0.01, context_s=0.001)
+    assert model.step_s(StepLoad(2, 3, 4.0)) == pytest.approx(1.234)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("blocks", 0), ("base_s", -1.0), ("vocab", 10), ("eos_rate", 1.0), ("eos_token_id", 300)]
+)
+def test_bad_settings_are_named(field: str, value: float) -> None:
+    with pytest.raises(TandemError, match=field) as raised:
+        SimulatedModel(**{field: value})  # type: ignore[arg-type]
+    assert raised.value.param == field
+
+
+def test_another_seed_is_another_model() -> None:
+    other = SimulatedModel(block_tokens=4, blocks=16, context_tokens=64, vocab=1000, seed=1)
+    assert other.info().model_hash != MODEL.info().model_hash
+    branch, stopping = Branch(0, 5), Stopping(4)
+    prompt = pack_tokens(TOKENS)
+    assert reference_tokens(other, prompt, branch, Sampling(), stopping) != reference_tokens(
+        MODEL, prompt, branch, Sampling(), stopping
+    )
+
+
+def test_it_runs_on_virtual_time_and_takes_the_formulas_time() -> None:
+    model = SimulatedModel(
+        block_tokens=4, blocks=64, context_tokens=64, vocab=1000, base_s=1.0, sequence_s=0, token_s=0
+    )
+    emitted: list[tuple[float, Emitted]] = []
+
+    async def main(loop: VirtualLoop) -> float:
+        engine = LocalEngine(SimulatedRunner(model), SchedulerSettings(), LoopClock(loop), 1)
+        await engine.start()
+        done = asyncio.Event()
+
+        def listen(report: StepReport) -> None:
+            emitted.extend((loop.time(), item) for item in report.emitted)
+            if report.ended:
+                done.set()
+
+        task = asyncio.create_task(engine.run(listen))
+        await asyncio.sleep(100.0)
+        engine.submit(Work(1, "local", pack_tokens(TOKENS), (Branch(0, 5),), Sampling(), Stopping(5), bytes(16), 1e9))
+        await done.wait()
+        await engine.stop()
+        await task
+        return loop.time()
+
+    assert run(main) == pytest.approx(105.0)
+    assert [time for time, _ in emitted] == pytest.approx([101.0, 102.0, 103.0, 104.0, 105.0])
+    wanted = reference_tokens(model, pack_tokens(TOKENS), Branch(0, 5), Sampling(), Stopping(5))
+    assert tuple(item.token for _, item in emitted) == wanted.tokens

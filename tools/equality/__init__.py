@@ -1,0 +1,1 @@
+"""Whether prefill and decode on separate workers give the very tokens that one engine gives."""
