@@ -117,6 +117,14 @@ def test_a_shared_prefix_in_flight_is_computed_once() -> None:
     assert (computed[1].tokens_computed, computed[1].tokens_reused) == (1, 24)
 
 
+def test_equal_prefixes_in_one_step_are_computed_by_one() -> None:
+    h = engine()
+    works = [h.submit((*prompt(8), 90 + number), max_tokens=2) for number in range(3)]
+    h.run()
+    assert [h.stats(work).tokens_computed for work in works] == [9, 1, 1]
+    assert [h.stats(work).tokens_reused for work in works] == [0, 8, 8]
+
+
 def test_a_fully_cached_prompt_recomputes_its_last_token_without_writing() -> None:
     h = engine()
     h.submit(prompt(8), max_tokens=1)
@@ -235,6 +243,17 @@ def test_a_relayed_first_token_is_emitted_once() -> None:
     assert [(e.position, e.relayed) for e in h.stories[work].emitted[0]] == [(1, True), (2, False), (3, False)]
 
 
+def test_a_provided_end_token_below_min_tokens_does_not_end() -> None:
+    h = engine()
+    early = h.submit(prompt(9), "decode", max_tokens=4, min_tokens=1)
+    late = h.submit(prompt(9), "decode", max_tokens=4)
+    h.scheduler.provide_first(early, 0, 0, h.now)
+    h.scheduler.provide_first(late, 0, 0, h.now)
+    report = h.scheduler.take_report()
+    assert report is not None
+    assert [ended.work_id for ended in report.ended] == [late]
+
+
 def test_a_first_token_that_comes_while_it_is_drawn_wins() -> None:
     h = engine()
     work = h.submit(prompt(9), "decode", max_tokens=4)
@@ -277,6 +296,18 @@ def test_slots_of_an_abandoned_fetch_are_not_given_away() -> None:
     assert pool.quarantined == 2
     h.quiet()
     assert pool.available == 8
+
+
+def test_slots_that_landed_and_were_given_away_are_not_loaded() -> None:
+    h = engine(blocks=4)
+    work = h.submit(prompt(13), "decode")
+    h.run()
+    h.land_all(work)
+    h.cancel(work)
+    h.submit(prompt(12, 50), max_tokens=1)
+    h.run()
+    assert len(unpack_tokens(h.steps[0].rows[0].table)) == 3
+    assert not set(h.steps[0].landed) & set(unpack_tokens(h.steps[0].rows[0].table))
 
 
 def test_late_slots_of_a_failed_fetch_are_replaced_before_anything_is_computed() -> None:
