@@ -6,13 +6,14 @@ SEEDS  ?= 100
 PACKAGES := tandem router prefill_worker decode_worker kv_transfer
 STAMP  := $(VENV)/.tandem-setup
 
-.PHONY: setup demo up test sim check bench protos constraints clean help
+.PHONY: setup demo up test sim equality check bench protos constraints clean help
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
 	@echo "make demo    one chat request through prefill, transfer and decode, explained"
 	@echo "make up      router, one prefill and two decode workers with the demo model on port 8000"
 	@echo "make test    the tests        make sim    $(SEEDS) simulated runs with faults"
+	@echo "make equality   tokens of prefill + transfer + decode against one engine, 200 prompts and more"
 	@echo "make check   lint, types, layers, generated code      make bench   measured limits"
 
 $(STAMP): pyproject.toml constraints.txt tools/setup_environment.py
@@ -32,6 +33,9 @@ test: setup
 
 sim: setup
 	$(BIN)/tandem sim --seeds $(SEEDS)
+
+equality: setup
+	$(BIN)/python -m tools.equality
 
 check: setup
 	$(BIN)/ruff check .

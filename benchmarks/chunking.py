@@ -34,7 +34,7 @@ TARGET_STEPS: Final = 4.0
 """The inter-token target, in decode steps."""
 HELD: Final = 1.5
 SHARE: Final = 0.9
-CHUNKS: Final = (16, 64, 256, 1024, 2048)
+CHUNKS: Final = (16, 64, 256, 512, 2048)
 ADAPTIVE: Final = "adaptive"
 DECODE_ALONE: Final = "decode alone"
 _RUN_S: Final = 300.0
@@ -177,7 +177,9 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._runner = build_runner(TorchSettings(model=arguments.model, dtype=arguments.dtype, threads=arguments.threads))
+        self._runner = build_runner(
+            TorchSettings(model=arguments.model, dtype=arguments.dtype, threads=arguments.threads)
+        )
         self._engines: list[LocalEngine] = []
         self._running: list[asyncio.Task[None]] = []
         self._info: EngineInfo | None = None
@@ -269,7 +271,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--width", type=int, default=16, help="clients, and so sequences, at a time")
-    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--outputs", type=int, default=64, help="mean output tokens per request")
     parser.add_argument("--chunks", type=int, nargs="+", default=CHUNKS)
     parser.add_argument("--threads", type=int, default=max(1, cores - 1))

@@ -144,7 +144,7 @@ class ExportProgress:
             if not self._leased:
                 self._leased, self._moved = True, now
             return True
-        if self._leased:
+        if self._leased or self.space.lease_ended(lease_id):
             raise self._gone("the lease has ended")
         if now - self.opened >= self.deadlines.unknown_name_s:
             raise self._gone(f"the lease was not known within {self.deadlines.unknown_name_s:.1f} s")

@@ -13,7 +13,10 @@ EncodeChunk = Callable[[int, tuple[int, ...], str, tuple[TokenLogprob, ...], str
 
 
 class ChunkStream:
-    """An `Answer` that is read with `next`. Holds at most `bytes_max` for a client that does not read."""
+    """An `Answer` that is read with `next`.
+
+    Holds at most `bytes_max` for a client that does not read; then it fails with `slow_client` and tells `on_slow`.
+    """
 
     def __init__(
         self,
@@ -45,10 +48,9 @@ class ChunkStream:
         self._queue.append(chunk)
         self._bytes += len(chunk)
         if self._bytes > self._bytes_max:
-            self._over = True
             self._queue.clear()
+            self.fail(TandemError("slow_client", "the client does not read its stream fast enough"))
             asyncio.get_running_loop().call_soon(self._on_slow)
-            return
         self._rouse()
 
     def finish(self, usage: Usage) -> None:
@@ -58,7 +60,7 @@ class ChunkStream:
 
     def fail(self, error: TandemError) -> None:
         self._over = True
-        self.error = error
+        self.error = self.error or error
         self._rouse()
 
     async def next(self) -> bytes | None:

@@ -129,17 +129,19 @@ class _Call:
                 while (chunk := await self._stream.next()) is not None:
                     await write(chunk)
         except TimeoutError:
-            error = self._stream.error or TandemError(
-                "deadline_exceeded", f"the request was not finished within {self._timeout_s:g} s"
-            )
+            late = TandemError("deadline_exceeded", f"the request was not finished within {self._timeout_s:g} s")
+            error = self._stream.error or late
             self._exchange.fail(error)
             raise error from None
+        except TandemError as error:
+            self._exchange.fail(error)
+            raise
         finally:
+            self._patience = None
             self._exchange.abandon("the client closed the call")
 
     def _too_slow(self) -> None:
-        """The client does not read: the write in progress will not end by itself."""
-        self._exchange.fail(TandemError("slow_client", "the client does not read its stream fast enough"))
+        """The client does not read, so a write in progress will not end by itself."""
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 

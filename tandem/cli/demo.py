@@ -20,7 +20,7 @@ from tandem.cli.platform import Platform
 from tandem.cli.request_story import ROOT, RequestStory, handoff_problems, tell
 from tandem.cli.supervisor import Supervisor
 from tandem.cli.timeline import render
-from tandem.cli.up import show_log
+from tandem.cli.up import cleaning_up
 from tandem.cli.up_options import parse as parse_up
 from tandem.core.errors import TandemError
 
@@ -80,12 +80,8 @@ def main(arguments: Sequence[str]) -> int:
     up = ["--engine", given.engine, "--model", given.model, "--prefill", "1", "--decode", "1", "--port", "0"]
     began = time.monotonic()
     platform = Platform(parse_up(up).service, os.environ)
-    try:
+    with cleaning_up(platform):
         problems = asyncio.run(_demo(platform, began))
-    except TandemError as error:
-        show_log(platform, error)
-        raise
-    platform.directory.remove()
     for problem in problems:
         print(f"demo: {problem}", file=sys.stderr)
     verdict = "FAILED" if problems else "OK: prefill → transfer → decode, exact hand-off"

@@ -38,6 +38,7 @@ class EngineSpec(_Strict, frozen=True):
 
     type: Literal["torch", "simulated"] = "torch"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    device: Literal["cpu", "cuda"] | None = None
     block_tokens: int | None = None
     kv_memory: str | int | None = None
 

@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -20,16 +21,26 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
     options = parse(arguments)
     platform = Platform(options.service, os.environ)
-    try:
+    with cleaning_up(platform):
         asyncio.run(_up(platform, options))
+    return 0
+
+
+@contextmanager
+def cleaning_up(platform: Platform) -> Iterator[None]:
+    """Remove the run directory at the end; when something failed, show the end of its log and keep all logs."""
+    try:
+        yield
     except TandemError as error:
         if error.code == "cancelled":
             platform.directory.remove()
-            return 130
-        show_log(platform, error)
+            raise KeyboardInterrupt from error
+        _show_log(platform, error)
+        raise
+    except BaseException:
+        platform.directory.remove()
         raise
     platform.directory.remove()
-    return 0
 
 
 async def _up(platform: Platform, options: UpOptions) -> None:
@@ -44,31 +55,52 @@ async def _up(platform: Platform, options: UpOptions) -> None:
 
     with board:
         await platform.run(board, serve)
-    print("stopped", flush=True)
+    _print("stopped")
 
 
 def _board(platform: Platform, plain: bool) -> Board:
     console = Console()
     if console.is_terminal and not plain:
         return TableBoard(console, platform.members, lambda: platform.figures.line)
-    return LineBoard(lambda line: print(line, flush=True))
+    return LineBoard(_print)
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        _silence()  # whoever read us is gone; serving goes on
+
+
+def _silence() -> None:
+    """From now on everything printed goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
 
 
 def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: Board) -> None:
     def signalled() -> None:
         if asked.is_set():
-            board.say("stopping now")
             supervisor.hurry()
+            board.say("stopping now")
         else:
-            board.say("stopping; running streams may end first, another Ctrl-C stops at once")
             asked.set()
             supervisor.stop()
+            board.say("stopping; running streams may end first, another Ctrl-C stops at once")
 
+    def hung_up() -> None:
+        _silence()
+        asked.set()
+        supervisor.stop()
+
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, signalled)
+        loop.add_signal_handler(number, signalled)
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
 
 
-def show_log(platform: Platform, error: TandemError) -> None:
+def _show_log(platform: Platform, error: TandemError) -> None:
     """The end of the log of the process an error is about, and where all logs are."""
     if error.param is not None and error.code == "engine_failed":
         last = tail(platform.control.log_of(error.param))

@@ -22,7 +22,18 @@ from tandem.cli.service_spec import (
 )
 from tandem.core.errors import TandemError
 
-_SPEC_FLAGS = ("model", "engine", "dtype", "block_tokens", "kv_memory", "prefill", "decode", "unified", "name")
+_SPEC_FLAGS = (
+    "model",
+    "engine",
+    "dtype",
+    "device",
+    "block_tokens",
+    "kv_memory",
+    "prefill",
+    "decode",
+    "unified",
+    "name",
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
     engine = EngineSpec(
         type=given.engine or "torch",
         dtype=given.dtype,
+        device=given.device,
         block_tokens=given.block_tokens,
         kv_memory=given.kv_memory,
     )
@@ -103,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--name", help="what clients call the model (default: from --model)")
     group.add_argument("--engine", choices=("torch", "simulated"), help="default torch")
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    group.add_argument("--device", choices=("cpu", "cuda"), help="default cpu")
     group.add_argument("--block-tokens", type=int, help="tokens per KV block")
     group.add_argument("--kv-memory", metavar="SIZE", help="KV memory of each worker, such as 512Mi")
     group.add_argument("--prefill", type=_workers, metavar="N", help="prefill workers (default 1; 0 serves unified)")

@@ -181,6 +181,10 @@ class BlockSpace(Protocol):
         """Whether the lease is open now."""
         ...
 
+    def lease_ended(self, lease_id: str) -> bool:
+        """Whether the lease was open and has ended, or was released before it came. Kept for a while only."""
+        ...
+
     def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
         """A handle to a complete block, or why there is none (yet). Only names under the lease are answered."""
         ...

@@ -237,7 +237,7 @@ class Scheduler:
             self._end(branch.job, now, completed=bool(branch.job.first))
 
     def _end(self, job: Job, now: float, completed: bool) -> None:
-        """Let go of everything but, after a completed prefill, the exported blocks."""
+        """Let go of everything but, after a prefill that decode is to go on from, the exported blocks."""
         del self._jobs[job.work.work_id]
         for sequence in job.sequences:
             if sequence.phase is Phase.UNBORN:
@@ -245,7 +245,8 @@ class Scheduler:
             elif not sequence.done:
                 self.residence.drop(sequence, Phase.DONE)
         self.residence.settle_export_due(job, job.export_due)
-        if job.leased and completed:
+        wanted = any(finish is None for _, _, finish in job.first)
+        if job.leased and completed and wanted:
             self.leases.sampled(job.work.lease_id, FirstTokens(tuple(sorted(job.first))))
             self.leases.produced(job.work.lease_id, now)
         elif job.leased:

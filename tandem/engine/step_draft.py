@@ -41,13 +41,16 @@ class Draft:
 
     def load(self) -> StepLoad:
         """The work in it, as the step-time model sees it."""
-        tokens, context = 0, 0.0
+        tokens, context, pieces, decode_context = 0, 0.0, 0, 0.0
         for entry in self.entries.values():
             if entry.prefill:
                 count = entry.row.count
+                pieces += 1
                 tokens += count
                 context += count * (entry.row.start + count / 2)
-        return StepLoad(self.decode_rows, tokens, context)
+            else:
+                decode_context += entry.row.start
+        return StepLoad(self.decode_rows, tokens, context, pieces, decode_context)
 
     def step(self, number: int, landed: tuple[int, ...], block_tokens: int) -> Step:
         """The finished plan. Only a root's last block can be partial when it is complete: a tail."""

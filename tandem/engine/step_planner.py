@@ -6,7 +6,7 @@ from tandem.engine.admission import Admission
 from tandem.engine.plan import Row
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Phase, Sequence
-from tandem.engine.step_budget import Budget, StepBudget
+from tandem.engine.step_budget import Allowance, StepBudget
 from tandem.engine.step_draft import Draft, Entry
 
 
@@ -25,26 +25,19 @@ class StepPlanner:
         for sequence in tuple(self.residence.batch.decoding):
             if sequence.phase is Phase.DECODE:
                 self._decode(sequence, draft)
-        budget = self._choose(draft)
-        left = budget.tokens
+        allowance = self.budget.open(draft.load())
         for sequence in self.residence.batch.prefills():
-            if left <= 0:
+            if allowance.spent:
                 break
             if sequence.phase is Phase.PREFILL:
-                left -= self._prefill(sequence, draft, left, budget)
+                self._prefill(sequence, draft, allowance)
         while not draft.preempted:
-            admitted = self.admission.next(left > 0, now)
+            admitted = self.admission.next(not allowance.spent, now)
             if admitted is None:
                 break
             if admitted.phase is Phase.PREFILL:
-                left -= self._prefill(admitted, draft, left, budget)
+                self._prefill(admitted, draft, allowance)
         return draft
-
-    def _choose(self, draft: Draft) -> Budget:
-        """The budget beside the running sequences, judged at the position of the prompt that comes next."""
-        prefilling = self.residence.batch.prefilling
-        following = next(iter(prefilling), None) or self.residence.computable.head()
-        return self.budget.choose(draft.decode_rows, float(following.computed) if following is not None else 0.0)
 
     def _decode(self, sequence: Sequence, draft: Draft) -> None:
         start, size = sequence.computed, self.residence.block_tokens
@@ -55,20 +48,24 @@ class StepPlanner:
         draft.add(Entry(sequence, row, start + 1, complete, False))
         draft.decode_rows += 1
 
-    def _prefill(self, sequence: Sequence, draft: Draft, left: int, budget: Budget) -> int:
-        """Add the sequence's next chunk; gives how many tokens it takes."""
+    def _prefill(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
+        """Add the sequence's next chunk and take it off the allowance."""
         residence = self.residence
         residence.skip_present(sequence)
         if sequence.computed == sequence.length:
-            return self._recompute_last(sequence, draft)
+            self._recompute_last(sequence, draft, allowance)
+            return
         start, size = sequence.computed, residence.block_tokens
         block = start // size
         if start % size == 0 and block < len(sequence.names) and sequence.names[block] in draft.claims:
             sequence.job.explain("waited a step for a shared prefix being computed")
-            return 0
-        end = self._chunk_end(sequence, start, left)
+            return
+        budget = allowance.offer(start)
+        if budget.tokens <= 0:
+            return
+        end = self._chunk_end(sequence, start, budget.tokens)
         if not self._writable(sequence, end, draft):
-            return 0
+            return
         complete = tuple(range(block, end // size))
         for index in complete:
             if index < len(sequence.names):
@@ -78,19 +75,19 @@ class StepPlanner:
         draws = residence.draws(sequence) if end == sequence.length else ()
         row = Row(sequence.packed(start, end), start, sequence.packed_table(), True, draws)
         draft.add(Entry(sequence, row, end, complete, True))
+        allowance.take(start, end - start)
         sequence.job.explain(budget.reason)
-        return end - start
 
-    def _recompute_last(self, sequence: Sequence, draft: Draft) -> int:
+    def _recompute_last(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
         """All KV is here, but nobody has the logits of the last token: compute it again, writing nothing."""
         draws = self.residence.draws(sequence)
         if not draws:
             self.residence.settle(sequence)
-            return 0
+            return
         start = sequence.length - 1
         row = Row(sequence.packed(start, start + 1), start, sequence.packed_table(), False, draws)
         draft.add(Entry(sequence, row, sequence.length, (), True))
-        return 1
+        allowance.take(start, 1)
 
     def _chunk_end(self, sequence: Sequence, start: int, left: int) -> int:
         """At most `left` tokens on, at a block's edge where possible, and not into a block that is filled."""

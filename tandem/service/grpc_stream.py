@@ -158,18 +158,22 @@ class GrpcLink(Generic[Out, In, StateOut, StateIn]):
         try:
             async with asyncio.timeout(None) as scope:
                 self._scopes.append(scope)
-                if self.reason:
-                    self._hurry(self.limits.flush_s)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._read_all(channel, stream))
-                    await self._write_all(channel, stream)
+                try:
+                    await self._carry(channel, stream)
+                finally:
+                    self._scopes.remove(scope)
         except TimeoutError:
             self.lost("the link was closed")
         except asyncio.CancelledError:
             self.lost(f"the connection to {self.peer} ended")
             raise
-        finally:
-            self._scopes.remove(scope)
+
+    async def _carry(self, channel: GrpcChannel[Any, Any], stream: "Stream") -> None:
+        if self.reason:
+            self._hurry(self.limits.flush_s)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read_all(channel, stream))
+            await self._write_all(channel, stream)
 
     async def _write_all(self, channel: GrpcChannel[Any, Any], stream: "Stream") -> None:
         try:

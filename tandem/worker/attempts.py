@@ -10,6 +10,7 @@ from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
 from tandem.worker.text import TextStream
 
 _TOMBSTONES_MAX = 1024
+_LEASES_MAX = 1024
 
 
 class Output:
@@ -53,12 +54,16 @@ def _output(submit: Submit, forced: Sequence[int], sent: int, tail: Sequence[int
 
 
 class AttemptTable:
-    """All running attempts. A cancel that finds no submit is remembered, so that the late submit finds it."""
+    """All running attempts, and the leases that ended ones have left behind.
+
+    A cancel that finds no submit is remembered, so that the late submit finds it.
+    """
 
     def __init__(self) -> None:
         self._by_work: dict[int, Attempt] = {}
         self._by_handle: dict[tuple[int, int], Attempt] = {}
         self._tombstones: dict[tuple[int, int], None] = {}
+        self._leases: dict[tuple[int, int], str] = {}
 
     def __len__(self) -> int:
         return len(self._by_work)
@@ -98,3 +103,20 @@ class AttemptTable:
         found = key in self._tombstones
         self._tombstones.pop(key, None)
         return found
+
+    def keep_lease(self, attempt: Attempt) -> None:
+        """The attempt has ended, and what it computed is exported. Only the latest are kept: leases end anyway."""
+        export = attempt.submit.export
+        if export is not None:
+            self._leases[attempt.session_id, attempt.submit.handle] = export.lease_id
+            if len(self._leases) > _LEASES_MAX:
+                del self._leases[next(iter(self._leases))]
+
+    def take_lease(self, session_id: int, handle: int) -> str | None:
+        """The lease an ended attempt has left behind, forgotten here from now on."""
+        return self._leases.pop((session_id, handle), None)
+
+    def take_leases(self, session_id: int) -> tuple[str, ...]:
+        """As `take_lease`, for all attempts of a session."""
+        handles = [handle for session, handle in self._leases if session == session_id]
+        return tuple(self._leases.pop((session_id, handle)) for handle in handles)

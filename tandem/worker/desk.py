@@ -66,10 +66,13 @@ class AttemptDesk:
             self._report(attempt, WorkStats(submitted=attempt.submitted))
 
     def cancel(self, session_id: int, handle: int, sequence: int | None) -> None:
-        """Free an attempt or one of its sequences; one that has not come yet will not be started."""
+        """Free an attempt or one of its sequences; one that has not come yet will not be started.
+
+        Of a prefill that has ended, the blocks it exports are let go.
+        """
         attempt = self._table.by_handle(session_id, handle)
         if attempt is None:
-            if sequence is None:
+            if sequence is None and not self._release(self._table.take_lease(session_id, handle)):
                 self._table.bury(session_id, handle)
             return
         if sequence is None:
@@ -100,6 +103,8 @@ class AttemptDesk:
         for attempt in self._table.of_session(session_id):
             attempt.failed = True
             self._engine.cancel(attempt.work_id)
+        for lease_id in self._table.take_leases(session_id):
+            self._release(lease_id)
 
     def cancel_all(self, code: str, message: str) -> int:
         """End every attempt with a typed failure; gives how many there were."""
@@ -121,6 +126,7 @@ class AttemptDesk:
                 self._fail(attempt, failed.code, failed.message)
         for ended in report.ended:
             if (found := self._table.remove(ended.work_id)) is not None:
+                self._table.keep_lease(found)
                 self._on_end(found)
                 self._report(found, ended.stats)
         self._figures.step(report)
@@ -131,6 +137,15 @@ class AttemptDesk:
         """The pull brought the first tokens: the engine emits what the router has not provided yet."""
         for sequence, token, _finish in first.tokens:
             self._engine.provide_first(attempt.work_id, sequence, token, relay=True)
+
+    def _release(self, lease_id: str | None) -> bool:
+        """End an export lease that an ended attempt has left behind; False when there is none to end."""
+        if lease_id is None:
+            return False
+        space = self._engine.kv
+        if space is not None and space.lease_exists(lease_id):
+            space.release(lease_id)
+        return True
 
     def _check(self, attempt: Attempt) -> None:
         """Raise `invalid_request` for a submit this worker cannot take."""

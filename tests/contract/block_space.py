@@ -61,6 +61,7 @@ class TestSpace:
         memory = HostMemory if shared else PrivateMemory
         self.memory: BlockMemory = memory(layout.block_bytes, blocks)
         self.leases: dict[str, Held] = {}
+        self.buried: dict[str, None] = {}
         self.landed_words: dict[int, bytes] = {}
         self.ended: list[tuple[int, str | None, tuple[int, ...]]] = []
         self.freed: list[tuple[int, ...]] = []
@@ -115,6 +116,9 @@ class TestSpace:
     def lease_exists(self, lease_id: str) -> bool:
         return lease_id in self.leases
 
+    def lease_ended(self, lease_id: str) -> bool:
+        return lease_id in self.buried
+
     def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
         held = self.leases.get(lease_id)
         if held is None or name not in held.names:
@@ -139,6 +143,7 @@ class TestSpace:
 
     def release(self, lease_id: str) -> None:
         self.leases.pop(lease_id, None)
+        self.buried[lease_id] = None
         self._changed(lease_id)
 
     def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:

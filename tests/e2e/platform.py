@@ -91,13 +91,13 @@ class Worker:
         self.meter = CountingMeter()
         self.runner = settings.wrap_runner(name, build_runner(settings.torch))
         self.engine = LocalEngine(self.runner, settings.scheduler, clock, entropy.u64())
-        transports = [settings.wrap_transport(name, _transport(scheme)) for scheme in settings.schemes]
+        self.transports = [settings.wrap_transport(name, _transport(scheme)) for scheme in settings.schemes]
         parts = Parts(self.engine, settings.decoder, clock, entropy, meter=self.meter, deadlines=settings.deadlines)
         links, begin = GrpcLinkServer("127.0.0.1:0"), self.engine.begin_epoch
         self.service: WorkerService = (
-            prefill_worker(parts, name, links, transports, keyring, begin)
+            prefill_worker(parts, name, links, self.transports, keyring, begin)
             if role == "prefill"
-            else decode_worker(parts, name, links, transports, begin, role=role)
+            else decode_worker(parts, name, links, self.transports, begin, role=role)
         )
         self._stop = StopSignal()
         self._life: asyncio.Task[None] | None = None
@@ -105,6 +105,11 @@ class Worker:
     @property
     def address(self) -> str:
         return self.service.address
+
+    @property
+    def kv_addresses(self) -> tuple[str, ...]:
+        """Where its blocks can be pulled."""
+        return self.service.host.identity.addresses
 
     def start(self) -> None:
         health = Health(EventLines())
@@ -174,8 +179,7 @@ class Platform:
             self._fleet.set_members([worker.address for worker in self.workers.values()])
             routing = self._fleet.run(self.dispatcher)
             self._routing = asyncio.get_running_loop().create_task(routing, name="fleet")
-            while len(self._fleet.peers()) < len(self.workers):
-                await asyncio.sleep(0.005)
+            await until(lambda: len(self._fleet.peers()) == len(self.workers), READY_S, "not every worker joined")
 
     async def stop(self) -> None:
         if self._routing is not None:
@@ -218,9 +222,11 @@ class Platform:
 
     async def reported(self, request_id: str, mode: str, within_s: float = 10.0) -> list[Seen]:
         """As `attempts`, once every worker that is alive has reported."""
-        async with asyncio.timeout(within_s):
-            while any(seen.report is None for seen in self.attempts(request_id, mode)):
-                await asyncio.sleep(0.005)
+        await until(
+            lambda: all(seen.report is not None for seen in self.attempts(request_id, mode)),
+            within_s,
+            f"a worker has not reported on {request_id}",
+        )
         return self.attempts(request_id, mode)
 
     def refused(self, reason: str) -> float:
@@ -230,12 +236,13 @@ class Platform:
             for worker in self.workers.values()
         )
 
+    def held(self) -> str | None:
+        """What is still held for anybody; None when everything is free."""
+        return next(filter(None, (worker.held() for worker in self.workers.values())), None)
+
     async def idle(self, within_s: float = 10.0) -> None:
-        """Until nothing is held for anybody any more. Raises `AssertionError` that says what is."""
-        deadline = self._clock.now() + within_s
-        while held := next(filter(None, (worker.held() for worker in self.workers.values())), None):
-            assert self._clock.now() < deadline, f"{held} after {within_s} s"
-            await asyncio.sleep(0.01)
+        """Until nothing is held for anybody any more."""
+        await until(lambda: self.held() is None, within_s, lambda: str(self.held()))
 
 
 @dataclass(frozen=True)
@@ -250,6 +257,15 @@ class Asked:
         async with asyncio.timeout(ANSWER_S):
             await self.listener.ended.wait()
         return self.listener.answer()
+
+
+async def until(holds: Callable[[], bool], within_s: float, what: str | Callable[[], str]) -> None:
+    """Wait for something that nobody announces. Raises `AssertionError` with `what` when it does not come."""
+    clock = SystemClock()
+    deadline = clock.now() + within_s
+    while not holds():
+        assert clock.now() < deadline, f"{what if isinstance(what, str) else what()} after {within_s:g} s"
+        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -176,6 +176,26 @@ async def streaming(target: Target) -> None:
             await asyncio.sleep(0.05)
 
 
+async def test_a_closed_terminal_stops_it_cleanly(root: Path) -> None:
+    async with up(root, "--prefill", "0", "--decode", "1") as running:
+        await running.line("is served at")
+        family = running.family()
+        running.process.send_signal(signal.SIGHUP)
+        assert await running.rest() == 0
+        await gone(family)
+    assert nothing_in(root)
+
+
+async def test_an_interrupt_while_starting_stops_everything(root: Path) -> None:
+    async with up(root, "--prefill", "1", "--decode", "1") as running:
+        await running.line("is loading|is ready")
+        family = running.family()
+        running.process.send_signal(signal.SIGINT)
+        assert await running.rest() in (0, 130)
+        await gone(family)
+    assert nothing_in(root)
+
+
 async def test_a_port_in_use_is_told_before_anything_starts(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])

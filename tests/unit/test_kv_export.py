@@ -63,6 +63,16 @@ def test_an_unknown_lease_is_hoped_for_two_seconds_and_no_longer() -> None:
     assert "not known within 2.0 s" in caught.value.message
 
 
+def test_a_lease_that_has_ended_is_not_hoped_for() -> None:
+    holder, _ = spaces()
+    ready_lease(holder, 1)
+    holder.release("lease")
+    with pytest.raises(TandemError) as caught:
+        progress_of(holder, (name_of(0),)).next(100.0)
+    assert caught.value.code == "kv_gone"
+    assert "the lease has ended" in caught.value.message
+
+
 def test_a_lease_that_opens_in_time_starts_the_clock_of_prefill() -> None:
     holder, _ = spaces()
     progress = progress_of(holder, (name_of(0),))

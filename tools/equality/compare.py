@@ -1,16 +1,27 @@
-"""What an answer must fulfil beside the truth, and how a difference is excused. Pure."""
+"""What an answer must fulfil beside the truth, and how a difference is excused. Pure.
+
+Two things are no fault of a transfer. A *near-tie*: the two greatest logits lie closer than a given gap. An *edge*:
+a random number that falls onto the border between two tokens' shares, nearer than rounding. There are as many
+borders as tokens, so among some thousand draws one on an edge is to be expected even in float32. A claimed edge has
+to be proven: the single engine, with the temperature moved by a millionth, gives the very sequence in question.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
 
 from tandem.core.messages import AttemptReport
 from tests.e2e.asking import Answer, Ask, Spoken
 from tests.e2e.tap import Seen
 
+EDGES = (1e-7, 1e-6)
+"""Relative changes of the temperature: they move logits about as much as float32 rounding does."""
+
 
 @dataclass
 class Tally:
-    """One comparison. `flips` are prompts with a difference that a near-tie excuses; `failures` say what is wrong."""
+    """One comparison. `flips` are prompts with an excused difference; `failures` say what is wrong."""
 
     title: str
     prompts: int = 0
@@ -22,6 +33,8 @@ class Tally:
     flips: int = 0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
+    disputed: list[tuple[Ask, Answer, Answer]] = field(default_factory=list)
+    """Sampled answers (ours, right) that differ from the truth and may do so on an edge: not judged yet."""
 
     @property
     def holds(self) -> bool:
@@ -38,10 +51,20 @@ class Tally:
         if not problem:
             differing = [pair for pair in zip(answer.sequences, truth.sequences, strict=True) if pair[0] != pair[1]]
             problem = next((found for ours, right in differing if (found := _difference(ours, right, gap_max))), "")
-        if problem:
+        if problem and ask.sampling.temperature > 0 and not answer.error:
+            self.disputed.append((ask, answer, truth))
+        elif problem:
             self.failures.append(f"{_name(ask)}: {problem}")
         else:
             self.flips += 1
+
+    def judge(self, ask: Ask, answer: Answer, truth: Answer, moved: Sequence[Answer]) -> None:
+        """Decide a disputed answer, given what the single engine says at the `nudged` temperatures."""
+        for number, (ours, right) in enumerate(zip(answer.sequences, truth.sequences, strict=True)):
+            if ours != right and all(ours != each.sequences[number] for each in moved):
+                self.failures.append(f"{_name(ask)}: {_difference(ours, right, None)}")
+                return
+        self.flips += 1
 
     def handed(self, ask: Ask, answer: Answer, attempts: Sequence[Seen]) -> None:
         """Count what decode reported of a request it did not prefill."""
@@ -74,6 +97,15 @@ HEAD = f"{'comparison':<34}" + "".join(
         ("flips", 7), ("failed", 8), ("s", 8),
     )
 )  # fmt: skip
+
+
+def nudged(ask: Ask) -> tuple[Ask, ...]:
+    """The request with its temperature a little lower, and a little higher."""
+    factors = [1 + sign * edge for edge in EDGES for sign in (-1, 1)]
+    return tuple(
+        replace(ask, sampling=structs.replace(ask.sampling, temperature=ask.sampling.temperature * factor))
+        for factor in factors
+    )
 
 
 def _difference(ours: Spoken, right: Spoken, gap_max: float | None) -> str:

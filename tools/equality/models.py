@@ -31,15 +31,16 @@ class Subject:
     prompt: Callable[[int, int], tuple[int, ...]]
 
 
-def demo() -> Subject:
-    """The demo model. Every third prompt is made of arbitrary ids, the others are cut from a text."""
+def demo(story_only: bool = False) -> Subject:
+    """The demo model. Prompts are cut from a text; every third one is made of arbitrary ids instead, on which the
+    model can only guess, unless `story_only`."""
     directory = Path(tandem.models.__file__).parent / "demo"
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     story = tuple(tokenizer.encode(_STORY, add_special_tokens=False).ids)
     vocabulary = tokenizer.get_vocab_size()
 
     def prompt(length: int, seed: int) -> tuple[int, ...]:
-        if seed % 3 == 0:
+        if seed % 3 == 0 and not story_only:
             return _arbitrary(length, seed, 8, vocabulary)
         start = seed % len(story)
         return (story * (2 + (start + length) // len(story)))[start : start + length]
@@ -49,7 +50,7 @@ def demo() -> Subject:
 
 def random_llama(directory: Path) -> Subject:
     """A two-layer Llama nobody has trained, whose ids are bytes."""
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     save_model(directory, "Llama", initializer_range=0.3)
     return Subject("random Llama", directory, SimpleDecoder(), lambda length, seed: _arbitrary(length, seed, 2, 150))
 

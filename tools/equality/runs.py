@@ -10,7 +10,7 @@ from tandem.engine.torch.settings import TorchSettings
 from tests.e2e.asking import Answer
 from tests.e2e.platform import Asked, Platform, PlatformSettings, platform
 from tools.equality.asks import Wave, with_stops
-from tools.equality.compare import Tally
+from tools.equality.compare import Tally, nudged
 from tools.equality.models import Subject
 from tools.equality.single import SingleEngine
 
@@ -63,11 +63,11 @@ async def truth_with_stops(setting: Setting, waves: Sequence[Wave]) -> tuple[tup
 
 
 async def compare(
-    title: str, settings: PlatformSettings, waves: Sequence[Wave], truths: Answers, gap_max: float | None = None
+    setting: Setting, scheme: str, waves: Sequence[Wave], truths: Answers, gap_max: float | None = None
 ) -> Tally:
     """Ask a fresh platform and tally its answers against the truth."""
-    tally = Tally(title)
-    async with platform(settings) as running:
+    tally = Tally(f"{setting.subject.name} {setting.dtype} {scheme}")
+    async with platform(setting.platform(scheme)) as running:
         began = time.monotonic()
         for wave, right in zip(waves, truths, strict=True):
             await _one_wave(running, wave, right, tally, gap_max)
@@ -76,7 +76,17 @@ async def compare(
         for reason in ("epoch", "name", "digest"):
             if refused := running.refused(reason):
                 tally.failures.append(f"{refused:g} blocks were refused for their {reason}")
+    await judge(setting, tally)
     return tally
+
+
+async def judge(setting: Setting, tally: Tally) -> None:
+    """Settle what is disputed, by asking a single engine again."""
+    if tally.disputed:
+        async with SingleEngine(setting.torch, setting.scheduler, setting.subject.decoder) as engine:
+            for ask, answer, right in tally.disputed:
+                tally.judge(ask, answer, right, [await engine.ask(each) for each in nudged(ask)])
+        tally.disputed.clear()
 
 
 async def _one_wave(

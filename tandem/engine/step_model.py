@@ -1,0 +1,157 @@
+"""How long a step will take, learned online from the steps so far. Pure: no clock, no randomness.
+
+Two time scales. The shape - what a running sequence, a prompt token, an attended position cost relative to each
+other - is a property of model and machine: recursive least squares with a long memory, each step weighted by its
+own length, no coefficient below zero. The pace follows what the machine does now (a neighbour, a clock rate): an
+exponential mean of measured over predicted time. The margin is how far slow steps lie above their prediction.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+_SCALES: Final = (1.0, 64.0, 4.0, 1024.0, 1024.0 * 1024.0, 64.0 * 1024.0)
+_SIZE: Final = len(_SCALES)
+_TOKENS: Final = 3
+_FORGET: Final = 0.998
+_PRIOR: Final = 100.0
+"""Variance of the first guess, in squared targets over a measurement's relative variance (0.01)."""
+_OUTLIER: Final = 3.0
+_WARM: Final = 16
+_DECODE_EVERY: Final = 4
+"""Steps without prompts are many and alike: every so many teach the shape, all the pace."""
+_PACE_WEIGHT: Final = 0.1
+_MARGIN_MAX: Final = 2.0
+_SLOW: Final = 0.1
+"""One chunked step in ten may take longer than the target,"""
+_VERY_SLOW: Final = 0.02
+_STRETCH: Final = 1.5
+"""and one in fifty longer than this times the target."""
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """What a step had to do. `prefill_context` sums, over prompt tokens, the positions each attends to.
+
+    `pieces` counts the prompts the tokens belong to; `decode_context` sums the positions of running sequences.
+    """
+
+    decode_rows: int
+    prefill_tokens: int
+    prefill_context: float
+    pieces: int = 0
+    decode_context: float = 0.0
+
+    def features(self) -> tuple[float, ...]:
+        """The linear model's inputs, each about one in a large step."""
+        return (
+            1.0,
+            self.decode_rows / _SCALES[1],
+            self.pieces / _SCALES[2],
+            self.prefill_tokens / _SCALES[3],
+            self.prefill_context / _SCALES[4],
+            self.decode_context / _SCALES[5],
+        )
+
+
+@dataclass(frozen=True)
+class PromptCost:
+    """Seconds a piece of a prompt adds to a step: for itself, per token, and per token and attended position."""
+
+    piece: float
+    token: float
+    position: float
+
+    def seconds(self, start: int, count: int) -> float:
+        """`count` tokens that follow `start` computed ones."""
+        return self.piece + count * (self.token + self.position * (start + count / 2))
+
+    def tokens_within(self, seconds: float, start: float) -> float:
+        """The largest count whose cost stays within `seconds`: the root of the quadratic above; 0 when none."""
+        left = seconds - self.piece
+        if left <= 0:
+            return 0.0
+        linear = self.token + self.position * start
+        return 2 * left / (linear + math.sqrt(linear * linear + 2 * self.position * left))
+
+
+class Quantile:
+    """The value that a `share` of observations exceeds, by stochastic approximation; follows a drift."""
+
+    def __init__(self, share: float, step: float) -> None:
+        self._share = share
+        self._step = step
+        self.value = 1.0
+
+    def observe(self, value: float) -> None:
+        """Up by what lies below when exceeded, else down by the share: at rest both balance."""
+        self.value += self._step * ((1 - self._share) if value > self.value else -self._share)
+
+
+class StepTimeModel:
+    """seconds ≈ pace * theta · features. Before anything is measured only prompt tokens have a cost."""
+
+    def __init__(self, seconds_per_token: float) -> None:
+        first = seconds_per_token * _SCALES[_TOKENS]
+        self._theta = [first if index == _TOKENS else 0.0 for index in range(_SIZE)]
+        self._prior = _PRIOR * first * first
+        self._spread = [[self._prior if row == column else 0.0 for column in range(_SIZE)] for row in range(_SIZE)]
+        self._token_min = first * 1e-3
+        self._pace = 1.0
+        self._slow, self._very_slow = Quantile(_SLOW, 0.05), Quantile(_VERY_SLOW, 0.3)
+        self.observed = 0
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learn from one step. After the first few, a step far above its prediction (a page fault, another
+        process) counts as `_OUTLIER` times the prediction only."""
+        self.observed += 1
+        features = load.features()
+        shape = self._shape(features)
+        if self.observed <= _WARM or shape <= 0:
+            self._learn_shape(features, shape, seconds)
+            return
+        expected = self._pace * shape
+        counted = min(seconds, _OUTLIER * expected)
+        if load.decode_rows and load.prefill_tokens:
+            self._slow.observe(seconds / expected)
+            self._very_slow.observe(seconds / expected)
+        if load.prefill_tokens or self.observed % _DECODE_EVERY == 0:
+            self._learn_shape(features, shape, counted / self._pace)
+        self._pace += _PACE_WEIGHT * (counted / shape - self._pace)
+
+    @property
+    def margin(self) -> float:
+        """How many times its prediction a step must be taken to last for the target to hold; in [1, 2]."""
+        return min(_MARGIN_MAX, max(1.0, self._slow.value, self._very_slow.value / _STRETCH))
+
+    def predict(self, load: StepLoad) -> float:
+        """Expected seconds."""
+        return self._pace * self._shape(load.features())
+
+    def prompt_cost(self) -> PromptCost:
+        """What pieces of prompts cost now."""
+        piece, token, position = (self._pace * self._theta[at] / _SCALES[at] for at in (2, 3, 4))
+        return PromptCost(piece, token, position)
+
+    def _shape(self, features: tuple[float, ...]) -> float:
+        return sum(coefficient * value for coefficient, value in zip(self._theta, features, strict=True))
+
+    def _learn_shape(self, features: tuple[float, ...], shape: float, seconds: float) -> None:
+        """One weighted step of recursive least squares, projected onto coefficients that are not negative."""
+        if seconds <= 0:
+            return
+        weight = 1.0 / max(shape, seconds / 2)
+        x = [weight * value for value in features]
+        spread, theta = self._spread, self._theta
+        px = [sum(cell * value for cell, value in zip(row, x, strict=True)) for row in spread]
+        # A direction that no recent step has excited must not grow beyond the first guess's uncertainty.
+        wound_up = any(spread[index][index] > self._prior for index in range(_SIZE))
+        forget = 1.0 if wound_up else _FORGET
+        gain = 1.0 / (forget + sum(value * projected for value, projected in zip(x, px, strict=True)))
+        error = weight * (seconds - shape)
+        for index in range(_SIZE):
+            theta[index] = max(0.0, theta[index] + px[index] * gain * error)
+            scaled = px[index] * gain
+            row = spread[index]
+            spread[index] = [(cell - scaled * value) / forget for cell, value in zip(row, px, strict=True)]
+        theta[_TOKENS] = max(theta[_TOKENS], self._token_min)

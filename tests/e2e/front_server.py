@@ -1,0 +1,58 @@
+"""The front door on real sockets over a scripted generator."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from router.app import RestApp
+from router.auth import Keys
+from router.door import FrontDoor, Services
+from router.front_settings import FrontSettings
+from router.http_server import HttpServer
+from router.public_grpc import PublicGrpc
+from router.render import SimpleRenderer
+from router.tokenizing_threads import Threaded
+from tandem.service.metrics import PrometheusMeter
+from tandem.service.system import SystemClock, SystemEntropy
+from tandem.service.telemetry import RingRecorder
+from tests.unit.front_stage import MODEL, Script
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where it listens."""
+
+    script: Script
+    door: FrontDoor
+    port: int
+    grpc_port: int
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    script: Script, *, keys: Keys | None = None, settings: FrontSettings | None = None
+) -> AsyncIterator[Served]:
+    """Both public interfaces on loopback."""
+    clock, meter, tokenizing = SystemClock(), PrometheusMeter(), Threaded()
+    door = FrontDoor(
+        Services(
+            generator=script,
+            renderers={MODEL: SimpleRenderer(clock)},
+            tokenizing=tokenizing,
+            clock=clock,
+            entropy=SystemEntropy(),
+            meter=meter,
+            recorder=RingRecorder(),
+        ),
+        settings,
+    )
+    http = HttpServer(RestApp(door, keys or Keys(), meter.render))
+    public = PublicGrpc(door, keys or Keys())
+    try:
+        port, grpc_port = await http.start("127.0.0.1", 0), await public.start("127.0.0.1", 0)
+        yield Served(script, door, port, grpc_port)
+    finally:
+        door.end_all()
+        await asyncio.gather(http.close(1.0), public.close(1.0))
+        tokenizing.close()

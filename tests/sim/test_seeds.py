@@ -1,0 +1,125 @@
+"""Whole platforms with kills and corrupted blocks: promises hold, seeds repeat themselves, planted bugs are found."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from kv_transfer.verify import Refusal, Verifier
+from router.positions import Mismatch, Positions
+from router.sequences import Sequences
+from tandem.core.kv import Handle
+from tandem.core.messages import SequenceOutput
+from tandem.core.request import Branch
+from tandem.engine.leases import LeaseTable
+from tandem.sim.checks import Violation
+from tandem.sim.faults import Corrupt, FaultProfile, Kill
+from tandem.sim.traffic import TrafficProfile
+from tandem.sim.world import Report, WorldSettings, simulate
+
+SEEDS = range(10)
+WORLD = WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0))
+SMALL = replace(WORLD, traffic=TrafficProfile(requests=15))
+
+
+@cache
+def report(seed: int) -> Report:
+    return simulate(WORLD, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_promise_holds(seed: int) -> None:
+    found = report(seed)
+    assert sum(isinstance(fault, Kill) for fault in found.faults) == 2
+    assert any(isinstance(fault, Corrupt) for fault in found.faults)
+    assert {outcome.end for outcome in found.outcomes} <= {"done", "cancelled"}
+    assert sum(outcome.end == "done" for outcome in found.outcomes) >= 30
+
+
+def test_the_seeds_did_break_what_they_were_to_break() -> None:
+    assert sum(report(seed).corrupted for seed in SEEDS) >= 5
+    assert len({report(seed).trace for seed in SEEDS}) == len(SEEDS)
+
+
+def test_no_workers_but_unified_ones() -> None:
+    for seed in range(3):
+        simulate(replace(SMALL, prefill=0, decode=3), seed)
+
+
+def test_a_seed_repeats_itself() -> None:
+    assert simulate(WORLD, 3) == report(3)
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_a_seed_repeats_itself_in_another_process(hash_seed: str) -> None:
+    program = (
+        "from tandem.sim.faults import FaultProfile\n"
+        "from tandem.sim.world import WorldSettings, simulate\n"
+        "report = simulate(WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0)), 4)\n"
+        "print(report.trace, report.rounds, report.virtual_s)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    here = report(4)
+    assert done.stdout.split() == [here.trace, str(here.rounds), str(here.virtual_s)]
+
+
+def trusting(verifier: Verifier, block: memoryview, handle: Handle, *, epoch: int, name: bytes) -> bytes | Refusal:
+    """Takes whatever arrives."""
+    return handle.digests
+
+
+def repeating(positions: Positions, output: SequenceOutput) -> SequenceOutput | Mismatch | None:
+    """Delivers whatever arrives."""
+    positions.tokens.extend(output.tokens)
+    positions.text_chars += len(output.text)
+    positions.finish = output.finish
+    return output
+
+
+def forgetful(sequences: Sequences) -> tuple[Branch, ...]:
+    """Resumes one token too early, and takes it for the next one."""
+    return tuple(
+        Branch(each.sequence, sequences._generation.seed, tuple(each.tokens[:-1]), each.text_chars)
+        for each in sequences.unfinished()
+    )
+
+
+def keeping(leases: LeaseTable, lease_id: str) -> None:
+    """Never lets go."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "bug"),
+    [
+        (Verifier, "check", trusting),
+        (Positions, "accept", repeating),
+        (Positions, "_differing", lambda _positions, _output, _repeated: None),
+        (LeaseTable, "release", keeping),
+    ],
+    ids=["digests are not checked", "repeats are delivered", "repeats may differ", "leases never end"],
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(owner, method, bug)
+    found = [seed for seed in SEEDS if fails(SMALL, seed)]
+    assert found, f"{len(SEEDS)} seeds did not notice"
+
+
+def fails(settings: WorldSettings, seed: int) -> bool:
+    try:
+        simulate(settings, seed)
+    except (Violation, AssertionError, RuntimeError):
+        return True
+    return False

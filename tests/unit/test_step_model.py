@@ -1,0 +1,135 @@
+"""Step time as it is learned, and the room that several prompts share."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.core.entropy import SeededEntropy, below, unit
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.step_budget import StepBudget
+from tandem.engine.step_model import PromptCost, Quantile, StepLoad, StepTimeModel
+
+
+def machine(load: StepLoad) -> float:
+    """3 ms, 80 µs per running sequence, 1 ms per prompt, 20 µs per prompt token, attention on both sides."""
+    own = 0.003 + 8e-5 * load.decode_rows + 1e-3 * load.pieces + 2e-5 * load.prefill_tokens
+    return own + 4e-8 * load.prefill_context + 5e-7 * load.decode_context
+
+
+def draw(entropy: SeededEntropy) -> StepLoad:
+    rows = 1 + below(entropy, 32)
+    pieces = below(entropy, 4)
+    sizes = [16 + below(entropy, 300) for _ in range(pieces)]
+    context = float(sum(size * (below(entropy, 2000) + size / 2) for size in sizes))
+    return StepLoad(rows, sum(sizes), context, pieces, rows * float(below(entropy, 1500)))
+
+
+def taught(steps: int, noise: float = 0.0) -> StepTimeModel:
+    model, entropy = StepTimeModel(1e-4), SeededEntropy(5)
+    for _ in range(steps):
+        load = draw(entropy)
+        model.observe(load, machine(load) * (1 + noise * (unit(entropy) - 0.5)))
+    return model
+
+
+def test_it_learns_every_part_of_a_step() -> None:
+    model, entropy = taught(400), SeededEntropy(6)
+    for _ in range(50):
+        load = draw(entropy)
+        assert model.predict(load) == pytest.approx(machine(load), rel=0.05)
+    cost = model.prompt_cost()
+    assert cost.piece == pytest.approx(1e-3, rel=0.2)
+    assert cost.seconds(1000, 200) == pytest.approx(1e-3 + 200 * 2e-5 + 4e-8 * 200 * 1100, rel=0.1)
+
+
+def test_the_pace_follows_within_a_few_steps_what_the_shape_need_not_learn_again() -> None:
+    model, entropy = taught(400), SeededEntropy(7)
+    for _ in range(30):
+        load = draw(entropy)
+        model.observe(load, 2 * machine(load))
+    load = draw(entropy)
+    assert model.predict(load) == pytest.approx(2 * machine(load), rel=0.15)
+
+
+def test_noise_widens_the_margin_and_quiet_narrows_it() -> None:
+    assert taught(1000).margin == pytest.approx(1.0, abs=0.06)
+    assert 1.2 < taught(1000, noise=0.8).margin < 1.6
+
+
+def test_it_stays_sound_over_very_many_steps() -> None:
+    model, entropy = taught(20_000, noise=0.5), SeededEntropy(8)
+    for _ in range(20_000):
+        model.observe(StepLoad(16, 0, 0.0, 0, 4000.0), 0.006)
+    for _ in range(200):
+        load = draw(entropy)
+        model.observe(load, machine(load))
+    load = draw(entropy)
+    assert model.predict(load) == pytest.approx(machine(load), rel=0.2)
+
+
+def test_a_quantile_is_exceeded_by_its_share() -> None:
+    quantile, entropy, above = Quantile(0.1, 0.05), SeededEntropy(9), 0
+    for step in range(4000):
+        value = 1 + unit(entropy)
+        above += step >= 1000 and value > quantile.value
+        quantile.observe(value)
+    assert above / 3000 == pytest.approx(0.1, abs=0.02)
+
+
+@settings(max_examples=200)
+@given(st.floats(0, 1e-2), st.floats(1e-7, 1e-3), st.floats(0, 1e-6), st.floats(1e-3, 1.0), st.integers(0, 100_000))
+def test_what_fits_is_the_largest_count_that_fits(
+    piece: float, token: float, position: float, room: float, start: int
+) -> None:
+    cost = PromptCost(piece, token, position)
+    fits = int(cost.tokens_within(room, start))
+    assert fits == 0 or cost.seconds(start, fits) <= room * (1 + 1e-6)
+    assert cost.seconds(start, fits + 1) >= room * (1 - 1e-6)
+
+
+def budget_of(**changes: float) -> StepBudget:
+    budget = StepBudget(SchedulerSettings(itl_target_s=0.02, **changes))  # type: ignore[arg-type]
+    entropy = SeededEntropy(5)
+    for _ in range(400):
+        load = draw(entropy)
+        budget.observe(load, machine(load))
+    return budget
+
+
+def test_prompts_of_one_step_share_its_room() -> None:
+    running = StepLoad(16, 0, 0.0, 0, 4000.0)
+    allowance = budget_of(min_prefill_tokens=1).open(running)
+    whole = allowance.offer(0).tokens
+    allowance.take(0, whole // 2)
+    rest = allowance.offer(0).tokens
+    assert 0 < rest < whole - whole // 2, "the second prompt's own cost counts"
+    allowance.take(0, rest)
+    assert allowance.offer(0).tokens == 0
+    taken = StepLoad(16, whole // 2 + rest, (whole // 2) ** 2 / 2 + rest**2 / 2, 2, 4000.0)
+    assert machine(taken) == pytest.approx(0.02, rel=0.1)
+
+
+def test_long_running_contexts_leave_less_room() -> None:
+    budget = budget_of()
+    short = budget.open(StepLoad(16, 0, 0.0, 0, 16 * 100.0)).offer(0).tokens
+    long = budget.open(StepLoad(16, 0, 0.0, 0, 16 * 1000.0)).offer(0).tokens
+    assert long < 0.8 * short
+
+
+def test_the_floor_is_for_the_step_and_not_for_each_prompt() -> None:
+    allowance = budget_of(min_prefill_tokens=48).open(StepLoad(64, 0, 0.0, 0, 64 * 4000.0))
+    offer = allowance.offer(0)
+    assert offer.tokens == 48
+    assert "floor" in offer.reason
+    allowance.take(0, 40)
+    assert allowance.offer(0).tokens == 8
+    allowance.take(0, 8)
+    assert allowance.offer(0).tokens == 0
+
+
+def test_the_batch_bound_is_shared_too() -> None:
+    allowance = budget_of(max_batched_tokens=100).open(StepLoad(0, 0, 0.0))
+    allowance.take(0, 60)
+    assert allowance.offer(0).tokens == 40
+    allowance.take(0, 40)
+    assert allowance.spent
