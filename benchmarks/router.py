@@ -121,8 +121,8 @@ class Flow:
     bytes_per_token: float
 
 
-def flow(child: Child, port: int, clients: Clients, window_s: float, idle: float, per_s: float | None) -> Flow:
-    """Stream to all clients for a while. `per_s` is given where tokens cannot be told from bytes."""
+def flow(child: Child, port: int, clients: Clients, window_s: float, idle: float, size: int | None) -> Flow:
+    """Stream to all clients for a while. `size` tells how many bytes a token is where there are no events to count."""
     body = {
         "model": "simulated",
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -137,7 +137,7 @@ def flow(child: Child, port: int, clients: Clients, window_s: float, idle: float
     received, events = (now - before for now, before in zip(clients.counts(), (received, events), strict=True))
     clients.close()
     time.sleep(_SETTLE_S / 2)
-    tokens = events if per_s is None else per_s * lasted
+    tokens = events if size is None else received / size
     return Flow((spent - idle * lasted) / tokens * 1e6, received / tokens)
 
 
@@ -158,7 +158,7 @@ def measure_tokens(cores: Cores, clients: Clients, rounds: int, window_s: float)
     ours, theirs = [], []
     for _ in range(rounds):
         ours.append(flow(router, router.port, clients, window_s, idle, None).cpu_us)
-        theirs.append(flow(bare, port, clients, window_s, 0.0, STREAMS * STEPS_PER_S).cpu_us)
+        theirs.append(flow(bare, port, clients, window_s, 0.0, size).cpu_us)
     memory = router.rss_mb()
     router.stop()
     bare.stop()
@@ -178,7 +178,24 @@ def measure_tokens(cores: Cores, clients: Clients, rounds: int, window_s: float)
 def texts(count: int, seed: int = 7) -> list[str]:
     """Texts of `CHARACTERS` characters without long repeats."""
     draw = random.Random(seed)
-    words = ["the", "a", "fox", "lantern", "river", "carries", "old", "house", "window", "winter", "under", "walks", "bright", "small", "two", "sees"]
+    words = [
+        "the",
+        "a",
+        "fox",
+        "lantern",
+        "river",
+        "carries",
+        "old",
+        "house",
+        "window",
+        "winter",
+        "under",
+        "walks",
+        "bright",
+        "small",
+        "two",
+        "sees",
+    ]
     return [" ".join(draw.choice(words) for _ in range(CHARACTERS))[:CHARACTERS] for _ in range(count)]
 
 

@@ -7,6 +7,7 @@ long bytes take and what goes wrong. Nothing here opens a socket or starts a thr
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -83,6 +84,8 @@ class MemoryTransport:
         self._name = name
         self._source: ExportSource | None = None
         self._pulls: dict[MemoryPull, None] = {}
+        self.context = copy_context()
+        """Of the process that serves: its half of every pull runs there."""
 
     @property
     def scheme(self) -> str:
@@ -90,6 +93,7 @@ class MemoryTransport:
 
     async def serve(self, source: ExportSource) -> str:
         self._source = source
+        self.context = copy_context()
         self._fabric.register(self._name, self)
         return _SCHEME + self._name
 
@@ -168,7 +172,9 @@ class MemoryPull:
         self._ends = ends
         self._queue: asyncio.Queue[_Parcel] = asyncio.Queue(_IN_FLIGHT_MAX)
         self._broken: TandemError | None = None
-        self._sending = asyncio.get_running_loop().create_task(self._send(), name=f"kv-mem-{request.lease_id}")
+        self._sending = asyncio.get_running_loop().create_task(
+            self._send(), name=f"kv-mem-{request.lease_id}", context=ends[1].context.copy()
+        )
 
     async def events(self) -> AsyncGenerator[PullEvent, None]:
         while True:
@@ -187,7 +193,8 @@ class MemoryPull:
 
     async def acknowledge(self) -> None:
         if self._path.policy.carries(self._path.holder, self._path.receiver) and self._broken is None:
-            self._source.acknowledge(self._request.lease_id)
+            holder, lease_id = self._ends[1], self._request.lease_id
+            asyncio.get_running_loop().call_soon(self._source.acknowledge, lease_id, context=holder.context)
 
     async def close(self) -> None:
         self.break_off("the pull was closed here")

@@ -36,12 +36,15 @@ from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.run import fail, serve_process
 from tandem.service.settings import load_settings
+from tandem.service.settings_help import help_asked
 from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
 
 
 def main() -> int:
     """Run a router to its end; the exit status."""
+    if help_asked("router", ProcessSettings, sys.argv[1:]):
+        return 0
     events = EventLines(sys.stdout if "--events" in sys.argv else None)
     try:
         settings = load_settings(ProcessSettings, _flags(sys.argv[1:]), os.environ)

@@ -9,10 +9,11 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
+from router.quota import UNBOUNDED, Quota
 from tandem.core.errors import TandemError
 
 SALT_KEY_BYTES_MIN: Final = 16
@@ -25,6 +26,7 @@ class Caller:
     tenant: str = ""
     tenant_salt: str = ""
     models: tuple[str, ...] = ()
+    quota: Quota = UNBOUNDED
 
     def check_model(self, model: str) -> None:
         """Raises `not_allowed`."""
@@ -65,14 +67,21 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     """Why the key is not accepted any more."""
 
 
+class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True):
+    requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     salt_key: str
     keys: dict[str, _KeyEntry | str]
+    tenants: dict[str, _TenantEntry] = {}
 
 
 def load_keys(path: Path) -> Keys:
     """Read a key file: `{"salt_key": "…", "keys": {"<key>": "<tenant>" | {"tenant": …, "models": […]}}}`.
 
+    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …}}` gives tenants quotas.
     Every router of a service needs the same `salt_key`, else they do not share prefixes. Raises `bad_setting`.
     """
     try:
@@ -92,8 +101,12 @@ def load_keys(path: Path) -> Keys:
         _digest(key): entry if isinstance(entry, _KeyEntry) else _KeyEntry(entry)
         for key, entry in content.keys.items()
     }
+    _check_tenants(content, [entry.tenant for entry in entries.values()], path)
     return Keys(
-        {digest: _caller(entry, salt_key) for digest, entry in entries.items()},
+        {
+            digest: _caller(entry, salt_key, content.tenants.get(entry.tenant, _TenantEntry()))
+            for digest, entry in entries.items()
+        },
         {digest: entry.disabled for digest, entry in entries.items() if entry.disabled is not None},
     )
 
@@ -103,8 +116,17 @@ def tenant_salt(salt_key: bytes, tenant: str) -> str:
     return hmac.new(salt_key, b"tandem-tenant\x00" + tenant.encode(), hashlib.sha256).hexdigest()[:32]
 
 
-def _caller(entry: _KeyEntry, salt_key: bytes) -> Caller:
-    return Caller(entry.tenant, tenant_salt(salt_key, entry.tenant), entry.models)
+def _check_tenants(content: _KeyFile, known: list[str], path: Path) -> None:
+    for tenant in content.tenants:
+        if tenant not in known:
+            raise TandemError(
+                "bad_setting", f"api keys file {path}: tenants.{tenant} has a quota but no key", param="tenants"
+            )
+
+
+def _caller(entry: _KeyEntry, salt_key: bytes, limits: _TenantEntry) -> Caller:
+    quota = Quota(limits.requests_per_minute, limits.tokens_per_minute)
+    return Caller(entry.tenant, tenant_salt(salt_key, entry.tenant), entry.models, quota)
 
 
 def _digest(key: str) -> bytes:

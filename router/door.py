@@ -11,6 +11,7 @@ from router.generation import Generation, Generator, ServedModel
 from router.ledger import Ledger
 from router.openai import parameters
 from router.openai.schema import ChatRequest, CompletionRequest
+from router.quota import Quotas
 from router.render import Renderer
 from router.tokenizing import Tokenizing
 from tandem.core.clock import Clock
@@ -50,6 +51,7 @@ class FrontDoor:
         self.services = services
         self.arrivals = Arrivals(services.clock, services.entropy)
         self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, settings.slo)
+        self._quotas = Quotas()
         self._open: dict[str, Exchange] = {}
         self._draining = False
 
@@ -87,7 +89,7 @@ class FrontDoor:
         sampling = parameters.sampling(request, renderer.vocab_size)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
         timeout_s = min(request.timeout or self._total_s, self._total_s)
-        return tuple(
+        generations = tuple(
             Generation(
                 request_id=arrival.part_id(number),
                 model=model.name,
@@ -106,6 +108,9 @@ class FrontDoor:
             )
             for number, prompt in enumerate(packed)
         )
+        caller, prompt_tokens = arrival.caller, sum(map(len, packed)) // 4
+        self._quotas.admit(caller.tenant, caller.quota, prompt_tokens, self.services.clock.now())
+        return generations
 
     def start(self, arrival: Arrival, generations: tuple[Generation, ...], answer: Answer) -> Exchange:
         """Dispatch. Refusals reach the client through `answer`."""
@@ -115,6 +120,8 @@ class FrontDoor:
             self._open.pop(arrival.request_id, None)
             self.arrivals.release(arrival)
             self._ledger.ended(arrival, how, model)
+            caller, now = arrival.caller, self.services.clock.now()
+            self._quotas.spend(caller.tenant, caller.quota, how.delivered, now)
 
         reports = Reports(self.services.clock.now, lambda gap_s: self._ledger.gap(model, gap_s), ended)
         exchange = Exchange(generations, answer, reports)

@@ -7,6 +7,7 @@ exponential mean of measured over predicted time. The margin is how far slow ste
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ _SCALES: Final = (1.0, 64.0, 4.0, 1024.0, 1024.0 * 1024.0, 64.0 * 1024.0)
 _SIZE: Final = len(_SCALES)
 _TOKENS: Final = 3
 _FORGET: Final = 0.998
+_NEWS_MIN: Final = 0.004
+"""Relative variance of a prediction below which its measurement is no news."""
 _PRIOR: Final = 100.0
 """Variance of the first guess, in squared targets over a measurement's relative variance (0.01)."""
 _OUTLIER: Final = 3.0
@@ -22,11 +25,12 @@ _DECODE_EVERY: Final = 4
 """Steps without prompts are many and alike: every so many teach the shape, all the pace."""
 _PACE_WEIGHT: Final = 0.1
 _MARGIN_MAX: Final = 2.0
+_QUANTILE_MAX: Final = 3.0
 _SLOW: Final = 0.1
 """One chunked step in ten may take longer than the target,"""
-_VERY_SLOW: Final = 0.02
+_VERY_SLOW: Final = 0.04
 _STRETCH: Final = 1.5
-"""and one in fifty longer than this times the target."""
+"""and one in twenty-five longer than this times the target."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Quantile:
     def observe(self, value: float) -> None:
         """Up by what lies below when exceeded, else down by the share: at rest both balance."""
         self.value += self._step * ((1 - self._share) if value > self.value else -self._share)
+        self.value = min(_QUANTILE_MAX, self.value)
 
 
 class StepTimeModel:
@@ -94,11 +99,13 @@ class StepTimeModel:
     def __init__(self, seconds_per_token: float) -> None:
         first = seconds_per_token * _SCALES[_TOKENS]
         self._theta = [first if index == _TOKENS else 0.0 for index in range(_SIZE)]
+        self._cost = list(self._theta)
+        """The coefficients as they are used: none below zero. The least squares keep their own."""
         self._prior = _PRIOR * first * first
         self._spread = [[self._prior if row == column else 0.0 for column in range(_SIZE)] for row in range(_SIZE)]
         self._token_min = first * 1e-3
         self._pace = 1.0
-        self._slow, self._very_slow = Quantile(_SLOW, 0.05), Quantile(_VERY_SLOW, 0.3)
+        self._slow, self._very_slow = Quantile(_SLOW, 0.05), Quantile(_VERY_SLOW, 0.15)
         self.observed = 0
 
     def observe(self, load: StepLoad, seconds: float) -> None:
@@ -107,8 +114,10 @@ class StepTimeModel:
         self.observed += 1
         features = load.features()
         shape = self._shape(features)
+        if seconds <= 0:
+            return
         if self.observed <= _WARM or shape <= 0:
-            self._learn_shape(features, shape, seconds)
+            self._learn_shape(features, seconds, seconds)
             return
         expected = self._pace * shape
         counted = min(seconds, _OUTLIER * expected)
@@ -116,7 +125,8 @@ class StepTimeModel:
             self._slow.observe(seconds / expected)
             self._very_slow.observe(seconds / expected)
         if load.prefill_tokens or self.observed % _DECODE_EVERY == 0:
-            self._learn_shape(features, shape, counted / self._pace)
+            self._learn_shape(features, counted, expected)
+        # Against the shape before it learned: both correct the same error, and the pace comes to rest at one.
         self._pace += _PACE_WEIGHT * (counted / shape - self._pace)
 
     @property
@@ -130,28 +140,36 @@ class StepTimeModel:
 
     def prompt_cost(self) -> PromptCost:
         """What pieces of prompts cost now."""
-        piece, token, position = (self._pace * self._theta[at] / _SCALES[at] for at in (2, 3, 4))
+        piece, token, position = (self._pace * self._cost[at] / _SCALES[at] for at in (2, 3, 4))
         return PromptCost(piece, token, position)
 
     def _shape(self, features: tuple[float, ...]) -> float:
-        return sum(coefficient * value for coefficient, value in zip(self._theta, features, strict=True))
+        return _dot(self._cost, features)
 
-    def _learn_shape(self, features: tuple[float, ...], shape: float, seconds: float) -> None:
-        """One weighted step of recursive least squares, projected onto coefficients that are not negative."""
-        if seconds <= 0:
-            return
-        weight = 1.0 / max(shape, seconds / 2)
+    def _learn_shape(self, features: tuple[float, ...], seconds: float, size: float) -> None:
+        """One step of recursive least squares, errors counting relative to `size` seconds.
+
+        Steps that tell nothing new neither teach nor forget.
+        """
+        theta, spread = self._theta, self._spread
+        weight = 1.0 / max(size, seconds / 2)
         x = [weight * value for value in features]
-        spread, theta = self._spread, self._theta
-        px = [sum(cell * value for cell, value in zip(row, x, strict=True)) for row in spread]
+        px = [_dot(row, x) for row in spread]
+        news = _dot(x, px)
+        if news < _NEWS_MIN:
+            return
         # A direction that no recent step has excited must not grow beyond the first guess's uncertainty.
         wound_up = any(spread[index][index] > self._prior for index in range(_SIZE))
         forget = 1.0 if wound_up else _FORGET
-        gain = 1.0 / (forget + sum(value * projected for value, projected in zip(x, px, strict=True)))
-        error = weight * (seconds - shape)
+        gain = 1.0 / (forget + news)
+        error = weight * (seconds - _dot(theta, features))
         for index in range(_SIZE):
-            theta[index] = max(0.0, theta[index] + px[index] * gain * error)
             scaled = px[index] * gain
-            row = spread[index]
-            spread[index] = [(cell - scaled * value) / forget for cell, value in zip(row, px, strict=True)]
-        theta[_TOKENS] = max(theta[_TOKENS], self._token_min)
+            theta[index] += scaled * error
+            spread[index] = [(cell - scaled * value) / forget for cell, value in zip(spread[index], px, strict=True)]
+        self._cost = [max(0.0, coefficient) for coefficient in theta]
+        self._cost[_TOKENS] = max(self._cost[_TOKENS], self._token_min)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(one * other for one, other in zip(left, right, strict=True))

@@ -6,6 +6,7 @@ loop's time is used, so everything holds on a virtual-time loop too.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 
 from tandem.core.errors import TandemError
 from tandem.service.link import RouterLink, WorkerLink
@@ -123,10 +124,12 @@ class MemoryLinkServer:
         self.address = address
         self._accept: Callable[[WorkerLink], Awaitable[None]] | None = None
         self._accepting: dict[asyncio.Task[None], WorkerEnd] = {}
+        self._context = copy_context()
 
     async def start(self, accept: Callable[[WorkerLink], Awaitable[None]]) -> str:
         self._links.listen(self)
         self._accept = accept
+        self._context = copy_context()
         return self.address
 
     async def stop(self) -> None:
@@ -141,7 +144,9 @@ class MemoryLinkServer:
         await asyncio.gather(*late, return_exceptions=True)
 
     def accepted(self, link: "WorkerEnd") -> None:
-        task = asyncio.get_running_loop().create_task(self._run(link), name=f"accept {link.peer} at {self.address}")
+        """A link was dialed. It is served in the context of the process that listens, not of the one that dials."""
+        name = f"accept {link.peer} at {self.address}"
+        task = asyncio.get_running_loop().create_task(self._run(link), name=name, context=self._context.copy())
         self._accepting[task] = link
         task.add_done_callback(self._accepting.pop)
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from contextvars import Context
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tandem.core.messages import RouterMessage, StateRequest, StateUpdate, WorkerCommand
 from tandem.service.link_queue import Inbox, LinkLimits
@@ -42,6 +43,9 @@ class Network(Protocol):
 Item = tuple[Any, ...] | str
 """A frame of messages, or the reason for which the stream ends."""
 
+_NETWORK: Final = Context()
+"""What is under way belongs to neither process: it arrives whatever becomes of its sender."""
+
 
 class Wire:
     """One direction of one stream: items arrive in order, each after the delay the policy gives it."""
@@ -75,7 +79,7 @@ class Wire:
                 self._network.hold(self._depart)
                 return
             self._last_due = max(self._last_due, loop.time() + delay)
-            self._flying.append((self._held.popleft(), loop.call_at(self._last_due, self._land)))
+            self._flying.append((self._held.popleft(), loop.call_at(self._last_due, self._land, context=_NETWORK)))
 
     def _land(self) -> None:
         item, _ = self._flying.popleft()

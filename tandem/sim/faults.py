@@ -1,8 +1,12 @@
-"""Seeded faults: what breaks and when. Values only; `tandem.sim.world` carries them out."""
+"""Seeded faults: what breaks and when. Values only; `tandem.sim.misfortune` carries them out."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from tandem.core.entropy import SeededEntropy, below, unit
+from tandem.core.entropy import Entropy, SeededEntropy, below, unit
+
+ROUTER: Final = "router"
+"""The node of the router, as worker names are those of workers."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,24 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class EngineError:
+    """The worker's next step raises `engine_failed`: its process ends, and a new incarnation takes its place."""
+
+    at_s: float
+    worker: str
+    back_after_s: float
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """The worker's process is stopped, its connections stay; then it goes on as if nothing had happened."""
+
+    at_s: float
+    worker: str
+    for_s: float
+
+
+@dataclass(frozen=True)
 class Corrupt:
     """From `at_s` on, the next `blocks` blocks pulled from this worker arrive with a flipped byte."""
 
@@ -23,15 +45,76 @@ class Corrupt:
     blocks: int
 
 
-Fault = Kill | Corrupt
+@dataclass(frozen=True)
+class Damage:
+    """The next partial block this worker has exported is changed in its memory before it leaves."""
+
+    at_s: float
+    worker: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The links between router and worker break; both learn of it."""
+
+    at_s: float
+    worker: str
+
+
+@dataclass(frozen=True)
+class Break:
+    """The link breaks with the frame number `frames` from now on: commands when `down`, outputs and state else."""
+
+    at_s: float
+    worker: str
+    frames: int
+    down: bool
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Nothing gets through from `source` to `target`, and with `both` neither the other way; nobody is told."""
+
+    at_s: float
+    source: str
+    target: str
+    for_s: float
+    both: bool
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Everything between two nodes takes `factor` times as long."""
+
+    at_s: float
+    one: str
+    other: str
+    for_s: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class RestartRouter:
+    """The router's process dies, its clients with it; a new one serves whoever comes later."""
+
+    at_s: float
+    back_after_s: float
+
+
+Fault = Kill | EngineError | Freeze | Corrupt | Damage | Cut | Break | Partition | Slow | RestartRouter
+
+KINDS: Final = ("kill", "engine", "freeze", "corrupt", "damage", "cut", "break", "partition", "slow", "router")
 
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """How much a seed breaks. Every seed kills exactly `kills` workers."""
+    """How much a seed breaks: exactly `kills` workers, corrupted blocks with chance `corrupt_share`, and `others`
+    faults more of these `kinds`. All begin within `span_s`."""
 
     kills: int = 1
     corrupt_share: float = 0.5
+    others: int = 0
+    kinds: tuple[str, ...] = KINDS
     span_s: float = 8.0
 
 
@@ -45,4 +128,47 @@ def draw_faults(profile: FaultProfile, seed: int, workers: tuple[str, ...]) -> t
     if unit(entropy) < profile.corrupt_share:
         at_s = unit(entropy) * profile.span_s
         faults.append(Corrupt(at_s, workers[below(entropy, len(workers))], 1 + below(entropy, 4)))
+    for number in range(profile.others):
+        own = entropy.fork(f"fault {number}")
+        kind = profile.kinds[below(own, len(profile.kinds))]
+        faults.append(_draw(kind, unit(own) * profile.span_s, workers, own))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _draw(kind: str, at_s: float, workers: tuple[str, ...], entropy: Entropy) -> Fault:
+    worker = workers[below(entropy, len(workers))]
+    match kind:
+        case "kill":
+            return Kill(at_s, worker, _short_or_long(entropy))
+        case "engine":
+            return EngineError(at_s, worker, _short_or_long(entropy))
+        case "freeze":
+            return Freeze(at_s, worker, 0.5 + unit(entropy) * 5.5)
+        case "corrupt":
+            return Corrupt(at_s, worker, 1 + below(entropy, 8))
+        case "damage":
+            return Damage(at_s, worker)
+        case "cut":
+            return Cut(at_s, worker)
+        case "break":
+            return Break(at_s, worker, 1 + below(entropy, 40), below(entropy, 2) == 0)
+        case "partition":
+            one, other = _ends(worker, workers, entropy)
+            return Partition(at_s, one, other, 0.2 + unit(entropy) * 5.0, below(entropy, 2) == 0)
+        case "slow":
+            one, other = _ends(worker, workers, entropy)
+            return Slow(at_s, one, other, 0.5 + unit(entropy) * 5.0, 50.0)
+        case _:
+            return RestartRouter(at_s, 0.1 + unit(entropy) * 1.5)
+
+
+def _short_or_long(entropy: Entropy) -> float:
+    """Seconds until a process is back: half of them are back before anybody has given up on them."""
+    return 0.01 + unit(entropy) * (0.2 if below(entropy, 2) else 2.5)
+
+
+def _ends(worker: str, workers: tuple[str, ...], entropy: Entropy) -> tuple[str, str]:
+    """A worker and its router or, as often, another worker; in either order."""
+    others = [name for name in workers if name != worker]
+    other = others[below(entropy, len(others))] if others and below(entropy, 2) else ROUTER
+    return (worker, other) if below(entropy, 2) else (other, worker)

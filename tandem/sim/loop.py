@@ -3,6 +3,9 @@
 Nothing else of asyncio is replaced, so tasks, timeouts, queues and task groups behave as they do in
 production. There are no sockets and no threads: a loop with nothing ready and no timer would wait for ever in
 reality, and is reported as a deadlock here.
+
+A simulated process is a context: what is scheduled from inside it belongs to it, and while it is frozen none of
+that runs. Afterwards everything that came due meanwhile runs at once, late, as after a SIGSTOP.
 """
 
 import asyncio
@@ -11,19 +14,42 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
-from contextvars import Context
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+
+_SPINS_MAX: Final = 100_000
+"""Rounds without the clock moving after which a loop is taken to spin; honest ones need some hundreds."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class Deadlock(Exception):
-    """Every task waits and no timer is set: in production this would be a hang."""
+    """Every task waits and no timer is set, or they wake each other without end while no time passes: in production
+    this would be a hang, or a core at full load."""
 
 
 class TimeLimit(Exception):
     """Virtual time ran past the bound given to `run`."""
+
+
+@dataclass(eq=False)
+class Process:
+    """One simulated process. Its tasks begin in `context`, and so does whatever they start."""
+
+    name: str
+    frozen: bool = False
+    context: Context = field(init=False)
+    held: list[asyncio.Handle] = field(default_factory=list)
+    """What came due while it was frozen, in order."""
+
+    def __post_init__(self) -> None:
+        self.context = copy_context()
+        self.context.run(_PROCESS.set, self)
+
+
+_PROCESS: ContextVar[Process] = ContextVar("process")
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -41,6 +67,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._limit_s = limit_s
+        self._spins = 0
+        self._frozen = 0
         self.steps = 0
         self.after_step: Callable[[], None] | None = None
         """Called after each round of callbacks: the place for invariants."""
@@ -48,12 +76,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    def freeze(self, process: Process) -> None:
+        """From now on nothing of this process runs."""
+        assert not process.frozen, f"{process.name} is frozen already"
+        process.frozen = True
+        self._frozen += 1
+
+    def thaw(self, process: Process) -> None:
+        """It goes on, beginning with what it missed."""
+        assert process.frozen, f"{process.name} is not frozen"
+        process.frozen = False
+        self._frozen -= 1
+        self._ready.extend(process.held)
+        process.held = []
+
     def _run_once(self) -> None:
         self._drop_cancelled_timers()
         if not self._ready and not self._scheduled and not self._stopping:
             raise Deadlock(f"nothing is ready and no timer is set at virtual time {self._now:.6f}")
         if not self._ready and self._scheduled:
-            self._now = max(self._now, self._scheduled[0]._when)
+            self._advance(max(self._now, self._scheduled[0]._when))
             if self._now > self._limit_s:
                 raise TimeLimit(f"virtual time passed {self._limit_s} s")
         while self._scheduled and self._scheduled[0]._when <= self._now:
@@ -62,11 +104,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.append(handle)
         for _ in range(len(self._ready)):
             ready = self._ready.popleft()
-            if not ready._cancelled:
+            if not ready._cancelled and not (self._frozen and _held(ready)):
                 ready._run()
         self.steps += 1
+        self._spins += 1
+        if self._spins > _SPINS_MAX:
+            self._spins = 0
+            raise Deadlock(f"{_SPINS_MAX} rounds went by at virtual time {self._now:.6f}")
         if self.after_step is not None:
             self.after_step()
+
+    def _advance(self, now: float) -> None:
+        if now > self._now:
+            self._now, self._spins = now, 0
 
     def _drop_cancelled_timers(self) -> None:
         if self._timer_cancelled_count * 2 > len(self._scheduled) > 100:
@@ -102,6 +152,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> "asyncio.Future[T]":
         raise AssertionError("simulated code must not use threads")
+
+
+def _held(handle: Any) -> bool:
+    """Keep what belongs to a frozen process for later."""
+    process = handle._context.get(_PROCESS)
+    if process is None or not process.frozen:
+        return False
+    process.held.append(handle)
+    return True
 
 
 class LoopClock:

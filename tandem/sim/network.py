@@ -1,8 +1,15 @@
-"""The simulated network: seeded delays for links and pulls, and bytes that arrive changed when a fault says so."""
+"""The simulated network: seeded delays for links and pulls, partitions, slow paths, breaks, and changed bytes.
 
+Nodes are known by the first part of their name: `router-2`, the second incarnation of the router, is at `router`.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.core.entropy import SeededEntropy, below, unit
+
+Path = tuple[str, str]
+"""From one node to another."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +29,58 @@ class SimNetwork:
         self._links = SeededEntropy(seed, "links")
         self._pulls = SeededEntropy(seed, "pulls")
         self._corrupt: dict[str, int] = {}
+        self._blocked: dict[Path, int] = {}
+        self._slowed: dict[Path, list[float]] = {}
+        self._breaks: dict[Path, int] = {}
         self.corrupted = 0
         """Blocks that were changed on their way so far."""
+        self.broken: Callable[[str, str], None] = lambda _source, _target: None
+        """Called when the message for which `break_at` waited departs from source to target."""
+
+    # -- faults --
 
     def corrupt(self, holder: str, blocks: int) -> None:
         """Flip a bit in each of the next `blocks` blocks that leave this holder."""
         self._corrupt[holder] = self._corrupt.get(holder, 0) + blocks
 
+    def block(self, path: Path) -> None:
+        """Let nothing through in this direction, once more."""
+        self._blocked[path] = self._blocked.get(path, 0) + 1
+
+    def unblock(self, path: Path) -> None:
+        self._blocked[path] -= 1
+        if self._blocked[path] == 0:
+            del self._blocked[path]
+
+    def slow(self, path: Path, factor: float) -> None:
+        """Everything takes `factor` times as long in this direction."""
+        self._slowed.setdefault(path, []).append(factor)
+
+    def quicken(self, path: Path, factor: float) -> None:
+        self._slowed[path].remove(factor)
+
+    def break_at(self, path: Path, frames: int) -> None:
+        """`broken` is to be called when so many frames more have departed on this path."""
+        self._breaks[path] = frames
+
+    # -- policies --
+
     def delay_s(self, source: str, target: str) -> float | None:
-        return _uniform(self._links, self._profile.link_delay_s)
+        path = _node(source), _node(target)
+        if path in self._blocked:
+            return None
+        if path in self._breaks:
+            self._count(path, source, target)
+        return _uniform(self._links, self._profile.link_delay_s) * self._factor(path)
 
     def carries(self, holder: str, receiver: str) -> bool:
-        return True
+        return (holder, receiver) not in self._blocked and (receiver, holder) not in self._blocked
 
     def latency_s(self, holder: str, receiver: str) -> float:
-        return _uniform(self._pulls, self._profile.pull_latency_s)
+        return _uniform(self._pulls, self._profile.pull_latency_s) * self._factor((holder, receiver))
 
     def busy_s(self, holder: str, receiver: str, size: int) -> float:
-        return size / self._profile.bytes_per_s
+        return size / self._profile.bytes_per_s * self._factor((holder, receiver))
 
     def arrived(self, holder: str, receiver: str, data: bytes) -> bytes:
         left = self._corrupt.get(holder, 0)
@@ -50,6 +91,19 @@ class SimNetwork:
         changed = bytearray(data)
         changed[below(self._pulls, len(changed))] ^= 1 << below(self._pulls, 8)
         return bytes(changed)
+
+    def _factor(self, path: Path) -> float:
+        return max(self._slowed.get(path, ()), default=1.0) if self._slowed else 1.0
+
+    def _count(self, path: Path, source: str, target: str) -> None:
+        self._breaks[path] -= 1
+        if self._breaks[path] <= 0:
+            del self._breaks[path]
+            self.broken(source, target)
+
+
+def _node(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def _uniform(entropy: SeededEntropy, bounds: tuple[float, float]) -> float:

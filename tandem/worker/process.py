@@ -16,6 +16,7 @@ from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.run import fail, serve_process
 from tandem.service.settings import load_settings
+from tandem.service.settings_help import help_asked
 from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
 from tandem.worker.detokenizer import Decoder
@@ -39,6 +40,8 @@ class Process:
 
 def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]) -> int:
     """Run a worker of one of `roles` (the first by default) from command line and environment; the exit status."""
+    if help_asked(f"{roles[0]}_worker", WorkerSettings, sys.argv[1:]):
+        return 0
     events = EventLines(sys.stdout if "--events" in sys.argv else None)
     try:
         settings = read_settings(roles, sys.argv[1:], os.environ)

@@ -322,6 +322,23 @@ def test_missing_and_wrong_keys_are_401_and_forbidden_things_403(
     on_stage(test, keys=keys)
 
 
+def test_a_tenant_over_its_quota_is_refused_until_the_bucket_refills(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(
+        '{"salt_key": "0123456789abcdef", "keys": {"sk-a": "a", "sk-a2": "a", "sk-b": "b"},'
+        ' "tenants": {"a": {"requests_per_minute": 1}}}'
+    )
+
+    async def test(stage: Stage) -> None:
+        assert (await stage.post(CHAT, chat_body(), authorization="Bearer sk-a")).status == 200
+        answer = await stage.post(CHAT, chat_body(), authorization="Bearer sk-a2")
+        assert (answer.status, answer.error["code"]) == (429, "over_quota")
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert (await stage.post(CHAT, chat_body(), authorization="Bearer sk-b")).status == 200
+
+    on_stage(test, keys=load_keys(path))
+
+
 def test_tenants_have_their_own_salt_and_see_only_their_own_requests(keys: Keys) -> None:
     async def test(stage: Stage) -> None:
         ids = {}
@@ -346,6 +363,7 @@ def test_tenants_have_their_own_salt_and_see_only_their_own_requests(keys: Keys)
         ('{"keys": {}}', "salt_key"),
         ('{"salt_key": "short", "keys": {}}', "16"),
         ('{"salt_key": "0123456789abcdef", "keys": {"a": {"tenant": "t", "modles": []}}}', "modles"),
+        ('{"salt_key": "0123456789abcdef", "keys": {"a": "t"}, "tenants": {"u": {}}}', "tenants.u"),
     ],
 )
 def test_a_bad_key_file_stops_the_start_and_names_itself(tmp_path: Path, content: str, word: str) -> None:

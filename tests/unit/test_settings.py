@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from router.process_settings import ProcessSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.service.settings import field_keys, load_settings
+from tandem.service.settings_help import help_asked, help_text
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,11 @@ def test_every_key_is_listed() -> None:
     keys = field_keys(Outer)
     assert {"name", "inner.bind", "deadlines.queue_s"} <= keys.keys()
     assert "inner" not in keys
+
+
+def test_help_names_every_setting_with_its_default() -> None:
+    text = help_text("router", ProcessSettings)
+    for key in field_keys(ProcessSettings):
+        assert f"--{key} " in text, key
+    assert "default 8000" in text
+    assert not help_asked("router", ProcessSettings, ["--port", "1"])

@@ -100,13 +100,15 @@ def test_prompts_of_one_step_share_its_room() -> None:
     running = StepLoad(16, 0, 0.0, 0, 4000.0)
     allowance = budget_of(min_prefill_tokens=1).open(running)
     whole = allowance.offer(0).tokens
-    allowance.take(0, whole // 2)
+    half = whole // 2
+    allowance.take(0, half)
+    assert allowance.offer(half).tokens < whole - half, "a second piece costs something for itself"
     rest = allowance.offer(0).tokens
-    assert 0 < rest < whole - whole // 2, "the second prompt's own cost counts"
+    assert rest > 0
     allowance.take(0, rest)
     assert allowance.offer(0).tokens == 0
-    taken = StepLoad(16, whole // 2 + rest, (whole // 2) ** 2 / 2 + rest**2 / 2, 2, 4000.0)
-    assert machine(taken) == pytest.approx(0.02, rel=0.1)
+    both = StepLoad(16, half + rest, half**2 / 2 + rest**2 / 2, 2, 4000.0)
+    assert machine(both) == pytest.approx(0.02, rel=0.1)
 
 
 def test_long_running_contexts_leave_less_room() -> None:

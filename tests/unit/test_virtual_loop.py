@@ -79,3 +79,12 @@ def test_threads_are_refused() -> None:
 
     with pytest.raises(AssertionError, match="threads"):
         run(main)
+
+
+def test_tasks_that_keep_each_other_awake_while_no_time_passes_are_reported() -> None:
+    async def main(_loop: VirtualLoop) -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(Deadlock, match="rounds went by at virtual time"):
+        run(main)
