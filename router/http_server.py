@@ -6,6 +6,7 @@ own ways for these (`tandem.service.run`), so only the protocol is used.
 
 import asyncio
 import socket
+import struct
 from typing import Any, Final
 
 import uvicorn
@@ -98,8 +99,15 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_arrived()
-        self.scope["extensions"] = {CONNECTION_EXTENSION: Connection(self.transport.abort, self._wire)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CONNECTION_EXTENSION: Connection(self._cut, self._wire)}  # type: ignore[dict-item]
         super().on_headers_complete()
+
+    def _cut(self) -> None:
+        """Reset the connection: what the kernel still holds for a client that does not read is dropped as well."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None and not self.transport.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
