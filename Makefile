@@ -40,7 +40,7 @@ equality: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES) tools
+	$(BIN)/mypy $(PACKAGES) tools benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate_protos.py --check
 

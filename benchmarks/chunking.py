@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--width", type=int, default=16, help="clients, and so sequences, at a time")
-    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--outputs", type=int, default=64, help="mean output tokens per request")
     parser.add_argument("--chunks", type=int, nargs="+", default=CHUNKS)
     parser.add_argument("--threads", type=int, default=max(1, cores - 1))

@@ -40,11 +40,15 @@ class Check:
 async def alternate(
     contenders: Mapping[str, Callable[[], Awaitable[T]]], rounds: int, warm: int = 1
 ) -> dict[str, list[T]]:
-    """The result of every contender in each of `rounds` rounds, after `warm` rounds that do not count."""
+    """The result of every contender in each of `rounds` rounds, after `warm` rounds that do not count.
+
+    Every other round goes backwards, so that a drift of the machine favours nobody.
+    """
     results: dict[str, list[T]] = {name: [] for name in contenders}
+    order = list(contenders)
     for turn in range(warm + rounds):
-        for name, contender in contenders.items():
-            result = await contender()
+        for name in order if turn % 2 else reversed(order):
+            result = await contenders[name]()
             if turn >= warm:
                 results[name].append(result)
     return results

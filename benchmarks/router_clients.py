@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import selectors
 import socket
-import time
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
@@ -37,10 +36,12 @@ class Clients:
         self._pipe.send(("close",))
         self._pipe.recv()
 
-    def ask(self, port: int, requests: list[bytes], per_s: float) -> None:
-        """Send requests one after the other on one connection, at a pace; returns when all are answered."""
-        self._pipe.send(("ask", port, requests, per_s))
-        self._pipe.recv()
+    def ask(self, port: int, requests: list[bytes], connections: int) -> None:
+        """Send each request once, each connection its next one after the answer; returns after the last."""
+        self._pipe.send(("ask", port, requests, connections))
+        problem = self._pipe.recv()
+        if problem is not None:
+            raise RuntimeError(problem)
 
     def stop(self) -> None:
         self._process.kill()
@@ -57,8 +58,9 @@ def _run(
     while True:
         for key, _ in selector.select():
             if key.fileobj is pipe:
+                # Some of the other events may be of connections that are closed now.
                 _command(pipe, selector)
-                continue
+                break
             connection: Any = key.fileobj
             data = connection.recv(_READ)
             received.value += len(data)
@@ -74,6 +76,7 @@ def _pin(core: frozenset[int]) -> None:
 
 def _command(pipe: Connection, selector: selectors.DefaultSelector) -> None:
     what, *rest = pipe.recv()
+    problem: str | None = None
     if what == "open":
         port, count, request = rest
         for _ in range(count):
@@ -86,8 +89,8 @@ def _command(pipe: Connection, selector: selectors.DefaultSelector) -> None:
                 selector.unregister(key.fileobj)
                 connection_of(key).close()
     else:
-        _ask(*rest)
-    pipe.send(None)
+        problem = _ask(*rest)
+    pipe.send(problem)
 
 
 def connection_of(key: selectors.SelectorKey) -> socket.socket:
@@ -97,25 +100,37 @@ def connection_of(key: selectors.SelectorKey) -> socket.socket:
     return connection
 
 
-def _ask(port: int, requests: list[bytes], per_s: float) -> None:
-    due = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for request in requests:
-            due = max(due + 1 / per_s, time.monotonic())
-            time.sleep(max(0.0, due - time.monotonic()))
-            connection.sendall(request)
-            _read_answer(connection)
+def _ask(port: int, requests: list[bytes], connections: int) -> str | None:
+    """What went wrong, or None."""
+    waiting = list(reversed(requests))
+    with selectors.DefaultSelector() as selector:
+        for _ in range(min(connections, len(requests))):
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(waiting.pop())
+            selector.register(connection, selectors.EVENT_READ, bytearray())
+        while selector.get_map():
+            for key, _ in selector.select():
+                connection = connection_of(key)
+                answer: bytearray = key.data
+                answer += connection.recv(_READ)
+                if not _whole(answer):
+                    continue
+                if not answer.startswith(b"HTTP/1.1 200"):
+                    return bytes(answer).decode("utf-8", "replace")
+                answer.clear()
+                if waiting:
+                    connection.sendall(waiting.pop())
+                else:
+                    selector.unregister(connection)
+                    connection.close()
+    return None
 
 
-def _read_answer(connection: socket.socket) -> None:
-    """Read one response with a content length. Raises `RuntimeError` when it is not 200."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += connection.recv(_READ)
-    head, _, body = data.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(data.decode("utf-8", "replace"))
-    lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
-    while len(body) < lengths[0]:
-        body += connection.recv(_READ)
+def _whole(answer: bytearray) -> bool:
+    """Whether a response with a content length has arrived to its end."""
+    head, end, body = answer.partition(b"\r\n\r\n")
+    if not end:
+        return False
+    lengths = [line.partition(b":")[2] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    return len(body) >= int(lengths[0])

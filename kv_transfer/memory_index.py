@@ -6,7 +6,7 @@ little by little by the updates that follow, so that losing a worker with a mill
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from typing import Final
 
 _SWEEP_FLOOR: Final = 64
@@ -52,6 +52,10 @@ class MemoryIndex:
             bit = self._bits.pop(worker)
             self._live &= ~bit
             self._dropped.append((bit, own))
+
+    def names(self, worker: str) -> KeysView[bytes]:
+        """What is known of one worker."""
+        return self._names.get(worker, {}).keys()
 
     def longest(self, names: Sequence[bytes]) -> dict[str, int]:
         holders, found = self._holders, dict[str, int]()

@@ -6,8 +6,6 @@ GET /health                 GET /ready             GET /metrics
 
 import asyncio
 from collections.abc import Callable, MutableMapping
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -31,8 +29,7 @@ Decode = Callable[[bytes], ApiRequest]
 _METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """One HTTP request as the handlers see it."""
 
     path: str
@@ -136,16 +133,15 @@ class RestApp:
 
     async def _settle(self, call: _Call, exchange: Exchange, timeout_s: float) -> None:
         """Wait for the end of the response or of the client, whichever comes first."""
-        settings = self._door.settings
-        try:
-            async with asyncio.timeout(timeout_s + settings.settle_s):
-                await gone(call.receive)
-        except TimeoutError:
+
+        def late() -> None:
             exchange.fail(TandemError("deadline_exceeded", f"the request was not finished within {timeout_s:g} s"))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(settings.outlet.stall_s):
-                    await gone(call.receive)
+
+        timer = asyncio.get_running_loop().call_later(timeout_s + self._door.settings.settle_s, late)
+        try:
+            await gone(call.receive)
         finally:
+            timer.cancel()
             exchange.abandon("client disconnected")
 
     # -- showing --

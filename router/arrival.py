@@ -1,8 +1,9 @@
 """A request's identity from the moment it arrives: id, caller, trace, time."""
 
 import re
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from router.auth import ANYONE, Caller
 from tandem.core.clock import Clock
@@ -12,8 +13,7 @@ from tandem.core.spans import Span, TraceContext, parse_traceparent
 _VALID_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
-@dataclass
-class Arrival:
+class Arrival(msgspec.Struct):
     """`trace` is the context of the request's root span, `parent_id` the client's span above it or empty.
 
     `caller` is known after authentication, `parts` (how many generations) after tokenizing; `spans` gathers what
@@ -27,7 +27,7 @@ class Arrival:
     received_wall: float
     caller: Caller = ANYONE
     parts: int = 1
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Span] = msgspec.field(default_factory=list)
 
     def part_id(self, number: int) -> str:
         """The id of one of the request's generations."""

@@ -42,9 +42,11 @@ class ChatTemplate:
         """Raises `bad_model`, naming `origin`, when the template is not valid Jinja."""
         environment = _environment(clock)
         try:
-            self._template = environment.from_string(source, globals=dict(special_tokens))
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TandemError("bad_model", f"{origin}: the chat template cannot be compiled: {error}") from error
+        self._known = {**environment.globals, **special_tokens}
+        self._known |= {"add_generation_prompt": True, "tools": None, "documents": None}
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt, ending where the assistant's answer begins.
@@ -52,7 +54,9 @@ class ChatTemplate:
         Raises `invalid_request` when the template refuses the messages (roles out of order, for example).
         """
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, tools=None, documents=None)
+            # `Template.render` would copy all globals one by one through a chain of maps, each time.
+            context = self._template.new_context({**self._known, "messages": messages}, shared=True)
+            return "".join(self._template.root_render_func(context))
         except _TEMPLATE_FAULTS as error:
             raise TandemError(
                 "invalid_request",

@@ -247,6 +247,8 @@ class Dispatcher:
         """Raise `AssertionError` when the books do not fit; cheap enough for every step of a simulation."""
         live = [request for request in self._requests.values() if request.phase is not Phase.OVER]
         assert self._admission.held == len(live), f"{self._admission.held} are held, {len(live)} are live"
+        settings = self._tools.settings.admission
+        assert len(live) <= settings.requests_max, f"{len(live)} requests are held"
         known = {id(leg): leg for request in self._requests.values() for leg in request.legs}
         for peer in self._fleet.peers():
             held = 0

@@ -5,8 +5,9 @@ Both public interfaces share this; they differ in the `Answer` that gets the tok
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from router.generation import Generation, Generator, Running, Usage
 from router.openai.answer import total
@@ -68,8 +69,7 @@ class Part(ABC):
         self.exchange.fail(error)
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """How an exchange ended. `error` is None when it was answered; times are on the router's clock."""
 
     error: TandemError | None
@@ -79,8 +79,7 @@ class Ended:
     at: float
 
 
-@dataclass(frozen=True)
-class Reports:
+class Reports(msgspec.Struct, frozen=True):
     """Whom an exchange tells: the time (to be asked for), sampled gaps between tokens, and its end, once."""
 
     now: Callable[[], float]

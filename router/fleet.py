@@ -186,16 +186,28 @@ class Fleet:
         return Peer(address, link, hello, WorkerView.of(hello, pairing), self._clock.now())
 
     async def _serve(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> str:
+        """Read both streams until one ends; gives the reason.
+
+        Not a task group: one that is cancelled in the moment in which a task of it fails reports the failure alone
+        (until Python 3.13), and a fleet that was told to stop would go on dialing.
+        """
         reason = "the router stopped"
         self._join(peer)
+        loop = asyncio.get_running_loop()
+        reading = (
+            loop.create_task(self._read_tokens(peer, rest), name=f"tokens of {peer.worker_id}"),
+            loop.create_task(self._state_of(peer).run(), name=f"state of {peer.worker_id}"),
+        )
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._state_of(peer).run(), name=f"state of {peer.worker_id}")
-                group.create_task(self._read_tokens(peer, rest), name=f"tokens of {peer.worker_id}")
-        except* TandemError as errors:
-            reason = _first(errors).message
+            await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            next(task for task in reading if task.done()).result()
+        except TandemError as error:
+            reason = error.message
         finally:
             self._leave(peer, reason)
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
         return reason
 
     def _join(self, peer: Peer) -> None:
@@ -276,12 +288,3 @@ class Fleet:
                     peer.ask_snapshot(now)
             due = now + every_s
             await asyncio.sleep(every_s)
-
-
-def _first(errors: BaseExceptionGroup[TandemError]) -> TandemError:
-    """The first leaf of an exception group."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, TandemError)
-    return error

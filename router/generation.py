@@ -4,8 +4,9 @@ The front door (`router.app`, `router.public_grpc`) builds a `Generation` and a 
 everything between. All calls happen on the router's event loop and never block.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
@@ -13,8 +14,7 @@ from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import TraceContext
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True):
     """A request after validation, rendering and tokenizing.
 
     `prompt` is packed uint32. `seed` is always set (drawn by the router when the client gave none). `trace` is
@@ -42,8 +42,7 @@ class Generation:
         return len(self.prompt) // 4
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Counts for the answer; `cached_tokens` are prompt tokens that no worker had to compute."""
 
     prompt_tokens: int
@@ -84,8 +83,7 @@ class Running(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(msgspec.Struct, frozen=True):
     """A model with at least one live worker."""
 
     name: str

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from router.eager import Finished, Waiting, begin
 from router.front_settings import FrontSettings
 from tandem.core.errors import TandemError
 
@@ -55,14 +56,19 @@ async def gone(receive: Receive) -> None:
 
 
 async def _next(receive: Receive, wait_s: float) -> MutableMapping[str, Any]:
-    try:
-        async with asyncio.timeout(wait_s):
-            message = await receive()
-    except TimeoutError:
-        raise TandemError("deadline_exceeded", f"no more of the body arrived within {wait_s:g} s") from None
+    step = begin(receive())
+    message = step.value if isinstance(step, Finished) else await _in_time(step, wait_s)
     if message["type"] == "http.disconnect":
         raise ClientGone
     return message
+
+
+async def _in_time(waiting: Waiting[MutableMapping[str, Any]], wait_s: float) -> MutableMapping[str, Any]:
+    try:
+        async with asyncio.timeout(wait_s):
+            return await waiting
+    except TimeoutError:
+        raise TandemError("deadline_exceeded", f"no more of the body arrived within {wait_s:g} s") from None
 
 
 def _too_large(size: int, settings: FrontSettings) -> TandemError:

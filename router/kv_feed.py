@@ -54,6 +54,11 @@ class KvFeed:
         """Whether nothing is known and no snapshot has begun to arrive."""
         return self._count is None and self._snapshot is None
 
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """Epoch and number of the event up to which everything is known; None while that is not so."""
+        return None if self._count is None or self._snapshot is not None else (self._epoch, self._count)
+
     def take(self, update: KvDelta | KvSnapshot) -> tuple[Action, ...]:
         """The actions an event asks for, in order."""
         if update.epoch != self._epoch:

@@ -1,5 +1,7 @@
 """What the front door writes down about a request: its root span and the figures seen from the client's side."""
 
+from typing import Final
+
 from router.arrival import Arrival
 from router.exchange import Ended
 from router.front_settings import SloSettings
@@ -9,6 +11,8 @@ from tandem.core.metrics import Meter
 from tandem.core.spans import Attribute, Recorder, Span
 
 SERVICE = "router"
+_ENGINE_TIER: Final = "engine"
+"""Blocks that engines hold for running and finished sequences: the only tier there is."""
 
 
 class Ledger:
@@ -69,6 +73,7 @@ class Ledger:
         self._meter.add("tandem_output_tokens_total", float(ended.delivered), model)
         if ended.usage is not None:
             self._meter.add("tandem_prompt_tokens_total", float(ended.usage.prompt_tokens), model)
+            self._meter.add("tandem_cached_tokens_total", float(ended.usage.cached_tokens), _ENGINE_TIER)
         if ended.first_output is None:
             return
         ttft_s = ended.first_output - arrival.received

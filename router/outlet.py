@@ -6,9 +6,13 @@ sends what has gathered since, in one piece. What gathers is bounded, and so is 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
+
+from router.eager import Waiting, begin
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -19,8 +23,7 @@ CONNECTION_EXTENSION: Final = "tandem.connection"
 """Where a server may put a `Connection` among a request's ASGI extensions."""
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(msgspec.Struct, frozen=True):
     """What a server can offer beyond ASGI: `abort` cuts the connection without waiting for what is still to be
     written; `wire` takes chunks of a streamed response with less ado."""
 
@@ -49,6 +52,22 @@ class OutletLimits:
 class Outlet:
     """One response. `on_slow` is told once, from the loop, when the client falls too far behind; the owner is then to
     end the response with `end`."""
+
+    __slots__ = (
+        "_connection",
+        "_direct",
+        "_ending",
+        "_gathered",
+        "_gathered_bytes",
+        "_limits",
+        "_on_slow",
+        "_patience",
+        "_pump",
+        "_send",
+        "_slow",
+        "_streamed",
+        "started",
+    )
 
     def __init__(self, send: Send, limits: OutletLimits, connection: Connection, on_slow: Callable[[], None]) -> None:
         self._send = send
@@ -117,17 +136,16 @@ class Outlet:
             await asyncio.wait([self._pump])
 
     def _drive(self, message: Message) -> None:
-        sending = self._send(message).__await__()
         try:
-            waited_for = sending.send(None)
-        except StopIteration:
-            return
+            sending = begin(self._send(message))
         except OSError:
             # The client is gone; `receive` says so to whoever waits for it.
             self._ending = True
+            self._direct = None
             return
-        self._direct = None
-        self._pump = asyncio.get_running_loop().create_task(self._drain(_Started(sending, waited_for)))
+        if isinstance(sending, Waiting):
+            self._direct = None
+            self._pump = asyncio.get_running_loop().create_task(self._drain(sending))
 
     def _gather(self, body: bytes) -> None:
         self._gathered.append(body)
@@ -173,31 +191,3 @@ class Outlet:
         finally:
             timer.cancel()
             self._patience = None
-
-
-class _Started:
-    """Goes on with an awaitable that has been driven to its first wait: a task can await what remains."""
-
-    def __init__(self, sending: Generator[Any, Any, None], waited_for: Any) -> None:
-        self._sending = sending
-        self._waited_for = waited_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        waited_for = self._waited_for
-        while True:
-            try:
-                value = yield waited_for
-            except BaseException as error:  # noqa: BLE001  (whatever the task is told, the sender is told)
-                step = self._step(self._sending.throw, error)
-            else:
-                step = self._step(self._sending.send, value)
-            if step is None:
-                return
-            waited_for = step[0]
-
-    @staticmethod
-    def _step(advance: Callable[[Any], Any], value: Any) -> tuple[Any] | None:
-        try:
-            return (advance(value),)
-        except StopIteration:
-            return None

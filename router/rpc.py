@@ -1,5 +1,6 @@
 """The public gRPC interface's messages to and from our own values; nothing else."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -72,7 +73,10 @@ def decode_generate(raw: bytes) -> ChatRequest | CompletionRequest:
 
 
 def _parameters(parameters: pb.Parameters) -> dict[str, Any]:
-    values = {name: getattr(parameters, name) for name in _OPTIONAL if parameters.HasField(name)}
+    values: dict[str, Any] = {name: getattr(parameters, name) for name in _OPTIONAL if parameters.HasField(name)}
+    for name, value in (*values.items(), *(("logit_bias", bias) for bias in parameters.logit_bias.values())):
+        if not math.isfinite(value):
+            raise TandemError("invalid_request", f"{name} must be a finite number", param=name)
     if parameters.logit_bias:
         values["logit_bias"] = dict(parameters.logit_bias)
     if parameters.stop:

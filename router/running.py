@@ -134,7 +134,8 @@ class RunningRequest:
         if attempt is None:
             return
         for leg in attempt.legs():
-            leg.fence(cancel=cancel or (leg is attempt.prefill and not leg.reported))
+            # Prefill may still hold blocks for a fetch that was given up; of one that came through it holds nothing.
+            leg.fence(cancel=cancel or leg is attempt.prefill)
         self._story.attempted(attempt, self._tools.clock.now(), outcome)
         self._tools.meter.add("tandem_attempts_total", 1.0, outcome)
         self._cached_expected = attempt.placement.cached_tokens
@@ -301,6 +302,8 @@ class RunningRequest:
         unfinished = len(self._sequences.unfinished())
         assert self._unfinished == unfinished, f"{self._unfinished} counted, {unfinished} unfinished"
         assert (self._attempt is not None) == (self.phase is Phase.RUNNING), f"an attempt while {self.phase}"
+        assert self._attempts <= self._tools.settings.retry.attempts_max, f"{self._attempts} attempts"
+        assert len([leg for leg in self._legs if leg.live]) <= 2, "more live legs than an attempt has"
         assert (self._timer is not None) or self.phase is Phase.OVER, f"no timer while {self.phase}"
         for leg in self._legs:
             assert not leg.live or self.phase is Phase.RUNNING, f"a live leg while {self.phase}"

@@ -5,7 +5,6 @@ sequence (`Format.head`, `Format.tail`); a token then costs one JSON string and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -19,8 +18,7 @@ encode: Final = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(msgspec.Struct, frozen=True):
     """What every part of one answer repeats. `usage_follows` adds the empty `usage` field clients then expect."""
 
     id: str
@@ -29,8 +27,7 @@ class Label:
     usage_follows: bool = False
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One finished sequence."""
 
     index: int

@@ -3,7 +3,6 @@
 Ranges were checked while decoding; here are the rules that tie parameters to each other and to the model.
 """
 
-import math
 from typing import Final
 
 from router.openai.schema import ChatMessage, ChatRequest, CompletionRequest, Parameters
@@ -21,10 +20,6 @@ def check(request: ChatRequest | CompletionRequest) -> None:
         raise _invalid("stream_options", "stream_options is only allowed when stream is true")
     if isinstance(request, ChatRequest):
         _check_chat(request)
-    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "timeout"):
-        value = getattr(request, name)
-        if value is not None and not math.isfinite(value):
-            raise _invalid(name, f"{name} must be a finite number")
 
 
 def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampling:

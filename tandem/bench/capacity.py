@@ -1,5 +1,6 @@
 """Finding the goodput knee: the highest rate at which enough requests still meet their objectives."""
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -16,8 +17,10 @@ class Trial:
 class CapacitySearch:
     """Doubles the rate until a trial fails (or halves it until one passes), then bisects between the two.
 
-    Ends when the bracket is within `tolerance` of its lower end, or after `trials_max` trials. A pure step:
-    `next_rate` says what to try, `record` takes what came of it.
+    Ends when the bracket is within `tolerance` of its lower end, when `rate_max` passed, or after `trials_max`
+    trials. `rate_max` is the rate above which the workload cannot fill a trial: a shorter one would be over before
+    a queue could grow, and pass at any rate. A pure step: `next_rate` says what to try, `record` takes what came
+    of it.
     """
 
     first_rate: float
@@ -25,6 +28,7 @@ class CapacitySearch:
     tolerance: float = 0.1
     trials_max: int = 12
     rate_min: float = 0.01
+    rate_max: float = math.inf
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -47,10 +51,10 @@ class CapacitySearch:
             return None
         passed, failed = self.passed, self.failed
         if not self.trials:
-            return self.first_rate
+            return min(self.first_rate, self.rate_max)
         if failed is None:
             assert passed is not None
-            return passed * 2
+            return min(passed * 2, self.rate_max) if passed < self.rate_max else None
         if passed is None:
             return failed / 2 if failed / 2 >= self.rate_min else None
         if failed - passed <= self.tolerance * passed:
@@ -65,6 +69,8 @@ class CapacitySearch:
         passed, failed = self.passed, self.failed
         if passed is None:
             return f"capacity: below {failed:.3g} requests/s; no rate met the objectives"
+        if failed is None and passed >= self.rate_max:
+            return f"capacity: at least {passed:.3g} requests/s; the workload is too short for trials at higher rates"
         if failed is None:
             return f"capacity: at least {passed:.3g} requests/s; no rate failed in {len(self.trials)} trials"
         return f"capacity: {passed:.3g} requests/s ({failed:.3g} fails)"

@@ -77,7 +77,7 @@ async def _replay(target: Target, workload: Workload, settings: Settings) -> lis
 
 
 async def _find_capacity(target: Target, workload: Workload, settings: Settings, options: Options) -> int:
-    search = CapacitySearch(options.rate or 1.0, options.share)
+    search = CapacitySearch(options.rate or 1.0, options.share, rate_max=len(workload.items) / options.trial_s)
     reports: list[Report] = []
     while (rate := search.next_rate()) is not None:
         trial = trial_workload(workload, rate, options.trial_s, options.seed)

@@ -17,6 +17,7 @@ from tandem.core.errors import TandemError
 
 DEFAULT_MIX = "256:64@8,2048:128@2"
 DEFAULT_REQUESTS = 200
+SEARCH_REQUESTS = 20_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def load(options: Options) -> Workload:
         return read_trace(options.trace, options.scale, options.block_tokens)
     if options.csv is not None:
         return read_lengths(options.csv, options.scale)
-    requests = options.requests or DEFAULT_REQUESTS
+    requests = options.requests or (SEARCH_REQUESTS if options.find_capacity else DEFAULT_REQUESTS)
     if options.scale != 1:
         raise TandemError("bad_setting", "--scale goes with --trace or --csv; the synthetic mix names its lengths")
     return synthetic(parse_mix(options.mix), requests, options.shared_prefix, options.seed)
@@ -127,7 +128,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         "--block-tokens", type=_positive_count, default=BLOCK_TOKENS, help="tokens per hash id of a trace"
     )
     group.add_argument(
-        "--requests", type=_positive_count, help=f"how many (default: all, {DEFAULT_REQUESTS} of a mix)"
+        "--requests",
+        type=_positive_count,
+        help=f"how many (default: all, {DEFAULT_REQUESTS} of a mix, more to search)",
     )
     group.add_argument("--scale", type=_positive, default=1.0, help="factor for all lengths, such as 1/64")
     group.add_argument("--context", type=_positive_count, help="leave out what does not fit into this many tokens")

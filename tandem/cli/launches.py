@@ -76,6 +76,7 @@ def _worker(service: ModelService, pool: Pool, name: str, places: Places, thread
         "kv_memory": None if engine.kv_memory is None else quantity(engine.kv_memory),
         "ticket_key_file": places.key_file,
         "socket_directory": places.sockets,
+        "metrics_bind": "127.0.0.1:0",
         "torch.device": engine.device,
         "torch.threads": threads if engine.type == "torch" else None,
     }

@@ -18,6 +18,8 @@ class Member:
     loaded: float | None = None
     """Share of the loading that is done."""
     address: str = ""
+    metrics: str = ""
+    """Where its metrics can be scraped; the router's are on its own port."""
     pid: int | None = None
     restarts: int = 0
     ever_ready: bool = False
@@ -41,6 +43,8 @@ class Member:
         match event.get("event"):
             case "listening":
                 self.address = str(event.get("address", ""))
+            case "metrics":
+                self.metrics = str(event.get("address", ""))
             case "loading":
                 self.state, self.loaded = "loading", _share(event.get("fraction"))
             case "ready":

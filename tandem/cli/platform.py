@@ -107,19 +107,23 @@ class Platform:
             await asyncio.sleep(_LINKED_EVERY_S)
 
     async def _watch(self) -> None:
-        """Keep the router's figures fresh."""
+        """Keep the figures of router and workers fresh."""
         while True:
             if self._router.state == "ready":
-                self.figures.line = figures_line(await self._metrics()) or "the router does not answer"
+                router = await self._metrics()
+                workers = [await self._worker_metrics(member) for member in self.members if member.metrics]
+                self.figures.line = (
+                    figures_line("\n".join([router, *workers])) if router else "the router does not answer"
+                )
             await asyncio.sleep(_FIGURES_EVERY_S)
 
     async def _metrics(self) -> str:
         """The router's metrics page, empty when it does not answer."""
-        try:
-            status, body = await ask(self.target, "GET", "/metrics", timeout_s=5.0)
-        except TandemError:
-            return ""
-        return body.decode("utf-8", "replace") if status == 200 else ""
+        return await _page(self.target)
+
+    async def _worker_metrics(self, member: Member) -> str:
+        host, _, port = member.metrics.rpartition(":")
+        return await _page(Target(host, int(port), False, "")) if member.state == "ready" else ""
 
     @property
     def _router(self) -> Member:
@@ -134,6 +138,15 @@ class Platform:
         }
         data = shlex.quote(msgspec.json.encode(body).decode())
         return f"curl -N {self.url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
+
+
+async def _page(target: Target) -> str:
+    """A metrics page, empty when nobody answers."""
+    try:
+        status, body = await ask(target, "GET", "/metrics", timeout_s=5.0)
+    except TandemError:
+        return ""
+    return body.decode("utf-8", "replace") if status == 200 else ""
 
 
 def cores() -> int:

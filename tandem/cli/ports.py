@@ -9,9 +9,13 @@ from tandem.core.errors import TandemError
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
     """`ports` are numbers by the flag that sets them; 0 is always free. Raises `bad_setting`."""
+    taken: dict[int, str] = {}
     for flag, port in ports.items():
+        if port in taken:
+            raise TandemError("bad_setting", f"{taken[port]} and {flag} are both {port}", param=flag)
         if port:
             _check(host, flag, port)
+            taken[port] = flag
 
 
 def free_port(host: str) -> int:

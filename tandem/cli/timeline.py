@@ -25,8 +25,8 @@ def _head(story: RequestStory) -> Iterable[str]:
     known = ("model", "prompt_tokens", "cached_tokens", "completion_tokens")
     figures = [f"{key.replace('_', ' ')} {root.attributes[key]}" for key in known if key in root.attributes]
     yield f"trace {root.trace_id}" + "".join(f", {figure}" for figure in figures)
-    if "error" in root.attributes:
-        yield f"error: {root.attributes['error']}"
+    if "reason" in root.attributes:
+        yield f"reason: {root.attributes['reason']}"
 
 
 def _bars(story: RequestStory, width: int) -> Iterable[str]:

@@ -101,9 +101,15 @@ def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: Board) -> N
 
 
 def _show_log(platform: Platform, error: TandemError) -> None:
-    """The end of the log of the process an error is about, and where all logs are."""
+    """Where all logs are, and the end of the failed process's own where it tells more than the error."""
     if error.param is not None and error.code == "engine_failed":
         last = tail(platform.control.log_of(error.param))
-        if last:
+        if adds_to(error.message, last):
             print(f"--- last lines of {error.param}'s log\n{last}\n---", file=sys.stderr)
     print(f"logs: {platform.directory.logs}", file=sys.stderr)
+
+
+def adds_to(message: str, log: str) -> bool:
+    """Whether a log holds a line that neither is an event for the supervisor nor repeats the message."""
+    lines = (line for line in log.splitlines() if line.strip())
+    return any(message not in line and not line.startswith('{"event"') for line in lines)

@@ -27,7 +27,7 @@ _METRICS: Final = (
     Metric("tandem_refusals_total", "counter", "Requests refused before any work, by error code.", ("code",)),
     Metric("tandem_requests_running", "gauge", "Requests between admission and their end."),
     Metric("tandem_ttft_seconds", "histogram", "Arrival to first token.", ("model",), _MS),
-    Metric("tandem_itl_seconds", "histogram", "Gap between tokens of a stream.", ("model",), _MS),
+    Metric("tandem_itl_seconds", "histogram", "Gap between tokens of a stream; sampled.", ("model",), _MS),
     Metric("tandem_tpot_seconds", "histogram", "Mean time per output token after the first.", ("model",), _MS),
     Metric("tandem_e2e_seconds", "histogram", "Arrival to last token.", ("model",), _MS),
     Metric("tandem_stage_seconds", "histogram", "Time in a stage of the request path.", ("stage",), _MS),
@@ -39,15 +39,14 @@ _METRICS: Final = (
     Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
     Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
     Metric("tandem_step_seconds", "histogram", "Engine step time.", ("role",), _MS),
-    Metric("tandem_step_tokens", "histogram", "Tokens computed in a step.", ("role",), _TOKENS),
     Metric("tandem_batch_sequences", "histogram", "Sequences in a step.", ("role",), _TOKENS),
-    Metric("tandem_kv_blocks", "gauge", "KV blocks by state: free, cached, used, exported, quarantined.", ("state",)),
+    Metric(
+        "tandem_kv_blocks", "gauge", "KV blocks by state: free (cached ones included), cached, exported.", ("state",)
+    ),
     Metric("tandem_preemptions_total", "counter", "Sequences preempted for lack of blocks."),
     Metric("tandem_kv_transfer_bytes_total", "counter", "KV bytes pulled, by the path that carried them.", ("path",)),
     Metric("tandem_kv_transfer_seconds", "histogram", "Pull time.", ("path",), _MS),
     Metric("tandem_kv_blocks_refused_total", "counter", "Pulled blocks not used, by reason.", ("reason",)),
-    Metric("tandem_leases", "gauge", "Open export leases."),
-    Metric("tandem_leases_expired_total", "counter", "Leases that ended by themselves."),
 )
 
 METRICS: Final = MappingProxyType({metric.name: metric for metric in _METRICS})

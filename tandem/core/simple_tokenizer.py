@@ -3,6 +3,7 @@
 The simulated engine speaks it. Router and workers share it, so that text means the same on both ends.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from tandem.core.kv import pack_tokens
@@ -28,6 +29,7 @@ def encode(text: str) -> bytes:
     return pack_tokens(text.encode("utf-8", "replace"))
 
 
+@lru_cache(maxsize=VOCAB_SIZE)
 def piece(token: int) -> bytes:
     """The bytes one token stands for; concatenated over a sequence they are its text in UTF-8."""
     if token < BYTE_IDS:

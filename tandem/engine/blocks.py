@@ -51,6 +51,11 @@ class BlockPool:
     def used(self) -> int:
         return self.blocks - self.available - len(self._quarantined)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether names became or ceased to be available since the last `take_changes`."""
+        return bool(self._changes)
+
     # -- slots --
 
     def allocate(self, count: int) -> list[int]:
@@ -181,16 +186,13 @@ class BlockPool:
 
     def check(self, expected_refs: dict[int, int] | None = None) -> None:
         """Assert that every slot is in exactly one state, and that references are the ones expected."""
-        free, cached = dict.fromkeys(self._free), self._cached
-        assert len(free) == len(self._free), "a slot is free twice"
-        for slot in range(self.blocks):
-            states = (slot in free) + (slot in cached) + (slot in self._quarantined) + (self._refs[slot] > 0)
-            assert states == 1, f"slot {slot} is in {states} states"
-            name = self._names[slot]
-            assert (name is not None) or slot not in cached, f"slot {slot} is cached without a name"
-            assert name is None or self._by_name[name] == slot, f"slot {slot} has a name found elsewhere"
-        assert len(self._by_name) == sum(name is not None for name in self._names), "a name without a slot"
-        assert len(free) + len(cached) + len(self._quarantined) + self.used == self.blocks
-        if expected_refs is not None:
-            actual = {slot: refs for slot, refs in enumerate(self._refs) if refs}
-            assert actual == expected_refs, f"references {actual}, expected {expected_refs}"
+        actual = {slot: refs for slot, refs in enumerate(self._refs) if refs}
+        states = [*self._free, *self._cached, *self._quarantined, *actual]
+        assert len(states) == self.blocks, f"{self.blocks} slots are in {len(states)} states"
+        assert len(dict.fromkeys(states)) == self.blocks, "a slot is in two states, or in one twice"
+        assert len(actual) == self.used, f"{len(actual)} slots are in use, {self.used} are counted"
+        named = {name: slot for slot, name in enumerate(self._names) if name is not None}
+        assert named == self._by_name, "a name without its slot, or a slot with a name found elsewhere"
+        nameless = [slot for slot in self._cached if self._names[slot] is None]
+        assert not nameless, f"slots {nameless} are cached without a name"
+        assert expected_refs is None or actual == expected_refs, f"references {actual}, expected {expected_refs}"

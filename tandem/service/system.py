@@ -2,6 +2,9 @@
 
 import os
 import time
+from typing import Final
+
+_POOL_BYTES: Final = 4096
 
 
 class SystemClock:
@@ -15,10 +18,23 @@ class SystemClock:
 
 
 class SystemEntropy:
-    """`tandem.core.entropy.Entropy` over the operating system."""
+    """`tandem.core.entropy.Entropy` over the operating system, fetched in larger pieces.
+
+    A request needs half a dozen small draws, and each would be a system call. Services do not fork after they have
+    started, so no two processes ever share what is left of a piece.
+    """
+
+    def __init__(self) -> None:
+        self._pool = b""
+        self._used = 0
 
     def u64(self) -> int:
-        return int.from_bytes(os.urandom(8), "little")
+        return int.from_bytes(self.token(8), "little")
 
     def token(self, size: int) -> bytes:
-        return os.urandom(size)
+        start, end = self._used, self._used + size
+        if end > len(self._pool):
+            self._pool = os.urandom(max(size, _POOL_BYTES))
+            start, end = 0, size
+        self._used = end
+        return self._pool[start:end]

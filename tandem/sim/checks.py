@@ -6,28 +6,30 @@ from dataclasses import dataclass, field
 from router.generation import Usage
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
+from tandem.sim.truth import Truth
 
 
 class Violation(AssertionError):
     """A promise was broken: the message says which request, which promise, and what was seen."""
 
-
-@dataclass(frozen=True)
-class Truth:
-    """The right answer of one sequence."""
-
-    tokens: tuple[int, ...]
-    text: str
-    finish: str
+    def __init__(self, message: str, request_id: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
 
 
 @dataclass
 class Outcome:
-    """How one request went, for the report. Times are virtual seconds since the request arrived."""
+    """How one request went, for the report. Times are virtual seconds since the router was asked.
+
+    `end` is `done`, `cancelled`, `failed` with a typed `error`, or `disconnected` when its router died.
+    """
 
     request_id: str
     end: str = "running"
     error: str = ""
+    reason: str = ""
+    asked_s: float = 0.0
+    """When the router was asked."""
     tokens: int = 0
     ttft_s: float | None = None
     longest_pause_s: float = 0.0
@@ -45,7 +47,7 @@ class CheckingSink:
     """A `router.generation.Sink` that compares everything it is given with the truth, as it comes."""
 
     def __init__(self, request_id: str, truths: tuple[Truth, ...], now: Callable[[], float], arrived: float) -> None:
-        self.outcome = Outcome(request_id)
+        self.outcome = Outcome(request_id, asked_s=arrived)
         self._truths = truths
         self._seen = tuple(_Seen() for _ in truths)
         self._now = now
@@ -65,6 +67,8 @@ class CheckingSink:
         finish: str | None,
         stop_reason: str | int | None,
     ) -> None:
+        if self.outcome.end == "disconnected":
+            return
         self._expect(self.outcome.end == "running", f"output after the end ({self.outcome.end})")
         seen, truth = self._seen[sequence], self._truths[sequence]
         self._expect(seen.finish is None, f"sequence {sequence} goes on after finish={seen.finish}")
@@ -84,6 +88,8 @@ class CheckingSink:
             self._finish(seen, truth, sequence, finish)
 
     def done(self, usage: Usage) -> None:
+        if self.outcome.end == "disconnected":
+            return
         self._expect(all(seen.finish is not None for seen in self._seen), "done before every sequence had finished")
         counted = sum(len(seen.tokens) for seen in self._seen)
         self._expect(
@@ -93,7 +99,14 @@ class CheckingSink:
         self._end("done", "")
 
     def failed(self, error: TandemError) -> None:
+        if self.outcome.end == "disconnected":
+            return
+        self.outcome.reason = error.message
         self._end("failed", error.code)
+
+    def disconnected(self) -> None:
+        """The router died, and the connection with it."""
+        self._end("disconnected", "")
 
     def cancelled(self) -> None:
         """The client went away; nothing may come after this."""
@@ -127,7 +140,7 @@ class CheckingSink:
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:
-            self.broken(Violation(f"{self.outcome.request_id}: {what}"))
+            self.broken(Violation(f"{self.outcome.request_id}: {what}", self.outcome.request_id))
 
 
 def _raise(violation: Violation) -> None:

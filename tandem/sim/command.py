@@ -14,10 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from tandem.sim.faults import FaultProfile
+from tandem.sim.scenario import varied
+from tandem.sim.story import shrink
 from tandem.sim.traffic import TrafficProfile
 from tandem.sim.world import Report, WorldSettings, simulate
+
+_STORIES_MAX: Final = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=100, help="how many (default 100)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first one (default 0)")
-    parser.add_argument("--requests", type=int, default=40, help="requests per seed (default 40)")
+    parser.add_argument("--requests", type=int, default=60, help="requests per seed (default 60)")
     parser.add_argument("--kills", type=int, default=1, help="workers killed per seed (default 1)")
     parser.add_argument("--prefill", type=int, default=2, help="prefill workers (default 2; 0 for unified)")
     parser.add_argument("--decode", type=int, default=2, help="decode workers (default 2)")
@@ -68,7 +73,7 @@ def _settings(options: argparse.Namespace) -> WorldSettings:
 
 def _one(settings: WorldSettings, seed: int) -> SeedResult:
     try:
-        return SeedResult(seed, simulate(settings, seed), "")
+        return SeedResult(seed, simulate(varied(settings, seed), seed), "")
     except Exception as error:  # noqa: BLE001 - whatever a seed dies of is its result
         where = traceback.extract_tb(error.__traceback__)[-1]
         return SeedResult(seed, None, f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
@@ -96,8 +101,11 @@ def _verdict(results: Sequence[SeedResult], wall_s: float, options: argparse.Nam
             print(_line(report))
     for result in failed:
         print(f"seed {result.seed} FAILED: {result.failure}")
-        print(f"  again: tandem sim --first-seed {result.seed} --seeds 1 --verbose")
-    ends = Counter(outcome.end for report in reports for outcome in report.outcomes)
+        print(f"  again: {_again(options, result.seed)}")
+    for result in failed[:_STORIES_MAX]:
+        story = shrink(varied(_settings(options), result.seed), result.seed)
+        print(f"seed {result.seed} {story or 'does not fail again, which is itself a failure of the simulation'}")
+    ends = Counter(outcome.error or outcome.end for report in reports for outcome in report.outcomes)
     virtual_s = sum(report.virtual_s for report in reports)
     pause_s = max((outcome.longest_pause_s for report in reports for outcome in report.outcomes), default=0.0)
     requests = sum(ends.values())
@@ -115,9 +123,13 @@ def _verdict(results: Sequence[SeedResult], wall_s: float, options: argparse.Nam
     return 1 if failed else 0
 
 
+def _again(options: argparse.Namespace, seed: int) -> str:
+    """The command that brings a seed back."""
+    shape = f"--requests {options.requests} --kills {options.kills}"
+    return f"tandem sim --first-seed {seed} --seeds 1 {shape} --prefill {options.prefill} --decode {options.decode}"
+
+
 def _line(report: Report) -> str:
     ends = Counter(outcome.end for outcome in report.outcomes)
-    faults = ", ".join(
-        f"{type(fault).__name__.lower()} {fault.worker} at {fault.at_s:.2f} s" for fault in report.faults
-    )
+    faults = ", ".join(str(fault) for fault in report.faults)
     return f"seed {report.seed}: {dict(ends)}; {faults}; {report.virtual_s:.1f} virtual s; trace {report.trace}"

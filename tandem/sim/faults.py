@@ -103,7 +103,19 @@ class RestartRouter:
 
 Fault = Kill | EngineError | Freeze | Corrupt | Damage | Cut | Break | Partition | Slow | RestartRouter
 
-KINDS: Final = ("kill", "engine", "freeze", "corrupt", "damage", "cut", "break", "partition", "slow", "router")
+KINDS: Final = (
+    "kill",
+    "reboot",
+    "engine",
+    "freeze",
+    "corrupt",
+    "damage",
+    "cut",
+    "break",
+    "partition",
+    "slow",
+    "router",
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,8 @@ def draw_faults(profile: FaultProfile, seed: int, workers: tuple[str, ...]) -> t
     for number in range(profile.others):
         own = entropy.fork(f"fault {number}")
         kind = profile.kinds[below(own, len(profile.kinds))]
-        faults.append(_draw(kind, unit(own) * profile.span_s, workers, own))
+        at_s = unit(own) * profile.span_s
+        faults.extend(_reboot(at_s, workers, own) if kind == "reboot" else (_draw(kind, at_s, workers, own),))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
@@ -160,6 +173,15 @@ def _draw(kind: str, at_s: float, workers: tuple[str, ...], entropy: Entropy) ->
             return Slow(at_s, one, other, 0.5 + unit(entropy) * 5.0, 50.0)
         case _:
             return RestartRouter(at_s, 0.1 + unit(entropy) * 1.5)
+
+
+def _reboot(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> tuple[Fault, ...]:
+    """A worker loses its way to the others and is started again meanwhile: what was on its way there finds another
+    incarnation."""
+    worker = workers[below(entropy, len(workers))]
+    for_s = 1.0 + unit(entropy) * 1.0
+    lost = [Partition(at_s, worker, other, for_s, True) for other in workers if other != worker]
+    return (*lost, Kill(at_s + (0.5 + 0.4 * unit(entropy)) * for_s, worker, 0.01 + unit(entropy) * 0.05 * for_s))
 
 
 def _short_or_long(entropy: Entropy) -> float:

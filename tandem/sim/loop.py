@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._limit_s = limit_s
         self._spins = 0
-        self._frozen = 0
+        self._frozen: dict[Process, None] = {}
         self.steps = 0
         self.after_step: Callable[[], None] | None = None
         """Called after each round of callbacks: the place for invariants."""
@@ -80,15 +80,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """From now on nothing of this process runs."""
         assert not process.frozen, f"{process.name} is frozen already"
         process.frozen = True
-        self._frozen += 1
+        self._frozen[process] = None
 
     def thaw(self, process: Process) -> None:
         """It goes on, beginning with what it missed."""
         assert process.frozen, f"{process.name} is not frozen"
         process.frozen = False
-        self._frozen -= 1
+        del self._frozen[process]
         self._ready.extend(process.held)
         process.held = []
+
+    def thaw_all(self) -> None:
+        for process in tuple(self._frozen):
+            self.thaw(process)
 
     def _run_once(self) -> None:
         self._drop_cancelled_timers()
@@ -199,6 +203,7 @@ def run(
 
 
 def _cancel_all(loop: VirtualLoop) -> None:
+    loop.thaw_all()
     tasks = asyncio.all_tasks(loop)
     for task in sorted(tasks, key=lambda task: task.get_name()):
         task.cancel()

@@ -5,11 +5,14 @@ Nodes are known by the first part of their name: `router-2`, the second incarnat
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from tandem.core.entropy import SeededEntropy, below, unit
+from tandem.core.entropy import SeededEntropy, below
 
 Path = tuple[str, str]
 """From one node to another."""
+
+_BATCH: Final = 256
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class SimNetwork:
 
     def __init__(self, profile: NetworkProfile, seed: int) -> None:
         self._profile = profile
-        self._links = SeededEntropy(seed, "links")
+        self._links = _Units(SeededEntropy(seed, "links"))
+        self._latencies = _Units(SeededEntropy(seed, "latencies"))
         self._pulls = SeededEntropy(seed, "pulls")
         self._corrupt: dict[str, int] = {}
         self._blocked: dict[Path, int] = {}
@@ -63,6 +67,11 @@ class SimNetwork:
         """`broken` is to be called when so many frames more have departed on this path."""
         self._breaks[path] = frames
 
+    def forgive(self) -> None:
+        """Nothing that was prepared happens any more: no block is changed, no link breaks."""
+        self._corrupt.clear()
+        self._breaks.clear()
+
     # -- policies --
 
     def delay_s(self, source: str, target: str) -> float | None:
@@ -71,13 +80,13 @@ class SimNetwork:
             return None
         if path in self._breaks:
             self._count(path, source, target)
-        return _uniform(self._links, self._profile.link_delay_s) * self._factor(path)
+        return self._links.within(self._profile.link_delay_s) * self._factor(path)
 
     def carries(self, holder: str, receiver: str) -> bool:
         return (holder, receiver) not in self._blocked and (receiver, holder) not in self._blocked
 
     def latency_s(self, holder: str, receiver: str) -> float:
-        return _uniform(self._pulls, self._profile.pull_latency_s) * self._factor((holder, receiver))
+        return self._latencies.within(self._profile.pull_latency_s) * self._factor((holder, receiver))
 
     def busy_s(self, holder: str, receiver: str, size: int) -> float:
         return size / self._profile.bytes_per_s * self._factor((holder, receiver))
@@ -106,5 +115,15 @@ def _node(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _uniform(entropy: SeededEntropy, bounds: tuple[float, float]) -> float:
-    return bounds[0] + unit(entropy) * (bounds[1] - bounds[0])
+class _Units:
+    """Uniform numbers, drawn many at a time, as there is one for every message."""
+
+    def __init__(self, entropy: SeededEntropy) -> None:
+        self._entropy = entropy
+        self._left: list[int] = []
+
+    def within(self, bounds: tuple[float, float]) -> float:
+        if not self._left:
+            raw = self._entropy.token(_BATCH * 8)
+            self._left = [int.from_bytes(raw[at : at + 8], "little") >> 11 for at in range(0, len(raw), 8)]
+        return bounds[0] + self._left.pop() / (1 << 53) * (bounds[1] - bounds[0])

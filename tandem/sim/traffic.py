@@ -19,6 +19,9 @@ class SimRequest:
     sampling: Sampling
     stopping: Stopping
     cancel_after_s: float | None
+    timeout_s: float | None = None
+    """The client's own deadline, so short that passing it is a right end; None leaves the world's."""
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,38 +39,78 @@ class TrafficProfile:
     shared_share: float = 0.5
     branches_share: float = 0.15
     cancel_share: float = 0.1
+    stop_share: float = 0.1
+    """Requests that end at a stop string, if it comes."""
+    urgent_share: float = 0.1
+    """Requests with a priority above the others'."""
+    deadline_share: float = 0.0
+    deadline_s: tuple[float, float] = (0.05, 2.0)
+    """Short deadlines, and the share of requests that has one."""
+    bursts: int = 0
+    """How many moments draw half of all arrivals to themselves."""
     vocab: int = 50_000
 
 
-def draw_traffic(profile: TrafficProfile, seed: int) -> tuple[SimRequest, ...]:
-    """The requests of one seed, in order of arrival. Lengths crowd around block edges on purpose."""
-    entropy = SeededEntropy(seed, "traffic")
+def draw_traffic(profile: TrafficProfile, seed: int, label: str = "req") -> tuple[SimRequest, ...]:
+    """The requests of one seed, in order of arrival, called by `label` and number. Lengths crowd around block
+    edges on purpose."""
+    entropy = SeededEntropy(seed, "traffic" if label == "req" else f"traffic {label}")
     prefixes = [
         tuple(_token(entropy, profile) for _ in range(profile.shared_prefix_tokens))
         for _ in range(profile.shared_prefixes)
     ]
-    arrivals = sorted(unit(entropy) * profile.span_s for _ in range(profile.requests))
+    arrivals = _arrivals(profile, entropy)
     return tuple(
-        _draw_request(entropy, profile, prefixes, index, arrive_s) for index, arrive_s in enumerate(arrivals)
+        _draw_request(entropy, profile, prefixes, f"{label}-{index}", arrive_s)
+        for index, arrive_s in enumerate(arrivals)
     )
 
 
+def _arrivals(profile: TrafficProfile, entropy: SeededEntropy) -> list[float]:
+    own = entropy.fork("bursts")
+    moments = [unit(own) * profile.span_s for _ in range(profile.bursts)]
+    arrivals = []
+    for _ in range(profile.requests):
+        arrive_s = unit(entropy) * profile.span_s
+        if moments and below(own, 2):
+            arrive_s = moments[below(own, len(moments))] + unit(own) * 0.05
+        arrivals.append(arrive_s)
+    return sorted(arrivals)
+
+
 def _draw_request(
-    entropy: Entropy, profile: TrafficProfile, prefixes: list[tuple[int, ...]], index: int, arrive_s: float
+    entropy: SeededEntropy,
+    profile: TrafficProfile,
+    prefixes: list[tuple[int, ...]],
+    request_id: str,
+    arrive_s: float,
 ) -> SimRequest:
     tokens = _draw_prompt(entropy, profile, prefixes)
     max_tokens = _between(entropy, profile.output_tokens)
     greedy = unit(entropy) < 0.3
+    own = entropy.fork(request_id)
     return SimRequest(
-        request_id=f"req-{index}",
+        request_id=request_id,
         arrive_s=arrive_s,
         prompt=pack_tokens(tokens),
         n=2 + below(entropy, 2) if unit(entropy) < profile.branches_share else 1,
         seed=entropy.u64() >> 1,
         sampling=Sampling(temperature=0.0 if greedy else 1.0),
-        stopping=Stopping(max_tokens=max_tokens, min_tokens=min(max_tokens, below(entropy, 4))),
+        stopping=Stopping(
+            max_tokens=max_tokens,
+            min_tokens=min(max_tokens, below(entropy, 4)),
+            stop=_stops(own) if unit(own) < profile.stop_share else (),
+        ),
         cancel_after_s=unit(entropy) * 2.0 if unit(entropy) < profile.cancel_share else None,
+        timeout_s=_within(own, profile.deadline_s) if unit(own) < profile.deadline_share else None,
+        priority=1 if unit(own) < profile.urgent_share else 0,
     )
+
+
+def _stops(entropy: Entropy) -> tuple[str, ...]:
+    """Pieces of the words that a simulated model speaks: some inside of one, some across two."""
+    pieces = ("ba", "ko mi", "tu l", "re", "na b")
+    return tuple(pieces[below(entropy, len(pieces))] for _ in range(1 + below(entropy, 2)))
 
 
 def _draw_prompt(entropy: Entropy, profile: TrafficProfile, prefixes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -84,6 +127,10 @@ def _draw_prompt(entropy: Entropy, profile: TrafficProfile, prefixes: list[tuple
 
 def _token(entropy: Entropy, profile: TrafficProfile) -> int:
     return below(entropy, profile.vocab)
+
+
+def _within(entropy: Entropy, bounds: tuple[float, float]) -> float:
+    return bounds[0] + unit(entropy) * (bounds[1] - bounds[0])
 
 
 def _between(entropy: Entropy, bounds: tuple[int, int]) -> int:

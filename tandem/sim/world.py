@@ -3,34 +3,36 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from typing import Final
 
 from kv_transfer.memory import MemoryFabric
-from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey
-from router.context import Tools
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.generation import Generation
-from router.placement import CostModel
 from router.settings import RouterSettings
-from tandem.core import simple_tokenizer
-from tandem.core.entropy import SeededEntropy
-from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
-from tandem.core.request import Branch
-from tandem.core.spans import NullRecorder, TraceContext
+from tandem.core.entropy import SeededEntropy, unit
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.engine.simulated.reference import reference_tokens
 from tandem.service.memory_link import MemoryLinks
-from tandem.sim.checks import CheckingSink, Outcome, Truth, Violation
+from tandem.sim.checks import Outcome, Violation
+from tandem.sim.client import ClientGround, ask
 from tandem.sim.counting import CountingMeter
-from tandem.sim.faults import Corrupt, Fault, FaultProfile, Kill, draw_faults
+from tandem.sim.faults import Fault, FaultProfile, draw_faults
+from tandem.sim.invariants import Invariants
+from tandem.sim.judge import first_objection
 from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.sim.misfortune import Misfortune
 from tandem.sim.network import NetworkProfile, SimNetwork
-from tandem.sim.node import NodeSettings, WorkerNode
+from tandem.sim.node import Ground, WorkerNode
+from tandem.sim.router_node import RouterGround, RouterNode
+from tandem.sim.trace import Trace
 from tandem.sim.traffic import SimRequest, TrafficProfile, draw_traffic
+from tandem.sim.truth import foresee
+
+_CALM: Final = TrafficProfile(
+    requests=4, span_s=0.5, long_prompt_share=0.0, branches_share=0.25, cancel_share=0.0, output_tokens=(1, 8)
+)
+"""What is asked when all faults are over."""
+_CALM_WITHIN_S: Final = 10.0
+_FREE_WITHIN_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,32 @@ class WorldSettings:
 
     prefill: int = 2
     decode: int = 2
-    model: SimulatedModel = field(default_factory=lambda: SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008))
+    model: SimulatedModel = field(
+        default_factory=lambda: SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008, eos_rate=0.005)
+    )
     scheduler: SchedulerSettings = field(default_factory=lambda: SchedulerSettings(max_batched_tokens=256))
     router: RouterSettings = field(default_factory=RouterSettings)
     network: NetworkProfile = field(default_factory=NetworkProfile)
     traffic: TrafficProfile = field(default_factory=TrafficProfile)
     faults: FaultProfile = field(default_factory=FaultProfile)
+    skew_s: float = 0.0
+    """Wall clocks differ from the right time by at most this much."""
     check_every: int = 8
     """Rounds of the event loop between two looks at the invariants."""
-    settle_s: float = 120.0
+    settle_s: float = 10.0
     """Virtual time within which everything must be free again after the last request."""
     timeout_s: float = 300.0
+    stall_s: float = 8.0
+    """How long a request may stand still: longer than a frozen process, a partition or a missing worker holds it
+    up, shorter than any lease."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What befalls a world: its requests in order of arrival, its faults in order of time."""
+
+    requests: tuple[SimRequest, ...]
+    faults: tuple[Fault, ...]
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,7 @@ class Report:
     outcomes: tuple[Outcome, ...]
     faults: tuple[Fault, ...]
     corrupted: int
+    """Blocks that were changed on their way or in their holder's memory."""
     handed_off: int
     """Attempts that went through prefill, transfer and decode."""
     refused: int
@@ -69,8 +87,18 @@ class Report:
     trace: str
 
 
-def simulate(settings: WorldSettings, seed: int) -> Report:
-    """Run one seed. Raises `Violation`, `AssertionError`, `Deadlock` or `TimeLimit` when a promise is broken."""
+def script(settings: WorldSettings, seed: int) -> Script:
+    """What a seed draws."""
+    requests = draw_traffic(settings.traffic, seed)
+    names = tuple(name for name, _ in workers(settings))
+    return Script(requests, draw_faults(settings.faults, seed, names))
+
+
+def simulate(settings: WorldSettings, seed: int, given: Script | None = None) -> Report:
+    """Run one seed, with a script other than its own when one is given.
+
+    Raises `Violation`, `AssertionError`, `Deadlock` or `TimeLimit` when a promise is broken; `lines_of` tells more.
+    """
     world: list[World] = []
 
     def after_step() -> None:
@@ -78,65 +106,137 @@ def simulate(settings: WorldSettings, seed: int) -> Report:
             world[0].look()
 
     async def main(loop: VirtualLoop) -> Report:
-        world.append(World(settings, seed, loop))
+        world.append(World(settings, seed, loop, given or script(settings, seed)))
         return await world[0].live()
 
-    return run(main, limit_s=settings.timeout_s + settings.settle_s + 600.0, after_step=after_step)
+    try:
+        return run(main, limit_s=settings.timeout_s + settings.settle_s + 600.0, after_step=after_step)
+    except Exception as error:  # noqa: BLE001 - the edge of a simulation: whatever it is, its story goes with it
+        cause = _leaf(error)
+        if world:
+            for line in world[0].story(cause):
+                cause.add_note(line)
+        raise cause from None
 
 
 class World:
     """The platform of one seed, its clients and its misfortunes."""
 
-    def __init__(self, settings: WorldSettings, seed: int, loop: VirtualLoop) -> None:
+    def __init__(self, settings: WorldSettings, seed: int, loop: VirtualLoop, script: Script) -> None:
         self._settings = settings
         self._seed = seed
         self._loop = loop
+        self._script = script
         self._clock = LoopClock(loop)
-        entropy = SeededEntropy(seed, "world")
+        self._entropy = SeededEntropy(seed, "world")
         self._network = SimNetwork(settings.network, seed)
-        links, fabric = MemoryLinks(self._network), MemoryFabric(self._network)
-        keyring = Keyring(TicketKey("sim", entropy.token(32)))
-        router = _router_settings(settings.router, seed)
-        self._meter = meter = CountingMeter()
-        self._fleet = Fleet(links.dialer("router"), self._clock, router.deadlines, MemoryIndex(), meter, router.fleet)
-        costs = CostModel(router.priors)
-        tools = Tools(loop, self._clock, entropy.fork("router"), keyring, router, costs, NullRecorder(), meter)
-        self._dispatcher = Dispatcher(self._fleet, tools)
-        node_settings = NodeSettings(settings.model, settings.scheduler, router.deadlines, meter)
-        names = [(f"p{index}", "prefill") for index in range(settings.prefill)]
-        names += [(f"d{index}", "decode" if settings.prefill else "unified") for index in range(settings.decode)]
-        self._nodes = {
-            name: WorkerNode(name, role, node_settings, self._clock, entropy, links, fabric, keyring)
-            for name, role in names
-        }
-        self._traffic = draw_traffic(settings.traffic, seed)
-        self._faults = draw_faults(settings.faults, seed, tuple(self._nodes))
-        self._trace = blake2b(digest_size=16)
+        self._meter = CountingMeter()
+        self._trace = Trace(self._clock.now)
+        self._links, self._fabric = MemoryLinks(self._network), MemoryFabric(self._network)
+        self._keyring = Keyring(TicketKey("sim", self._entropy.token(32)))
+        self._router_settings = _router_settings(settings.router, seed)
+        self._calm = draw_traffic(_CALM, seed, "calm")
+        self._oracle = foresee(settings.model, (*script.requests, *self._calm))
+        self._nodes = self._make_nodes()
+        self._router = RouterNode(self._router_ground(), self._entropy.fork("router"))
+        model = settings.model.name
+        self._clients = ClientGround(
+            seed, model, settings.timeout_s, self._clock, self._router, self._oracle, self._trace, self._note
+        )
+        self._invariants = Invariants(
+            self._clock, self._router_settings, model, self._nodes, self._router, settings.stall_s
+        )
+        self._misfortune = Misfortune(
+            loop,
+            self._clock,
+            self._router_settings.deadlines,
+            self._network,
+            self._links,
+            self._nodes,
+            self._router,
+            self._trace,
+        )
         self._outcomes: list[Outcome] = []
         self._rounds = 0
         self._violation: Violation | None = None
 
+    def _make_nodes(self) -> dict[str, WorkerNode]:
+        settings = self._settings
+        ground = Ground(
+            self._loop,
+            settings.model,
+            settings.scheduler,
+            self._router_settings.deadlines,
+            self._meter,
+            self._trace,
+            self._links,
+            self._fabric,
+            self._keyring,
+            self._note,
+        )
+        return {
+            name: WorkerNode(name, role, ground, self._skewed(name), self._entropy)
+            for name, role in workers(settings)
+        }
+
+    def _router_ground(self) -> RouterGround:
+        return RouterGround(
+            self._loop,
+            self._skewed("router"),
+            self._links,
+            self._keyring,
+            self._router_settings,
+            self._meter,
+            self._trace,
+            tuple(self._nodes),
+            self._oracle.names,
+            self._note,
+        )
+
+    def _skewed(self, name: str) -> LoopClock:
+        return LoopClock(self._loop, (2 * unit(self._entropy.fork(f"skew {name}")) - 1) * self._settings.skew_s)
+
+    # -- life --
+
     async def live(self) -> Report:
-        """Start, serve all traffic through all faults, and wait until nothing is held any more."""
+        """Start, serve all traffic through all faults, wait until nothing is held any more, and serve once more."""
         for node in self._nodes.values():
             node.start()
-        self._fleet.set_members(self._nodes)
-        fleet = self._loop.create_task(self._fleet.run(self._dispatcher), name="fleet")
-        await self._until(lambda: self._dispatcher.ready() is None, 30.0, "the platform is not ready")
+        self._router.start()
+        await self._until(self._ready, 30.0, "the platform is not ready")
         began = self._clock.now()
         async with asyncio.TaskGroup() as group:
-            for fault in self._faults:
-                group.create_task(self._carry_out(fault, began), name=f"fault {fault}")
-            for request in self._traffic:
-                group.create_task(self._ask(request, began), name=f"client {request.request_id}")
+            for fault in self._script.faults:
+                group.create_task(self._misfortune.carry_out(fault, began), name=f"fault {fault}")
+            for request in self._script.requests:
+                group.create_task(ask(request, self._clients, began, self._outcomes.append), name=request.request_id)
+        self._misfortune.calm()
         await self._until(lambda: not self._held(), self._settings.settle_s, "something is still held")
         self._judge()
-        fleet.cancel()
+        await self._serve_calm()
+        return self._report(began)
+
+    async def _serve_calm(self) -> None:
+        """Without faults everything is as if there had never been any: right, soon, and free at once."""
+        await self._until(self._ready, _CALM_WITHIN_S, "the platform has not recovered")
+        began, outcomes = self._clock.now(), list[Outcome]()
+        async with asyncio.TaskGroup() as group:
+            for request in self._calm:
+                group.create_task(ask(request, self._clients, began, outcomes.append), name=request.request_id)
+        for outcome in outcomes:
+            if outcome.end != "done" or outcome.ended_s is None or outcome.ended_s > _CALM_WITHIN_S:
+                reason = (
+                    f"{outcome.request_id} was {outcome.end} {outcome.error} after {outcome.ended_s} s without faults"
+                )
+                raise Violation(reason, outcome.request_id)
+        await self._until(lambda: not self._held(), _FREE_WITHIN_S, "something is still held without faults")
+
+    def _report(self, began: float) -> Report:
         return Report(
             self._seed,
             tuple(self._outcomes),
-            self._faults,
-            self._network.corrupted,
+            self._script.faults,
+            self._network.corrupted + self._misfortune.damaged,
             self._meter.sum("tandem_placements_total", "disaggregated"),
             self._meter.refused_blocks(),
             self._clock.now() - began,
@@ -149,86 +249,22 @@ class World:
         self._rounds += 1
         if self._violation is not None:
             raise self._violation
-        if self._rounds % self._settings.check_every:
-            return
-        self._dispatcher.check()
-        for node in self._nodes.values():
-            node.check()
+        self._misfortune.tick()
+        if self._rounds % self._settings.check_every == 0:
+            self._invariants.check()
 
-    # -- clients --
-
-    async def _ask(self, request: SimRequest, began: float) -> None:
-        await asyncio.sleep(max(0.0, began + request.arrive_s - self._clock.now()))
-        ended = asyncio.Event()
-        sink = _TracingSink(request, self._truths(request), self._clock.now, self._trace.update)
-        sink.ended = ended.set
-        sink.broken = self._note
-        self._outcomes.append(sink.outcome)
-        try:
-            running = self._dispatcher.start(self._generation(request), sink)
-        except TandemError as error:
-            sink.failed(error)
-            return
-        patience_s = self._settings.timeout_s + 1.0
-        try:
-            async with asyncio.timeout(request.cancel_after_s or patience_s):
-                await ended.wait()
-        except TimeoutError:
-            if request.cancel_after_s is None:
-                raise Violation(f"{request.request_id} had no end after {patience_s} s") from None
-            running.cancel("client went away")
-            sink.cancelled()
-
-    def _generation(self, request: SimRequest) -> Generation:
-        context = TraceContext(SeededEntropy(self._seed, request.request_id).token(16).hex(), "00" * 7 + "01")
-        now = self._clock.now()
-        return Generation(
-            request_id=request.request_id,
-            model=self._settings.model.name,
-            tenant="tenant",
-            tenant_salt="",
-            prompt=request.prompt,
-            n=request.n,
-            seed=request.seed,
-            sampling=request.sampling,
-            stopping=request.stopping,
-            timeout_s=self._settings.timeout_s,
-            received=now,
-            received_wall=self._clock.wall(),
-            trace=context,
-        )
-
-    def _truths(self, request: SimRequest) -> tuple[Truth, ...]:
-        truths = []
-        for sequence in range(request.n):
-            branch = Branch(sequence, request.seed)
-            answer = reference_tokens(
-                self._settings.model, request.prompt, branch, request.sampling, request.stopping
-            )
-            spoken = answer.tokens[:-1] if answer.finish == "stop" else answer.tokens
-            truths.append(Truth(answer.tokens, simple_tokenizer.decode(spoken), answer.finish))
-        return tuple(truths)
+    def story(self, cause: BaseException) -> tuple[str, ...]:
+        """The latest lines about what went wrong."""
+        return self._trace.tail(cause.request_id if isinstance(cause, Violation) else "")
 
     def _note(self, violation: Violation) -> None:
         if self._violation is None:
             self._violation = violation
 
-    # -- faults --
-
-    async def _carry_out(self, fault: Fault, began: float) -> None:
-        await asyncio.sleep(max(0.0, began + fault.at_s - self._clock.now()))
-        node = self._nodes[fault.worker]
-        match fault:
-            case Kill() if node.alive:
-                node.kill()
-                await asyncio.sleep(fault.back_after_s)
-                node.start()
-            case Corrupt():
-                self._network.corrupt(fault.worker, fault.blocks)
-            case _:
-                pass
-
-    # -- the end --
+    def _ready(self) -> bool:
+        """Whether the router is connected with every worker."""
+        life = self._router.life
+        return life is not None and life.dispatcher.ready() is None and not life.fleet.problems()
 
     def _held(self) -> str | None:
         for node in self._nodes.values():
@@ -240,14 +276,25 @@ class World:
         deadline = self._clock.now() + within_s
         while not holds():
             if self._clock.now() > deadline:
-                raise Violation(f"{what} after {within_s} s: {self._held() or self._dispatcher.ready()}")
+                life = self._router.life
+                raise Violation(f"{what} after {within_s} s: {self._held() or (life and life.fleet.problems())}")
             await asyncio.sleep(0.05)
 
     def _judge(self) -> None:
-        """With workers left to serve, every client that waited has its whole answer."""
-        for outcome in self._outcomes:
-            if outcome.end not in ("done", "cancelled"):
-                raise Violation(f"{outcome.request_id} ended as {outcome.end} {outcome.error}")
+        requests = {request.request_id: request for request in self._script.requests}
+        record = self._invariants.record
+        record.strikes = [
+            at for at, name in self._misfortune.struck if name in self._nodes and self._nodes[name].decodes
+        ]
+        found = first_objection(requests, self._outcomes, self._router_settings, record)
+        if found is not None:
+            raise Violation(f"{found[0]}: {found[1]}", found[0])
+
+
+def workers(settings: WorldSettings) -> list[tuple[str, str]]:
+    """Names and roles of a world's workers."""
+    names = [(f"p{index}", "prefill") for index in range(settings.prefill)]
+    return names + [(f"d{index}", "decode" if settings.prefill else "unified") for index in range(settings.decode)]
 
 
 def _router_settings(settings: RouterSettings, seed: int) -> RouterSettings:
@@ -257,30 +304,7 @@ def _router_settings(settings: RouterSettings, seed: int) -> RouterSettings:
     return replace(settings, placement=replace(settings.placement, prefer="disaggregated"))
 
 
-class _TracingSink(CheckingSink):
-    """A checking client whose every observation goes into the world's trace."""
-
-    def __init__(
-        self,
-        request: SimRequest,
-        truths: tuple[Truth, ...],
-        now: Callable[[], float],
-        trace: Callable[[bytes], None],
-    ) -> None:
-        super().__init__(request.request_id, truths, now, now())
-        self._write = trace
-        self._clock_now = now
-
-    def output(
-        self,
-        sequence: int,
-        position: int,
-        tokens: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        finish: str | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        line = f"{self._clock_now():.9f} {self.outcome.request_id} {sequence} {position} {tokens} {text!r}\n"
-        self._write(line.encode())
-        super().output(sequence, position, tokens, text, logprobs, finish, stop_reason)
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -81,7 +81,8 @@ def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
     if attempt.fetch is not None and attempt.fetch_started is not None:
         stages.append(_pull(attempt.fetch, attempt.fetch_started))
     if attempt.submit.mode != "prefill" and stats.first_token is not None:
-        produced = sum(output.position - 1 for output in attempt.outputs.values())
+        known = sum(len(branch.forced) for branch in attempt.submit.branches)
+        produced = sum(output.position - 1 for output in attempt.outputs.values()) - known
         stages.append(Stage("decode", stats.first_token, end, {"tokens": produced, "preemptions": stats.preemptions}))
     return stages
 

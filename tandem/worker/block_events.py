@@ -18,6 +18,11 @@ class BlockEvents:
         self._names = names
         self._count = 0
 
+    @property
+    def last(self) -> tuple[int, int]:
+        """Epoch and number of the last delta; 0 before the first."""
+        return self._epoch, self._count
+
     def change(self, change: KvChange) -> tuple[KvDelta, ...]:
         """The deltas that tell of a change, usually one."""
         pieces = max(_pieces(change.stored), _pieces(change.removed))

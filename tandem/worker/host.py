@@ -73,6 +73,16 @@ class WorkerHost:
         """Attempts that hold anything here."""
         return len(self._desk)
 
+    @property
+    def told(self) -> tuple[int, int]:
+        """Epoch and number of the last event about blocks."""
+        return self._events.last
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """Whom this worker has a link with."""
+        return tuple(session.link.peer for session in self._sessions.values())
+
     async def run(self, started: Callable[[], None]) -> None:
         """Heartbeats, links and fetches, until cancelled. Links may be accepted once `started` was called."""
         async with asyncio.TaskGroup() as group:

@@ -49,10 +49,12 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         events = EventLines(sys.stdout if settings.events else None)
         events.emit("loading", fraction=0.0)
         decoder = open_decoder(settings)
+        meter = PrometheusMeter()
+        if settings.metrics_bind is not None:
+            events.emit("metrics", address=meter.serve(settings.metrics_bind))
     except TandemError as error:
         return fail(events, error)
     telemetry = _telemetry(settings, os.environ)
-    meter = PrometheusMeter()
     try:
         return serve_process(
             lambda lines: make(_process(settings, decoder, telemetry, meter, lines)),

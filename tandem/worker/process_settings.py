@@ -57,6 +57,8 @@ class WorkerSettings:
     """Bytes of KV memory."""
     ticket_key_file: Path | None = None
     socket_directory: str | None = None
+    metrics_bind: str | None = None
+    """`host:port` where Prometheus can scrape this worker; None serves none, port 0 lets the system choose."""
     events: bool = False
     """Print machine-readable event lines on standard output."""
     otlp_endpoint: str | None = None

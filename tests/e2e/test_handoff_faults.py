@@ -8,21 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.tickets import Claims, Keyring, TicketKey, issue
 from kv_transfer.transport import Answer as Offered
-from kv_transfer.transport import Landed, Offer, PullEvent, PullOpen, Transport
+from kv_transfer.transport import Landed, Offer, PullOpen, Transport
 from tandem.core.deadlines import Deadlines
-from tandem.core.errors import TandemError
-from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import Sampling, Stopping
 from tandem.engine.plan import Runner
-from tandem.engine.private_memory import PrivateMemory
-from tandem.engine.protocol import BlockMemory, FirstTokens, Work
+from tandem.engine.protocol import BlockMemory
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.process import ProcessRunner
-from tandem.service.system import SystemClock
-from tandem.worker.identity import root_name
-from tests.e2e.asking import GREEDY, Answer, Ask
+from tests.e2e.asking import Answer, Ask
 from tests.e2e.breakage import (
     FlippingProxy,
     HeldRunner,
@@ -32,7 +26,7 @@ from tests.e2e.breakage import (
     flip,
     misnamed,
 )
-from tests.e2e.platform import Platform, PlatformSettings, Worker, platform, until
+from tests.e2e.platform import Platform, PlatformSettings, Worker, platform
 from tools.equality.models import demo
 from tools.equality.runs import Setting
 from tools.equality.single import SingleEngine
@@ -179,80 +173,6 @@ async def test_a_holder_that_is_a_new_incarnation_refuses_and_decode_computes(sc
         await running.idle()
 
 
-class Shelf:
-    """A sink of its own memory."""
-
-    def __init__(self, block_bytes: int, blocks: int) -> None:
-        self._memory = PrivateMemory(block_bytes, blocks)
-
-    def block(self, index: int) -> memoryview:
-        return self._memory.block(index)
-
-
-LEASE = "a-lease"
-RECEIVER = 99
-STRANGER = Keyring(TicketKey("platform", b"the right name, the wrong secret"))
-WRONG: dict[str, Callable[[Keyring, Claims], bytes]] = {
-    "no ticket": lambda _keys, _claims: b"",
-    "another lease": lambda keys, claims: issue(keys, replace(claims, lease_id="another")),
-    "another receiver": lambda keys, claims: issue(keys, replace(claims, receiver_epoch=RECEIVER + 1)),
-    "another holder": lambda keys, claims: issue(keys, replace(claims, holder_epoch=claims.holder_epoch ^ 1)),
-    "expired": lambda keys, claims: issue(keys, replace(claims, expires=claims.expires - 1000)),
-    "forged": lambda _keys, claims: issue(STRANGER, claims),
-    "changed": lambda keys, claims: issue(keys, claims)[:-1] + b"\0",
-}
-
-
-async def pulled(running: Platform, scheme: str, ticket: Callable[[Keyring, Claims], bytes]) -> list[PullEvent]:
-    """Everything a receiver gets of a finished prefill when it presents this ticket."""
-    holder = running.workers["prefill-0"].engine
-    transport = running.workers["decode-0"].transports[0]
-    claims = Claims("tenant", holder.epoch, LEASE, RECEIVER, SystemClock().wall() + 60)
-    names = holder.snapshot()
-    request = PullOpen(LEASE, ticket(running.keyring, claims), holder.epoch, RECEIVER, holder.layout, names)
-    address = running.workers["prefill-0"].kv_addresses[0]
-    assert address.startswith(scheme)
-    pull = await transport.open(address, request, Shelf(holder.layout.block_bytes, len(names)), 5.0)
-    try:
-        return [event async for event in pull.events()]
-    finally:
-        await pull.close()
-
-
-def export_something(worker: Worker) -> None:
-    """Let a worker compute a prompt of two whole blocks and keep it under `LEASE`."""
-    engine = worker.engine
-    engine.submit(
-        Work(
-            work_id=1 << 40,
-            mode="prefill",
-            prompt=pack_tokens(PROMPT[:32]),
-            branches=(Branch(0, 1),),
-            sampling=GREEDY,
-            stopping=Stopping(max_tokens=4),
-            root=root_name(engine.info),
-            deadline=SystemClock().now() + 60,
-            lease_id=LEASE,
-            lease_s=60.0,
-        )
-    )
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "shm"])
-async def test_blocks_are_given_out_for_a_valid_ticket_only(scheme: str) -> None:
-    async with platform(pair(scheme)) as running:
-        prefill = running.workers["prefill-0"]
-        export_something(prefill)
-        await until(lambda: prefill.engine.first_tokens(LEASE) is not None, 10, "nothing was exported")
-        for what, ticket in WRONG.items():
-            with pytest.raises(TandemError) as caught:
-                await pulled(running, scheme, ticket)
-            assert caught.value.code == "ticket_refused", what
-        events = await pulled(running, scheme, issue)
-        assert [event.index for event in events if isinstance(event, Landed)] == [0, 1]
-        assert isinstance(events[-1], FirstTokens)
-
-
 async def test_prefill_killed_before_its_first_token() -> None:
     held: list[HeldRunner] = []
 
@@ -271,7 +191,8 @@ async def test_prefill_killed_before_its_first_token() -> None:
         assert await asked.answer() == right
         (seen,) = await running.reported(asked.request_id, "decode")
         assert seen.report is not None
-        assert seen.report.tokens_computed == len(PROMPT)
+        # Its last token is computed again when decode is told to sample after it had computed everything.
+        assert len(PROMPT) <= seen.report.tokens_computed <= len(PROMPT) + 1
 
 
 async def test_prefill_that_hangs_is_gone_on_without() -> None:

@@ -122,6 +122,15 @@ def test_the_search_is_bounded_when_nothing_ever_fails_or_passes() -> None:
         assert said in search.verdict()
 
 
+@pytest.mark.parametrize("first", [1.0, 50.0])
+def test_the_search_tries_no_rate_at_which_the_workload_fills_no_trial(first: float) -> None:
+    search = CapacitySearch(first, rate_max=10.0)
+    while (rate := search.next_rate()) is not None:
+        search.record(Trial(rate, 1.0, rate))
+    assert max(trial.rate for trial in search.trials) == 10.0
+    assert "at least 10 requests/s; the workload is too short" in search.verdict()
+
+
 def test_a_lucky_pass_above_a_failure_does_not_count() -> None:
     search = CapacitySearch(4.0)
     for rate, attained in ((4.0, 0.1), (2.0, 1.0), (3.0, 1.0), (8.0, 1.0)):

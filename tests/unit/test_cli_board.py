@@ -12,6 +12,7 @@ from tandem.cli.main import COMMANDS, main
 from tandem.cli.member import Member
 from tandem.cli.platform import Platform, figures_line, linked_workers
 from tandem.cli.ports import free_port
+from tandem.cli.up import adds_to
 from tandem.cli.up_options import parse
 from tandem.service.processes import Command
 
@@ -89,6 +90,13 @@ def test_the_command_helps_and_refuses(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["fly"]) == 2
     assert capsys.readouterr().err.strip() == f"tandem: no command 'fly'; there are {', '.join(COMMANDS)}"
     assert main(["--version"]) == 0
+
+
+def test_a_log_that_only_repeats_the_message_adds_nothing() -> None:
+    event = '{"event": "failed", "code": "bad_model", "message": "no \\"such\\" model"}'
+    repeated = f'bad_model: no "such" model\n{event}\n'
+    assert not adds_to('no "such" model', repeated)
+    assert adds_to('no "such" model', f"Traceback (most recent call last):\n{repeated}")
 
 
 def test_explaining_nobody_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

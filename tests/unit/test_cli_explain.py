@@ -97,8 +97,8 @@ def test_a_failed_pull_says_why() -> None:
 
 
 def test_a_lone_root_can_be_told() -> None:
-    text = render(tell([span("request", 1.0, 1.0, "", "root", outcome="invalid_request", error="no model")]))
-    assert "error: no model" in text
+    text = render(tell([span("request", 1.0, 1.0, "", "root", outcome="invalid_request", reason="no model")]))
+    assert "reason: no model" in text
 
 
 def test_a_whole_handoff_has_no_problems() -> None:

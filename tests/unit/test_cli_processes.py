@@ -142,6 +142,13 @@ def test_a_port_in_use_is_told_with_the_flag_to_change() -> None:
     check_free("127.0.0.1", {"--port": free_port("127.0.0.1")})
 
 
+def test_one_port_for_two_purposes_is_told_with_both_flags() -> None:
+    port = free_port("127.0.0.1")
+    with pytest.raises(TandemError, match=rf"--port and --grpc-port are both {port}"):
+        check_free("127.0.0.1", {"--port": port, "--grpc-port": port})
+    check_free("127.0.0.1", {"--port": 0, "--grpc-port": 0})
+
+
 def test_an_address_that_is_not_ours_is_told() -> None:
     with pytest.raises(TandemError, match=r"port 8000 on 192\.0\.2\.1 cannot be listened on"):
         check_free("192.0.2.1", {"--port": 8000})

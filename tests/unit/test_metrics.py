@@ -1,9 +1,11 @@
 """The Prometheus meter renders exactly the closed list and refuses anything else."""
 
 import re
+import urllib.request
 
 import pytest
 
+from tandem.core.errors import TandemError
 from tandem.core.metrics import METRICS
 from tandem.service.metrics import CONTENT_TYPE, PrometheusMeter
 
@@ -27,11 +29,11 @@ def test_counters_add_up_by_label() -> None:
 
 def test_unlabelled_gauge_and_histogram() -> None:
     meter = PrometheusMeter()
-    meter.set("tandem_leases", 4)
-    meter.set("tandem_leases", 2)
+    meter.set("tandem_requests_running", 4)
+    meter.set("tandem_requests_running", 2)
     meter.observe("tandem_ttft_seconds", 0.03, "demo")
     text = meter.render().decode()
-    assert "\ntandem_leases 2.0" in text
+    assert "\ntandem_requests_running 2.0" in text
     assert 'tandem_ttft_seconds_bucket{le="0.02",model="demo"} 0.0' in text
     assert 'tandem_ttft_seconds_bucket{le="0.05",model="demo"} 1.0' in text
     assert 'tandem_ttft_seconds_count{model="demo"} 1.0' in text
@@ -49,6 +51,20 @@ def test_unknown_name_wrong_kind_and_wrong_labels_are_programmer_errors() -> Non
     with pytest.raises(KeyError):
         meter.add("tandem_surprises_total")
     with pytest.raises(AssertionError, match="is a gauge"):
-        meter.add("tandem_leases")
+        meter.add("tandem_requests_running")
     with pytest.raises(AssertionError, match="takes labels"):
         meter.observe("tandem_ttft_seconds", 1.0)
+
+
+def test_a_scrape_over_http_gets_the_same_page() -> None:
+    meter = PrometheusMeter()
+    meter.add("tandem_preemptions_total", 3)
+    address = meter.serve("127.0.0.1:0")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    assert "\ntandem_preemptions_total 3.0" in page
+
+
+def test_a_port_that_cannot_be_had_is_a_bad_setting() -> None:
+    with pytest.raises(TandemError, match=r"metrics_bind = '127\.0\.0\.1:x'"):
+        PrometheusMeter().serve("127.0.0.1:x")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
@@ -378,7 +379,7 @@ def test_unknown_models_drains_and_prompts_that_never_fit_are_refused_at_once() 
     async def body(world: World) -> None:
         good = world.generation()
         with pytest.raises(TandemError, match="does not exist") as unknown:
-            world.dispatcher.start(replace(good, model="nope"), Client(world, good))
+            world.dispatcher.start(msgspec.structs.replace(good, model="nope"), Client(world, good))
         assert unknown.value.code == "model_not_found"
         long = world.generation(tokens=5000)
         with pytest.raises(TandemError) as too_long:

@@ -51,6 +51,16 @@ def test_the_pace_follows_within_a_few_steps_what_the_shape_need_not_learn_again
     assert model.predict(load) == pytest.approx(2 * machine(load), rel=0.15)
 
 
+def test_slow_first_steps_are_forgotten() -> None:
+    model, entropy = StepTimeModel(1e-4), SeededEntropy(5)
+    for step in range(150):
+        load = draw(entropy)
+        model.observe(load, machine(load) * (40 if step < 5 else 1))
+    load = draw(entropy)
+    assert model.predict(load) == pytest.approx(machine(load), rel=0.15)
+    assert model.prompt_cost().seconds(1000, 200) == pytest.approx(1e-3 + 200 * 2e-5 + 4e-8 * 200 * 1100, rel=0.25)
+
+
 def test_noise_widens_the_margin_and_quiet_narrows_it() -> None:
     assert taught(1000).margin == pytest.approx(1.0, abs=0.06)
     assert 1.2 < taught(1000, noise=0.8).margin < 1.6

@@ -170,8 +170,9 @@ def test_a_resumed_branch_continues_after_its_forced_tokens() -> None:
         sent = decode(tokens[:5])
         branch = Branch(0, 11, tokens[:5], len(sent))
         router.link.tokens.send(submit(2, branches=(branch,)))
-        await router.ended(2)
+        report = await router.ended(2)
         assert router.tokens(2) == tokens[5:]
+        assert next(span for span in report.spans if span.name == "decode").attributes["tokens"] == len(tokens) - 5
         assert sent + router.text(2) == decode(tokens)
         assert router.outputs[0].position == 6
         assert router.outputs[0].offset == len(sent)

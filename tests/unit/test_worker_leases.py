@@ -21,6 +21,7 @@ from tests.unit.worker_stage import (
     running,
 )
 
+TWELVE = Stopping(max_tokens=12)
 Test = Callable[["Stage"], Awaitable[None]]
 
 
@@ -47,12 +48,11 @@ class Stage:
     def exported(self) -> int:
         return self.engine.scheduler.leases.exported
 
-    async def prefilled(self, stopping: Stopping | None = None) -> tuple[Router, Router]:
+    async def prefilled(self, stopping: Stopping = TWELVE) -> tuple[Router, Router]:
         """A prompt is computed and exported under handle 1; gives the links to prefill and decode."""
         dialer = self.links.dialer("router")
         p, d = await dial(dialer, "p"), await dial(dialer, "d")
-        more = {} if stopping is None else {"stopping": stopping}
-        to_p, _ = hand_off(1, _known(p), _known(d), prompt(100), self.clock.wall(), **more)
+        to_p, _ = hand_off(1, _known(p), _known(d), prompt(100), self.clock.wall(), stopping=stopping)
         p.link.tokens.send(to_p)
         await p.ended(1)
         return p, d

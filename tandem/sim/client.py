@@ -1,0 +1,122 @@
+"""A simulated client: asks, listens, and goes away when it wants to or when its time is over."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.generation import Generation
+from tandem.core.clock import Clock
+from tandem.core.entropy import SeededEntropy
+from tandem.core.errors import TandemError
+from tandem.core.messages import TokenLogprob
+from tandem.core.spans import TraceContext
+from tandem.sim.checks import CheckingSink, Outcome, Violation
+from tandem.sim.router_node import RouterNode
+from tandem.sim.trace import Trace
+from tandem.sim.traffic import SimRequest
+from tandem.sim.truth import Oracle
+from tandem.sim.watch import Broken
+
+_LATE_S = 0.05
+"""By how much a typed end may miss its deadline; on virtual time every timer is punctual."""
+_FIND_ROUTER_S = 30.0
+
+
+@dataclass(frozen=True)
+class ClientGround:
+    """What all clients of a world share."""
+
+    seed: int
+    model: str
+    timeout_s: float
+    clock: Clock
+    router: RouterNode
+    oracle: Oracle
+    trace: Trace
+    broken: Broken
+
+
+class TracingSink(CheckingSink):
+    """A checking client whose every observation goes into the world's trace."""
+
+    def __init__(self, request: SimRequest, ground: ClientGround) -> None:
+        now = ground.clock.now
+        super().__init__(request.request_id, ground.oracle.truths[request.request_id], now, now())
+        self._note = ground.trace.note
+
+    def output(
+        self,
+        sequence: int,
+        position: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        self._note(self.outcome.request_id, f"{sequence} {position} {tokens} {text!r} {finish or ''}")
+        super().output(sequence, position, tokens, text, logprobs, finish, stop_reason)
+
+    def _end(self, end: str, error: str) -> None:
+        self._note(self.outcome.request_id, f"ended: {end} {error} {self.outcome.reason}")
+        super()._end(end, error)
+
+
+async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: Callable[[Outcome], None]) -> None:
+    """Be this client, from `began` on. Raises `Violation` when there is no end in time."""
+    clock, router = ground.clock, ground.router
+    await asyncio.sleep(max(0.0, began + request.arrive_s - clock.now()))
+    await _router_found(ground)
+    ended = asyncio.Event()
+    sink = TracingSink(request, ground)
+    sink.ended = ended.set
+    sink.broken = ground.broken
+    arrived(sink.outcome)
+    try:
+        running = router.ask(_generation(request, ground), sink)
+    except TandemError as error:
+        sink.failed(error)
+        return
+    patience_s = _timeout_s(request, ground) + _LATE_S
+    try:
+        async with asyncio.timeout(min(request.cancel_after_s or patience_s, patience_s)):
+            await ended.wait()
+    except TimeoutError:
+        if request.cancel_after_s is None or request.cancel_after_s > patience_s:
+            reason = f"{request.request_id} had no end {_LATE_S:g} s after its deadline"
+            raise Violation(reason, request.request_id) from None
+        running.cancel("client went away")
+        sink.cancelled()
+
+
+async def _router_found(ground: ClientGround) -> None:
+    """A load balancer holds a request until there is a router that knows its workers."""
+    for _ in range(int(_FIND_ROUTER_S / 0.02)):
+        if ground.router.can_be_asked():
+            return
+        await asyncio.sleep(0.02)
+    raise Violation(f"no router could be asked for {_FIND_ROUTER_S:g} s")
+
+
+def _timeout_s(request: SimRequest, ground: ClientGround) -> float:
+    return ground.timeout_s if request.timeout_s is None else request.timeout_s
+
+
+def _generation(request: SimRequest, ground: ClientGround) -> Generation:
+    context = TraceContext(SeededEntropy(ground.seed, request.request_id).token(16).hex(), "00" * 7 + "01")
+    return Generation(
+        request_id=request.request_id,
+        model=ground.model,
+        tenant="tenant",
+        tenant_salt="",
+        prompt=request.prompt,
+        n=request.n,
+        seed=request.seed,
+        sampling=request.sampling,
+        stopping=request.stopping,
+        timeout_s=_timeout_s(request, ground),
+        received=ground.clock.now(),
+        received_wall=ground.clock.wall(),
+        trace=context,
+        priority=request.priority,
+    )

@@ -1,0 +1,79 @@
+"""Whether a request's end is one that its world justifies."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.settings import RouterSettings
+from tandem.sim.checks import Outcome
+from tandem.sim.traffic import SimRequest
+
+_SLACK_S: Final = 0.01
+
+
+@dataclass
+class Record:
+    """What a world remembers for judging: when no worker that decodes could be used, and what struck those."""
+
+    outages: list[tuple[float, float]]
+    """(from, to) in virtual seconds."""
+    strikes: list[float]
+    """When something happened to the work of a worker that decodes."""
+    stall_s: float
+    """How long a request may stand still and still be answered."""
+
+    def outage_s(self, since: float, until: float) -> float:
+        return sum(max(0.0, min(until, end) - max(since, start)) for start, end in self.outages)
+
+    def struck(self, since: float, until: float) -> int:
+        return sum(since <= at <= until for at in self.strikes)
+
+
+def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, record: Record) -> str | None:
+    """Why this end is wrong, or None."""
+    if outcome.end == "done":
+        return _stall(outcome, settings, record.stall_s)
+    if outcome.end == "disconnected":
+        return None
+    if outcome.end == "cancelled":
+        return None if request.cancel_after_s is not None else "nobody cancelled it"
+    if outcome.end != "failed" or outcome.ended_s is None:
+        return f"it is {outcome.end}"
+    since, until = outcome.asked_s, outcome.asked_s + outcome.ended_s
+    match outcome.error:
+        case "deadline_exceeded":
+            justified = request.timeout_s is not None and outcome.ended_s >= request.timeout_s - _SLACK_S
+        case "queue_full":
+            justified = _crowded(settings)
+        case "no_workers" | "worker_lost":
+            down_s = record.outage_s(since, until)
+            justified = down_s > 0 or record.struck(since, until) >= settings.retry.fruitless_attempts_max
+        case _:
+            justified = False
+    return (
+        None if justified else f"nothing justifies {outcome.error} ({outcome.reason}) after {outcome.ended_s:.2f} s"
+    )
+
+
+def _stall(outcome: Outcome, settings: RouterSettings, stall_s: float) -> str | None:
+    """A right answer that came much later than any fault takes to be noticed was held up by something else."""
+    waited_s = max(outcome.ttft_s or 0.0, outcome.longest_pause_s)
+    if waited_s <= stall_s or _crowded(settings):
+        return None
+    return f"it stood still for {waited_s:.2f} s"
+
+
+def _crowded(settings: RouterSettings) -> bool:
+    """Whether this world's router has bounds that its traffic can reach."""
+    return settings.admission.requests_max < 1000
+
+
+def first_objection(
+    requests: Mapping[str, SimRequest], outcomes: Sequence[Outcome], settings: RouterSettings, record: Record
+) -> tuple[str, str] | None:
+    """(request id, objection) of the first wrong end."""
+    for outcome in outcomes:
+        reason = objection(requests[outcome.request_id], outcome, settings, record)
+        if reason is not None:
+            return outcome.request_id, reason
+    return None
