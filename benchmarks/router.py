@@ -8,6 +8,7 @@ loop counts whole, as its waking up is part of the work.
 """
 
 import argparse
+import atexit
 import json
 import os
 import random
@@ -43,12 +44,13 @@ class Cores:
 
 
 class Child:
-    """A process of the benchmark; `line` is the first thing it said."""
+    """A process of the benchmark, which does not outlive it; `line` is the first thing it said."""
 
     def __init__(self, arguments: Sequence[str], core: frozenset[int] | None, text: str = "") -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        atexit.register(self.process.kill)
         if core is not None:
             os.sched_setaffinity(self.process.pid, core)
         assert self.process.stdin is not None
