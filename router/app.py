@@ -13,6 +13,7 @@ import msgspec
 from router.arrival import Arrival
 from router.auth import Caller, Keys
 from router.door import ApiRequest, FrontDoor
+from router.errors import MethodNotAllowed
 from router.exchange import Answer, Exchange
 from router.generation import ServedModel
 from router.http_body import ClientGone, Receive, discard_body, gone, read_body
@@ -214,7 +215,7 @@ def _model_object(model: ServedModel) -> dict[str, Any]:
 
 def _check_method(method: str, allowed: tuple[str, ...], path: str) -> None:
     if method not in allowed:
-        raise TandemError("method_not_allowed", f"{path} takes {' or '.join(allowed)}, not {method}")
+        raise MethodNotAllowed(path, method, allowed)
 
 
 def _connection(scope: Scope) -> Connection:

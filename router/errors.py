@@ -47,6 +47,14 @@ def for_client(error: TandemError) -> TandemError:
     return TandemError(code, error.message, param=error.param, retry_after_s=error.retry_after_s)
 
 
+class MethodNotAllowed(TandemError):
+    """A path that exists was asked with another method than the `allowed` ones."""
+
+    def __init__(self, path: str, method: str, allowed: tuple[str, ...]) -> None:
+        super().__init__("method_not_allowed", f"{path} takes {' or '.join(allowed)}, not {method}")
+        self.allowed = allowed
+
+
 def error_json(error: TandemError) -> bytes:
     """OpenAI's error object as JSON."""
     return msgspec.json.encode(ErrorBody(ErrorObject(error.message, error.kind.type, error.param, error.code)))
@@ -67,4 +75,6 @@ def error_headers(error: TandemError) -> list[Header]:
         headers.append((b"retry-after", str(wait_s).encode()))
     if error.kind.http == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", ", ".join(error.allowed).encode()))
     return headers

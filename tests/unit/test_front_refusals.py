@@ -245,8 +245,10 @@ def test_paths_and_methods_that_do_not_exist() -> None:
         assert (lost.status, lost.error["code"]) == (404, "not_found")
         wrong = await stage.get(CHAT)
         assert (wrong.status, wrong.error["code"]) == (405, "method_not_allowed")
+        assert wrong.headers["allow"] == "POST"
         wrong = await stage.post("/v1/models", {})
         assert (wrong.status, wrong.error["code"]) == (405, "method_not_allowed")
+        assert wrong.headers["allow"].startswith("GET")
 
     on_stage(test)
 
