@@ -74,7 +74,3 @@ class StepBudget:
         seconds = settings.itl_target_s / model.margin - model.predict(running)
         beside = f"beside {rows} decoding (ITL target {settings.itl_target_s * 1e3:g} ms)"
         return Allowance(max(1, tokens), settings.min_prefill_tokens, seconds, model.prompt_cost(), beside)
-
-    def choose(self, decode_rows: int, context: float) -> Budget:
-        """The offer to a single prompt that has computed `context` tokens."""
-        return self.open(StepLoad(decode_rows, 0, 0.0)).offer(context)

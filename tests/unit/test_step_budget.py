@@ -4,7 +4,7 @@ import pytest
 
 from tandem.core.entropy import SeededEntropy, unit
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.step_budget import StepBudget, StepLoad, StepTimeModel
+from tandem.engine.step_budget import Budget, StepBudget, StepLoad, StepTimeModel
 
 SETTINGS = SchedulerSettings(max_batched_tokens=2048, min_prefill_tokens=32, itl_target_s=0.05)
 
@@ -14,12 +14,17 @@ def seconds(load: StepLoad) -> float:
     return 0.004 + 5e-5 * load.decode_rows + 6e-5 * load.prefill_tokens + 5e-9 * load.prefill_context
 
 
+def offer(budget: StepBudget, decode_rows: int, context: float) -> Budget:
+    """What a single prompt that has computed `context` tokens is offered."""
+    return budget.open(StepLoad(decode_rows, 0, 0.0)).offer(context)
+
+
 def drive(budget: StepBudget, steps: int, noise: float = 0.0, factor: float = 1.0) -> list[float]:
     """Run steps with the chunk the budget chose; gives their times."""
     entropy, times = SeededEntropy(3), []
     for step in range(steps):
         rows, context = 8 + step % 48, float(step * 131 % 4096)
-        tokens = budget.choose(rows, context).tokens if step % 3 else 0
+        tokens = offer(budget, rows, context).tokens if step % 3 else 0
         load = StepLoad(rows, tokens, tokens * (context + tokens / 2))
         times.append(seconds(load) * factor * (1 + noise * (unit(entropy) - 0.5)))
         budget.observe(load, times[-1])
@@ -27,7 +32,7 @@ def drive(budget: StepBudget, steps: int, noise: float = 0.0, factor: float = 1.
 
 
 def test_with_nothing_running_the_whole_batch_is_prompt() -> None:
-    budget = StepBudget(SETTINGS).choose(0, 0.0)
+    budget = offer(StepBudget(SETTINGS), 0, 0.0)
     assert budget.tokens == 2048
     assert "max_batched_tokens" in budget.reason
 
@@ -45,16 +50,16 @@ def test_steps_come_close_to_the_target_and_stay_below_one_and_a_half_of_it(nois
 def test_it_follows_a_machine_that_becomes_slower() -> None:
     budget = StepBudget(SETTINGS)
     drive(budget, 200)
-    before = budget.choose(32, 1000.0).tokens
+    before = offer(budget, 32, 1000.0).tokens
     drive(budget, 200, factor=2.0)
-    after = budget.choose(32, 1000.0).tokens
+    after = offer(budget, 32, 1000.0).tokens
     assert after < 0.6 * before
 
 
 def test_a_full_target_leaves_the_floor_and_says_so() -> None:
     budget = StepBudget(SchedulerSettings(itl_target_s=0.005, min_prefill_tokens=32))
     drive(budget, 100)
-    chosen = budget.choose(40, 0.0)
+    chosen = offer(budget, 40, 0.0)
     assert chosen.tokens == 32
     assert "floor" in chosen.reason
 
@@ -62,16 +67,16 @@ def test_a_full_target_leaves_the_floor_and_says_so() -> None:
 def test_one_stall_does_not_throw_the_model_off() -> None:
     budget = StepBudget(SETTINGS)
     drive(budget, 200)
-    before = budget.choose(32, 1000.0).tokens
+    before = offer(budget, 32, 1000.0).tokens
     budget.observe(StepLoad(32, 500, 500 * 1000.0), 5.0)
     drive(budget, 40)
-    assert budget.choose(32, 1000.0).tokens == pytest.approx(before, rel=0.15)
+    assert offer(budget, 32, 1000.0).tokens == pytest.approx(before, rel=0.15)
 
 
 def test_the_batch_bound_counts_running_sequences() -> None:
     budget = StepBudget(SchedulerSettings(max_batched_tokens=64, min_prefill_tokens=8, itl_target_s=10.0))
-    assert budget.choose(60, 0.0).tokens == 4
-    assert budget.choose(64, 0.0).tokens == 1
+    assert offer(budget, 60, 0.0).tokens == 4
+    assert offer(budget, 64, 0.0).tokens == 1
 
 
 def test_long_idle_phases_do_not_wind_the_model_up() -> None:
