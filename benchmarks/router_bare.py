@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from router.render import FileRenderer
+from router.front.render import FileRenderer
 from tandem.engine.model_directory import open_model
 from tandem.service.system import SystemClock
 

@@ -11,20 +11,20 @@ import uvloop
 from kv_transfer.key_file import read_keyring
 from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey
-from router.app import RestApp
-from router.auth import Keys, load_keys
-from router.context import Tools
-from router.discovery import WorkersFile
-from router.dispatch import Dispatcher
-from router.door import FrontDoor, Services
-from router.fleet import Fleet
-from router.http_server import HttpServer
+from router.dispatch.context import Tools
+from router.dispatch.dispatcher import Dispatcher
+from router.fleet.discovery import WorkersFile
+from router.fleet.fleet import Fleet
+from router.front.app import RestApp
+from router.front.auth import Keys, load_keys
+from router.front.door import FrontDoor, Services
+from router.front.http_server import HttpServer
+from router.front.public_grpc import PublicGrpc
+from router.front.render import FileRenderer, Renderer, SimpleRenderer
+from router.front.tokenizing_threads import Threaded
 from router.placement import CostModel
 from router.process_settings import ProcessSettings
-from router.public_grpc import PublicGrpc
-from router.render import FileRenderer, Renderer, SimpleRenderer
 from router.service import Addresses, Insides, RouterService
-from router.tokenizing_threads import Threaded
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError

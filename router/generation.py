@@ -1,7 +1,7 @@
 """The seam between the front door and dispatch: a validated request in, accepted tokens out.
 
-The front door (`router.app`, `router.public_grpc`) builds a `Generation` and a `Sink`; `router.dispatch` owns
-everything between. All calls happen on the router's event loop and never block.
+The front door (`router.front`) builds a `Generation` and a `Sink`; `router.dispatch` owns everything
+between. All calls happen on the router's event loop and never block.
 """
 
 from typing import Protocol

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from router.front_settings import FrontSettings
+from router.front.settings import FrontSettings
 from router.settings import RouterSettings
 from tandem.core.errors import TandemError
 from tandem.service.grpc_tls import TlsSettings

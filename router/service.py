@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from router.discovery import WorkersFile
-from router.dispatch import Dispatcher
-from router.door import FrontDoor
-from router.fleet import Fleet
-from router.http_server import HttpServer
-from router.public_grpc import PublicGrpc
+from router.dispatch.dispatcher import Dispatcher
+from router.fleet.discovery import WorkersFile
+from router.fleet.fleet import Fleet
+from router.front.door import FrontDoor
+from router.front.http_server import HttpServer
+from router.front.public_grpc import PublicGrpc
 from tandem.core.errors import TandemError
 from tandem.service.logs import EventLines, event
 

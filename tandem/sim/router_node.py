@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 
 from kv_transfer.tickets import Keyring
-from router.context import Tools
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
+from router.dispatch.context import Tools
+from router.dispatch.dispatcher import Dispatcher
+from router.fleet.fleet import Fleet
 from router.generation import Generation, Running
 from router.placement import CostModel
 from router.settings import RouterSettings

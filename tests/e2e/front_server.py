@@ -5,14 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from router.app import RestApp
-from router.auth import Keys
-from router.door import FrontDoor, Services
-from router.front_settings import FrontSettings
-from router.http_server import HttpServer
-from router.public_grpc import PublicGrpc
-from router.render import SimpleRenderer
-from router.tokenizing_threads import Threaded
+from router.front.app import RestApp
+from router.front.auth import Keys
+from router.front.door import FrontDoor, Services
+from router.front.http_server import HttpServer
+from router.front.public_grpc import PublicGrpc
+from router.front.render import SimpleRenderer
+from router.front.settings import FrontSettings
+from router.front.tokenizing_threads import Threaded
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.telemetry import RingRecorder

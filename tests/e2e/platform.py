@@ -16,9 +16,9 @@ from kv_transfer.tcp import TcpSettings, TcpTransport
 from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.transport import Transport
 from prefill_worker.service import prefill_worker
-from router.context import Tools
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
+from router.dispatch.context import Tools
+from router.dispatch.dispatcher import Dispatcher
+from router.fleet.fleet import Fleet
 from router.generation import Running
 from router.placement import CostModel
 from router.settings import PlacementSettings, RetrySettings, RouterSettings

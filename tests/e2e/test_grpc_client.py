@@ -11,10 +11,10 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
-from router.auth import load_keys
-from router.front_settings import FrontSettings
+from router.front.auth import load_keys
+from router.front.outlet import OutletLimits
+from router.front.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
-from router.outlet import OutletLimits
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tests.e2e.front_server import Served, serving

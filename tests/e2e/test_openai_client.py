@@ -11,11 +11,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from router.auth import load_keys
-from router.front_settings import FrontSettings
+from router.front.auth import load_keys
+from router.front.http_server import HttpServer
+from router.front.outlet import OutletLimits
+from router.front.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
-from router.http_server import HttpServer
-from router.outlet import OutletLimits
 from tandem.core.errors import TandemError
 from tests.e2e.front_server import Served, serving
 from tests.unit.front_stage import CONTEXT, MODEL, Script, silent

@@ -8,8 +8,8 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.transport import PullOpen
-from router.positions import Positions
-from router.running import RunningRequest
+from router.dispatch.positions import Positions
+from router.dispatch.running import RunningRequest
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.engine.digest import Digester, bind

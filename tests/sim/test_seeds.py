@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 
 from kv_transfer.verify import Refusal, Verifier
-from router.positions import Mismatch, Positions
-from router.sequences import Sequences
+from router.dispatch.positions import Mismatch, Positions
+from router.dispatch.sequences import Sequences
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.core.request import Branch

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from router.app import RestApp
-from router.auth import Keys
-from router.door import FrontDoor, Services
-from router.front_settings import FrontSettings
+from router.front.app import RestApp
+from router.front.auth import Keys
+from router.front.door import FrontDoor, Services
+from router.front.render import Renderer, SimpleRenderer
+from router.front.settings import FrontSettings
+from router.front.tokenizing import Inline
 from router.generation import Generation, ServedModel, Sink, Usage
-from router.render import Renderer, SimpleRenderer
-from router.tokenizing import Inline
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Alternative, TokenLogprob

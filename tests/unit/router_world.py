@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey, check
-from router.context import Tools
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
+from router.dispatch.context import Tools
+from router.dispatch.dispatcher import Dispatcher
+from router.fleet.fleet import Fleet
 from router.generation import Generation, Usage
 from router.placement import CostModel
 from router.settings import RouterSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.discovery import WorkersFile, read_workers
+from router.fleet.discovery import WorkersFile, read_workers
 from tandem.core.errors import TandemError
 
 

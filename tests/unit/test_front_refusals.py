@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.auth import Keys, load_keys
-from router.front_settings import FrontSettings
-from router.openai.unsupported import UNSUPPORTED
+from router.front.auth import Keys, load_keys
+from router.front.openai.unsupported import UNSUPPORTED
+from router.front.settings import FrontSettings
 from tandem.core.errors import TandemError
 from tests.unit.front_stage import MODEL, Script, Stage, chat_body, on_stage
 

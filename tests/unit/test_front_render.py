@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.chat_template import ChatTemplate
-from router.render import FileRenderer, SimpleRenderer
+from router.front.chat_template import ChatTemplate
+from router.front.render import FileRenderer, SimpleRenderer
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tandem.engine.model_directory import ModelDirectory, open_model

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.outlet import Connection, Message, Outlet, OutletLimits
-from router.wire import Wire
+from router.front.outlet import Connection, Message, Outlet, OutletLimits
+from router.front.wire import Wire
 from tests.unit.front_stage import until
 
 

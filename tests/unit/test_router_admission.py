@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission import Admission, Admitted, Queued, Refused
-from router.retry_budget import RetryBudget, backoff_s
+from router.dispatch.admission import Admission, Admitted, Queued, Refused
+from router.dispatch.retry_budget import RetryBudget, backoff_s
 from router.settings import AdmissionSettings, RetrySettings
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kv_feed import Action, Change, Forget, KvFeed, Replace, slices
+from router.fleet.kv_feed import Action, Change, Forget, KvFeed, Replace, slices
 from tandem.core.messages import KvDelta, KvSnapshot
 
 

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.positions import Mismatch, Positions
+from router.dispatch.positions import Mismatch, Positions
 from tandem.core.messages import SequenceOutput, TokenLogprob
 
 

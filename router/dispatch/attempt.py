@@ -1,0 +1,158 @@
+"""One attempt of a request: its legs on workers, each behind a handle."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from router.dispatch.positions import Mismatch, Positions
+from router.fleet.peer import Peer
+from router.placement import Placement
+from tandem.core.messages import AttemptReport, Cancel, SequenceOutput, TokenLogprob, WorkerCommand
+
+Deliver = Callable[
+    [int, int, tuple[int, ...], str, tuple[TokenLogprob, ...], str | None, str | int | None],
+    None,
+]
+
+_NOBODY: Final[Mapping[int, Positions]] = {}
+
+
+class LegOwner(Protocol):
+    """The request a leg belongs to."""
+
+    def advanced(self, leg: "Leg", output: SequenceOutput) -> None:
+        """The output was accepted and delivered; called while the leg is watched, and for every finish."""
+        ...
+
+    def mismatched(self, leg: "Leg", mismatch: Mismatch) -> None: ...
+
+    def leg_failed(self, leg: "Leg", code: str, message: str) -> None:
+        """The worker gave up on a live leg, or was lost (`worker_lost`)."""
+        ...
+
+    def leg_reported(self, leg: "Leg", report: AttemptReport) -> None: ...
+
+
+class Leg:
+    """One attempt's work on one worker, and the hot path of every token.
+
+    A live leg may bring positions. A fenced one brings nothing more; its handle stays open only for the
+    worker's report. `prompt_tokens` are those this worker is expected to compute.
+    """
+
+    __slots__ = (
+        "_deliver",
+        "_load",
+        "_owner",
+        "_positions",
+        "computes_prompt",
+        "handle",
+        "live",
+        "open",
+        "peer",
+        "reported",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        owner: LegOwner,
+        peer: Peer,
+        positions: Mapping[int, Positions],
+        deliver: Deliver,
+        sequences: int,
+        prompt_tokens: int,
+        now: float,
+    ) -> None:
+        self._owner = owner
+        self._positions = positions
+        self._deliver = deliver
+        self._load: tuple[int, int] | None = (sequences, prompt_tokens)
+        self.peer = peer
+        self.live = True
+        self.open = True
+        self.reported = False
+        self.watched = True
+        self.computes_prompt = prompt_tokens > 0
+        self.handle = peer.open(self)
+        peer.view.submitted(now, sequences, prompt_tokens)
+
+    def on_output(self, output: SequenceOutput, now: float) -> None:
+        positions = self._positions.get(output.sequence)
+        if positions is None:
+            return
+        new = positions.accept(output)
+        if new is None:
+            return
+        if isinstance(new, Mismatch):
+            self._owner.mismatched(self, new)
+            return
+        positions.moved_s = now
+        self._deliver(new.sequence, new.position, new.tokens, new.text, new.logprobs, new.finish, new.stop_reason)
+        if (self.watched or new.finish is not None) and self.live:
+            self._owner.advanced(self, new)
+
+    def on_failed(self, code: str, message: str) -> None:
+        if self.live:
+            self._owner.leg_failed(self, code, message)
+
+    def on_report(self, report: AttemptReport) -> None:
+        self.reported = True
+        self._owner.leg_reported(self, report)
+
+    def on_lost(self, reason: str) -> None:
+        self.open = False
+        if self.live:
+            self._owner.leg_failed(self, "worker_lost", reason)
+
+    def send(self, command: WorkerCommand) -> None:
+        self.peer.send(command)
+
+    def fence(self, *, cancel: bool) -> None:
+        """Nothing of this leg counts any more. With `cancel` the worker is told to free it."""
+        if cancel and self.open:
+            self.peer.send(Cancel(self.handle))
+        self.live = False
+        self._positions = _NOBODY
+        self.release()
+        if self.reported:
+            self.close()
+
+    def release(self) -> None:
+        """The worker no longer works on it: take it off the books."""
+        if self._load is not None:
+            self.peer.view.released(*self._load)
+            self._load = None
+
+    def close(self) -> None:
+        """Give up the handle."""
+        if self.open:
+            self.open = False
+            self.peer.close(self.handle)
+
+    @property
+    def sequences_held(self) -> int:
+        """What this leg contributes to the worker's sequences in flight."""
+        return self._load[0] if self._load is not None else 0
+
+
+@dataclass
+class Attempt:
+    """A try at finishing a request. `first` is the position every unfinished sequence stood at when it began.
+
+    `patient_since` is when waiting for the first tokens began: the start, or the loss of prefill.
+    """
+
+    number: int
+    placement: Placement
+    decode: Leg
+    prefill: Leg | None
+    first: dict[int, int]
+    accepted_before: int
+    span_id: str
+    started: float
+    patient_since: float
+    notes: list[str] = field(default_factory=list)
+
+    def legs(self) -> tuple[Leg, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)

@@ -1,0 +1,65 @@
+"""Sends an attempt to its workers: prefill and decode hear of it in the same tick."""
+
+from kv_transfer.tickets import Claims, issue
+from router.dispatch.attempt import Attempt, Leg
+from router.dispatch.context import Tools
+from router.fleet.peer import Peer
+from router.generation import Generation
+from tandem.core.messages import Export, RemoteKv, Submit
+from tandem.core.request import Branch
+from tandem.core.spans import TraceContext
+
+
+def send_attempt(
+    tools: Tools, generation: Generation, attempt: Attempt, branches: tuple[Branch, ...], left_s: float
+) -> None:
+    """`Submit` to every leg, with `left_s` until the request's deadline and a lease under a fresh id."""
+    prefill, decode = attempt.prefill, attempt.decode
+    if prefill is None:
+        decode.send(_submit(generation, attempt, decode, "local", branches, left_s))
+        return
+    export = Export(tools.entropy.token(12).hex(), decode.peer.epoch, tools.settings.deadlines.lease_s)
+    remote = _remote(tools, generation, prefill.peer, export, left_s)
+    prefill.send(_submit(generation, attempt, prefill, "prefill", branches, left_s, export=export))
+    decode.send(_submit(generation, attempt, decode, "decode", branches, left_s, remote=remote))
+
+
+def _remote(tools: Tools, generation: Generation, holder: Peer, export: Export, left_s: float) -> RemoteKv:
+    claims = Claims(
+        tenant=generation.tenant,
+        holder_epoch=holder.epoch,
+        lease_id=export.lease_id,
+        receiver_epoch=export.decode_epoch,
+        expires=tools.clock.wall() + left_s,
+    )
+    ticket = issue(tools.keyring, claims)
+    return RemoteKv(holder.worker_id, holder.epoch, holder.hello.addresses, export.lease_id, ticket)
+
+
+def _submit(
+    generation: Generation,
+    attempt: Attempt,
+    leg: Leg,
+    mode: str,
+    branches: tuple[Branch, ...],
+    left_s: float,
+    *,
+    remote: RemoteKv | None = None,
+    export: Export | None = None,
+) -> Submit:
+    return Submit(
+        handle=leg.handle,
+        request_id=generation.request_id,
+        attempt=attempt.number,
+        mode=mode,
+        prompt=generation.prompt,
+        branches=branches,
+        sampling=generation.sampling,
+        stopping=generation.stopping,
+        deadline_s=left_s,
+        tenant_salt=generation.tenant_salt,
+        priority=generation.priority,
+        remote=remote,
+        export=export,
+        traceparent=TraceContext(generation.trace.trace_id, attempt.span_id, generation.trace.sampled).header(),
+    )

@@ -1,0 +1,290 @@
+"""The workers a router has links to: dialing, heartbeats, loss, load figures and the block index.
+
+Members are addresses, told by whoever knows them; each is dialed for as long as it is a member. A worker counts
+from its `Hello` until its link ends or it has been silent too long. Runs on asyncio only.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from kv_transfer.index import BlockIndex
+from router.fleet.peer import Peer, PeerListener
+from router.fleet.state_reader import StateReader
+from router.placement.view import WorkerView
+from router.settings import FleetSettings
+from tandem.core.clock import Clock
+from tandem.core.deadlines import Deadlines
+from tandem.core.errors import TandemError
+from tandem.core.kv import Layout
+from tandem.core.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    RouterMessage,
+)
+from tandem.core.metrics import Meter
+from tandem.service.link import Dialer, RouterLink
+
+_ROLES = ("prefill", "decode", "unified")
+
+
+class Fleet:
+    """Owns the links. `run(listener)` is its only long-lived coroutine; `set_members` may be called at any time."""
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        clock: Clock,
+        deadlines: Deadlines,
+        index: BlockIndex,
+        meter: Meter,
+        settings: FleetSettings | None = None,
+    ) -> None:
+        self._dialer = dialer
+        self._clock = clock
+        self._deadlines = deadlines
+        self._index = index
+        self._meter = meter
+        self._settings = settings or FleetSettings()
+        self._members: dict[str, asyncio.Task[None] | None] = {}
+        self._peers: dict[str, Peer] = {}
+        self._views: dict[str, tuple[WorkerView, ...]] = {}
+        self._roots: dict[str, tuple[tuple[bytes, int], ...]] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._known: dict[str, Hello] = {}
+        self._pairings: dict[tuple[str, bytes, Layout], int] = {}
+        self._problems: dict[str, str] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._listener: PeerListener | None = None
+
+    # ---- what the rest of the router asks ----
+
+    def peer(self, worker_id: str) -> Peer | None:
+        """The live incarnation of a worker."""
+        return self._peers.get(worker_id)
+
+    def peers(self) -> tuple[Peer, ...]:
+        return tuple(self._peers.values())
+
+    def views(self, model: str) -> tuple[WorkerView, ...]:
+        """The live workers of a model, in order of worker id."""
+        return self._views.get(model, ())
+
+    def roots(self, model: str) -> tuple[tuple[bytes, int], ...]:
+        """The (root name, block tokens) in use by the live workers of a model: one, but for a rollout."""
+        return self._roots.get(model, ())
+
+    def knows(self, model: str) -> bool:
+        """Whether a member has ever said that it serves the model, be it alive now or not."""
+        return model in self._known
+
+    def known_models(self) -> tuple[Hello, ...]:
+        """For each known model, how a worker that decodes introduced itself."""
+        return tuple(self._known.values())
+
+    def leading(self, names: Sequence[bytes]) -> dict[str, int]:
+        """How many leading names each worker has."""
+        return self._index.longest(names)
+
+    def problems(self) -> dict[str, str]:
+        """Members without a usable link, by address, with the reason."""
+        return {address: self._problems.get(address, "not connected yet") for address in self._unconnected()}
+
+    # ---- membership ----
+
+    def set_members(self, addresses: Iterable[str]) -> None:
+        """From now on these workers, and no others, are wanted. Links to the others end."""
+        wanted = dict.fromkeys(addresses)
+        for address in [address for address in self._members if address not in wanted]:
+            task = self._members.pop(address)
+            self._problems.pop(address, None)
+            self._hellos.pop(address, None)
+            if task is not None:
+                task.cancel()
+        for address in wanted:
+            if address not in self._members:
+                self._members[address] = self._begin(address)
+        self._renew_known()
+
+    async def run(self, listener: PeerListener) -> None:
+        """Keep links to all members until cancelled."""
+        self._listener = listener
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for address in self._members:
+                    self._members[address] = self._begin(address)
+                group.create_task(self._heartbeat(), name="fleet heartbeat")
+        finally:
+            self._group = None
+
+    def _begin(self, address: str) -> "asyncio.Task[None] | None":
+        if self._group is None:
+            return None
+        return self._group.create_task(self._keep(address), name=f"link to {address}")
+
+    def _unconnected(self) -> list[str]:
+        connected = {peer.address: None for peer in self._peers.values()}
+        return [address for address in self._members if address not in connected]
+
+    # ---- one member ----
+
+    async def _keep(self, address: str) -> None:
+        wait_s = self._settings.redial_first_s
+        while True:
+            began = self._clock.now()
+            try:
+                await self._connect_and_serve(address)
+            except TandemError as error:
+                self._problems[address] = error.message
+                if error.code in ("protocol_mismatch", "bad_setting"):
+                    wait_s = self._settings.refused_redial_s
+            if self._clock.now() - began > self._settings.redial_max_s:
+                wait_s = self._settings.redial_first_s
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, max(wait_s, self._settings.redial_max_s))
+
+    async def _connect_and_serve(self, address: str) -> None:
+        """Dial and stay until the link ends, which raises `link_lost` or the reason for closing it."""
+        link = await self._dialer.dial(address, self._deadlines.connect_s)
+        reason = "the router stopped"
+        try:
+            first = await self._first_frame(link)
+            peer = self._introduced(address, link, first[0])
+            reason = await self._serve(peer, first[1:])
+        except TandemError as error:
+            reason = error.message
+            raise
+        finally:
+            link.close(reason)
+        raise TandemError("link_lost", reason)
+
+    async def _first_frame(self, link: RouterLink) -> tuple[RouterMessage, ...]:
+        try:
+            async with asyncio.timeout(self._deadlines.connect_s):
+                return await link.tokens.receive()
+        except TimeoutError:
+            reason = f"{link.peer} did not introduce itself within {self._deadlines.connect_s:g} s"
+            raise TandemError("link_lost", reason) from None
+
+    def _introduced(self, address: str, link: RouterLink, hello: RouterMessage) -> Peer:
+        if not isinstance(hello, Hello):
+            raise TandemError("protocol_mismatch", f"{address} did not begin with its introduction")
+        if hello.protocol not in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
+            reason = f"worker {hello.worker_id} speaks protocol {hello.protocol}, this router {PROTOCOL_VERSION}"
+            raise TandemError("protocol_mismatch", reason)
+        if hello.role not in _ROLES:
+            raise TandemError("protocol_mismatch", f"worker {hello.worker_id} has the unknown role {hello.role!r}")
+        known = self._peers.get(hello.worker_id)
+        if known is not None and known.epoch == hello.epoch:
+            reason = f"worker {hello.worker_id} at {address} has a link at {known.address} already"
+            raise TandemError("bad_setting", reason, param="members")
+        if known is not None:
+            reason = f"worker {hello.worker_id} came back as a new incarnation"
+            self._leave(known, reason)
+            known.link.close(reason)
+        pairing = self._pairings.setdefault((hello.revision, hello.root, hello.layout), len(self._pairings))
+        return Peer(address, link, hello, WorkerView.of(hello, pairing), self._clock.now())
+
+    async def _serve(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> str:
+        """Read both streams until one ends; gives the reason.
+
+        Not a task group: one that is cancelled in the moment in which a task of it fails reports the failure alone
+        (until Python 3.13), and a fleet that was told to stop would go on dialing.
+        """
+        reason = "the router stopped"
+        self._join(peer)
+        loop = asyncio.get_running_loop()
+        reading = (
+            loop.create_task(self._read_tokens(peer, rest), name=f"tokens of {peer.worker_id}"),
+            loop.create_task(self._state_of(peer).run(), name=f"state of {peer.worker_id}"),
+        )
+        try:
+            await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            next(task for task in reading if task.done()).result()
+        except TandemError as error:
+            reason = error.message
+        finally:
+            self._leave(peer, reason)
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+        return reason
+
+    def _join(self, peer: Peer) -> None:
+        assert self._listener is not None
+        self._peers[peer.worker_id] = peer
+        self._hellos[peer.address] = peer.hello
+        self._renew_known()
+        self._problems.pop(peer.address, None)
+        self._renew_views()
+        self._listener.joined(peer)
+
+    def _leave(self, peer: Peer, reason: str) -> None:
+        if not peer.alive:
+            return
+        assert self._listener is not None
+        if self._peers.get(peer.worker_id) is peer:
+            del self._peers[peer.worker_id]
+        self._index.drop(peer.worker_id)
+        self._renew_views()
+        peer.lost(reason)
+        self._listener.left(peer, reason)
+
+    def _renew_views(self) -> None:
+        views: dict[str, list[WorkerView]] = {}
+        for worker_id in sorted(self._peers):
+            view = self._peers[worker_id].view
+            views.setdefault(view.model, []).append(view)
+        self._views = {model: tuple(of_model) for model, of_model in views.items()}
+        self._roots = {
+            model: tuple(dict.fromkeys((view.root, view.layout.block_tokens) for view in of_model))
+            for model, of_model in self._views.items()
+        }
+        self._count_workers()
+
+    def _renew_known(self) -> None:
+        self._known = {hello.model: hello for hello in self._hellos.values() if hello.role != "prefill"}
+
+    def _count_workers(self) -> None:
+        for role in _ROLES:
+            views = [peer.view for peer in self._peers.values() if peer.view.role == role]
+            draining = sum(view.draining for view in views)
+            self._meter.set("tandem_workers", len(views) - draining, role, "ready")
+            self._meter.set("tandem_workers", draining, role, "draining")
+
+    # ---- reading ----
+
+    async def _read_tokens(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> None:
+        assert self._listener is not None
+        receive, now = peer.link.tokens.receive, self._clock.now
+        messages = rest
+        while True:
+            if peer.take(messages, now()):
+                self._count_workers()
+                self._listener.drains(peer)
+            messages = await receive()
+
+    def _state_of(self, peer: Peer) -> StateReader:
+        assert self._listener is not None
+        return StateReader(peer, self._index, self._clock, self._settings, self._listener)
+
+    # ---- heartbeats ----
+
+    async def _heartbeat(self) -> None:
+        """Ping every worker and close links that have been silent. A beat that comes late itself judges nobody:
+        then this process was stopped, and what the workers sent meanwhile has not been read yet."""
+        every_s, lost_s = self._deadlines.heartbeat_every_s, self._deadlines.heartbeat_lost_s
+        due = self._clock.now()
+        while True:
+            now = self._clock.now()
+            for peer in self.peers():
+                if now - due < every_s and now - peer.heard_at > lost_s:
+                    reason = f"worker {peer.worker_id} has been silent for {now - peer.heard_at:.1f} s"
+                    self._leave(peer, reason)
+                    peer.link.close(reason)
+                    continue
+                peer.ping()
+                if peer.feed.idle and now - peer.asked_at >= self._settings.snapshot_again_s:
+                    peer.ask_snapshot(now)
+            due = now + every_s
+            await asyncio.sleep(every_s)

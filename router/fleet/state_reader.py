@@ -1,0 +1,66 @@
+"""Reads one worker's state stream: load figures into its view, KV events into the block index."""
+
+import asyncio
+
+from kv_transfer.index import BlockIndex
+from router.fleet.kv_feed import Change, Forget, Replace, slices
+from router.fleet.peer import Peer, PeerListener
+from router.settings import FleetSettings
+from tandem.core.clock import Clock
+from tandem.core.messages import KvDelta, KvSnapshot, Load
+
+
+class StateReader:
+    """Applies index changes in slices, with a turn of the loop after each full one.
+
+    While a snapshot is being applied the index knows a part of it: less than the worker has, never more, so
+    placement at worst overlooks a prefix.
+    """
+
+    def __init__(
+        self, peer: Peer, index: BlockIndex, clock: Clock, settings: FleetSettings, listener: PeerListener
+    ) -> None:
+        self._peer = peer
+        self._index = index
+        self._clock = clock
+        self._settings = settings
+        self._listener = listener
+
+    async def run(self) -> None:
+        """Until the link ends, which raises `link_lost`."""
+        while True:
+            for update in await self._peer.link.state.receive():
+                if isinstance(update, Load):
+                    self._take_load(update)
+                else:
+                    await self._take_event(update)
+
+    def _take_load(self, load: Load) -> None:
+        self._peer.view.loaded(load, self._clock.now(), self._settings.load_lag_s)
+        self._listener.loaded(self._peer, load)
+
+    async def _take_event(self, update: KvDelta | KvSnapshot) -> None:
+        peer = self._peer
+        for action in peer.feed.take(update):
+            if not peer.alive:
+                return
+            match action:
+                case Replace():
+                    self._index.drop(peer.worker_id)
+                    for piece in action.pieces:
+                        await self._apply(piece, b"")
+                case Change():
+                    await self._apply(action.stored, action.removed)
+                case Forget():
+                    self._index.drop(peer.worker_id)
+                    peer.ask_snapshot(self._clock.now())
+
+    async def _apply(self, stored: bytes, removed: bytes) -> None:
+        size = self._settings.names_per_slice
+        for packed, change in ((stored, self._index.stored), (removed, self._index.removed)):
+            for names in slices(packed, size):
+                if not self._peer.alive:
+                    return
+                change(self._peer.worker_id, names)
+                if len(names) == size:
+                    await asyncio.sleep(0)

@@ -1,0 +1,1 @@
+"""What clients meet: REST and gRPC, from bytes to a validated, tokenized request and back to events."""

@@ -1,0 +1,236 @@
+"""The OpenAI REST interface as a plain ASGI application.
+
+POST /v1/chat/completions   POST /v1/completions   GET /v1/models[/{id}]   GET /v1/requests/{id}
+GET /health                 GET /ready             GET /metrics
+"""
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from typing import Any, Final
+
+import msgspec
+
+from router.front.arrival import Arrival
+from router.front.auth import Caller, Keys
+from router.front.door import ApiRequest, FrontDoor
+from router.front.errors import MethodNotAllowed
+from router.front.exchange import Answer, Exchange
+from router.front.http_body import ClientGone, Receive, discard_body, gone, read_body
+from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
+from router.front.openai.decode import decode_chat, decode_completion
+from router.front.openai.schema import ChatRequest
+from router.front.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
+from router.front.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
+from router.generation import ServedModel
+from tandem.core.errors import TandemError
+
+Scope = MutableMapping[str, Any]
+Decode = Callable[[bytes], ApiRequest]
+
+_METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """One HTTP request as the handlers see it."""
+
+    path: str
+    headers: dict[bytes, bytes]
+    receive: Receive
+    outlet: Outlet
+
+
+class RestApp:
+    """The application. `metrics` renders the process's metrics for Prometheus."""
+
+    def __init__(self, door: FrontDoor, keys: Keys, metrics: Callable[[], bytes]) -> None:
+        self._door = door
+        self._keys = keys
+        self._metrics = metrics
+        self._posts: dict[str, tuple[str, Decode]] = {
+            "/v1/chat/completions": ("chatcmpl", decode_chat),
+            "/v1/completions": ("cmpl", decode_completion),
+        }
+        self._gets: dict[str, Callable[[_Call], None]] = {
+            "/v1/models": self._list_models,
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._show_metrics,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "start the server with lifespan and websockets off"
+        watch = _Watch()
+        outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
+        call = _Call(scope["path"], dict(scope["headers"]), receive, outlet)
+        try:
+            await self._route(scope["method"], call, watch)
+        except TandemError as error:
+            respond_error(outlet, error, ())
+        except ClientGone:
+            pass
+        finally:
+            await outlet.close()
+
+    async def _route(self, method: str, call: _Call, watch: "_Watch") -> None:
+        post = self._posts.get(call.path)
+        if post is not None:
+            _check_method(method, ("POST",), call.path)
+            await self._generate(call, watch, *post)
+            return
+        _check_method(method, ("GET", "HEAD"), call.path)
+        show = self._gets.get(call.path)
+        if show is not None:
+            show(call)
+        elif call.path.startswith("/v1/models/"):
+            self._one_model(call, call.path.removeprefix("/v1/models/"))
+        elif call.path.startswith("/v1/requests/"):
+            self._one_request(call, call.path.removeprefix("/v1/requests/"))
+        else:
+            raise TandemError("not_found", f"there is nothing at {call.path}")
+
+    # -- generating --
+
+    async def _generate(self, call: _Call, watch: "_Watch", kind: str, decode: Decode) -> None:
+        arrival = self._door.arrivals.arrive(
+            _text(call.headers.get(b"x-request-id")), _text(call.headers.get(b"traceparent")), kind
+        )
+        headers = ((b"x-request-id", arrival.request_id.encode()),)
+        try:
+            arrival.caller = self._caller(call)
+            body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings)
+            request = decode(body)
+            generations = await self._door.prepare(arrival, request)
+        except TandemError as error:
+            self._door.refused(arrival, error)
+            await self._refuse(call, error, headers)
+        except (ClientGone, asyncio.CancelledError):
+            self._door.left(arrival)
+            raise
+        else:
+            answer = self._answer(call.outlet, arrival, request, headers)
+            watch.exchange = exchange = self._door.start(arrival, generations, answer)
+            await self._settle(call, exchange, generations[0].timeout_s)
+
+    async def _refuse(self, call: _Call, error: TandemError, headers: tuple[Header, ...]) -> None:
+        if error.code != "body_too_large":
+            respond_error(call.outlet, error, headers)
+            return
+        begin_error(call.outlet, error, (*headers, (b"connection", b"close")))
+        await discard_body(call.receive, self._door.settings)
+        call.outlet.end(b"")
+
+    def _answer(self, outlet: Outlet, arrival: Arrival, request: ApiRequest, headers: tuple[Header, ...]) -> Answer:
+        include_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
+        label = Label(arrival.request_id, int(arrival.received_wall), request.model, include_usage)
+        vocabulary = self._door.services.renderers[request.model]
+        form: Format
+        if isinstance(request, ChatRequest):
+            form = ChatFormat(label, vocabulary)
+        else:
+            form = CompletionFormat(label, vocabulary)
+        if request.stream:
+            return StreamedAnswer(outlet, form, headers, request.n or 1, include_usage)
+        return CollectedAnswer(outlet, form, headers, request.n or 1)
+
+    async def _settle(self, call: _Call, exchange: Exchange, timeout_s: float) -> None:
+        """Wait for the end of the response or of the client, whichever comes first."""
+
+        def late() -> None:
+            exchange.fail(TandemError("deadline_exceeded", f"the request was not finished within {timeout_s:g} s"))
+
+        timer = asyncio.get_running_loop().call_later(timeout_s + self._door.settings.settle_s, late)
+        try:
+            await gone(call.receive)
+        finally:
+            timer.cancel()
+            exchange.abandon("client disconnected")
+
+    # -- showing --
+
+    def _caller(self, call: _Call) -> Caller:
+        return self._keys.caller(_text(call.headers.get(b"authorization")))
+
+    def _list_models(self, call: _Call) -> None:
+        caller = self._caller(call)
+        models = [
+            _model_object(model)
+            for model in self._door.services.generator.models()
+            if not caller.models or model.name in caller.models
+        ]
+        respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": models}), ())
+
+    def _one_model(self, call: _Call, name: str) -> None:
+        caller = self._caller(call)
+        caller.check_model(name)
+        for model in self._door.services.generator.models():
+            if model.name == name:
+                respond(call.outlet, 200, msgspec.json.encode(_model_object(model)), ())
+                return
+        raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
+
+    def _one_request(self, call: _Call, request_id: str) -> None:
+        caller = self._caller(call)
+        spans = self._door.story(request_id, caller)
+        if not spans:
+            raise TandemError("not_found", f"the request {request_id!r} is not known here, or has not ended yet")
+        respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "spans": spans}), ())
+
+    def _health(self, call: _Call) -> None:
+        respond(call.outlet, 200, b'{"status":"ok"}', ())
+
+    def _ready(self, call: _Call) -> None:
+        why = self._door.not_ready()
+        if why is None:
+            respond(call.outlet, 200, b'{"status":"ready"}', ())
+        else:
+            body = msgspec.json.encode({"status": "not ready", "reason": why})
+            respond(call.outlet, 503, body, ((b"retry-after", b"1"),))
+
+    def _show_metrics(self, call: _Call) -> None:
+        body = self._metrics()
+        call.outlet.start(200, [(b"content-type", _METRICS_TYPE), (b"content-length", b"%d" % len(body))])
+        call.outlet.end(body)
+
+
+class _Watch:
+    """Connects an outlet, which exists first, with the exchange whose client turns out to be slow."""
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+
+    def slow(self) -> None:
+        if self.exchange is not None:
+            self.exchange.fail(TandemError("slow_client", "the client does not read its stream fast enough"))
+
+
+def _model_object(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "tandem",
+        "max_model_len": model.context_tokens,
+    }
+
+
+def _check_method(method: str, allowed: tuple[str, ...], path: str) -> None:
+    if method not in allowed:
+        raise MethodNotAllowed(path, method, allowed)
+
+
+def _connection(scope: Scope) -> Connection:
+    """The server's own way to this connection; or, to cut it, ending the handler, which makes servers close it."""
+    offered: Connection | None = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+    if offered is not None:
+        return offered
+    task = asyncio.current_task()
+    assert task is not None, "an ASGI application runs in a task"
+
+    def cancel() -> None:
+        task.cancel("the client does not read")
+
+    return Connection(cancel)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

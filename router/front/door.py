@@ -1,0 +1,187 @@
+"""The front door: what both public interfaces do with a request between decoding it and dispatching it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.front.arrival import Arrival, Arrivals
+from router.front.auth import Caller
+from router.front.exchange import Answer, Ended, Exchange, Reports
+from router.front.ledger import Ledger
+from router.front.openai import parameters
+from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.front.quota import Quotas
+from router.front.render import Renderer
+from router.front.settings import FrontSettings
+from router.front.tokenizing import Tokenizing
+from router.generation import Generation, Generator, ServedModel
+from tandem.core.clock import Clock
+from tandem.core.deadlines import Deadlines
+from tandem.core.entropy import Entropy
+from tandem.core.errors import TandemError
+from tandem.core.kv import pack_tokens
+from tandem.core.metrics import Meter
+from tandem.core.spans import Recorder, Span
+
+_U64 = (1 << 64) - 1
+
+ApiRequest = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the front door is built over. `renderers` are by the name clients call the model."""
+
+    generator: Generator
+    renderers: Mapping[str, Renderer]
+    tokenizing: Tokenizing
+    clock: Clock
+    entropy: Entropy
+    meter: Meter
+    recorder: Recorder
+
+
+class FrontDoor:
+    """Validates, renders, tokenizes, starts and keeps track of requests."""
+
+    def __init__(
+        self, services: Services, settings: FrontSettings | None = None, deadlines: Deadlines | None = None
+    ) -> None:
+        self.settings = settings = settings or FrontSettings()
+        self._total_s = (deadlines or Deadlines()).total_s
+        self.services = services
+        self.arrivals = Arrivals(services.clock, services.entropy)
+        self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, settings.slo)
+        self._quotas = Quotas()
+        self._open: dict[str, Exchange] = {}
+        self._draining = False
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have been started and have not ended."""
+        return len(self._open)
+
+    def drain(self) -> None:
+        """From now on new requests are refused with `draining`."""
+        self._draining = True
+
+    def end_all(self) -> int:
+        """End what still runs with `draining`; gives how many that were."""
+        left = list(self._open.values())
+        for exchange in left:
+            exchange.fail(TandemError("draining", "the router is stopping", retry_after_s=1.0))
+        return len(left)
+
+    def not_ready(self) -> str | None:
+        """Why a request could not be served now, or None."""
+        return "the router is stopping" if self._draining else self.services.generator.ready()
+
+    async def prepare(self, arrival: Arrival, request: ApiRequest) -> tuple[Generation, ...]:
+        """Everything up to token ids. Raises what DESIGN §11 lists, typed."""
+        if self._draining:
+            raise TandemError("draining", "the router is stopping", retry_after_s=1.0)
+        parameters.check(request)
+        model, renderer = self._model(request.model)
+        arrival.caller.check_model(model.name)
+        started = self.services.clock.wall()
+        packed = await self._tokenize(request, renderer)
+        arrival.parts = len(packed)
+        self._ledger.tokenized(arrival, started, sum(map(len, packed)) // 4)
+        sampling = parameters.sampling(request, renderer.vocab_size)
+        seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
+        timeout_s = min(request.timeout or self._total_s, self._total_s)
+        generations = tuple(
+            Generation(
+                request_id=arrival.part_id(number),
+                model=model.name,
+                tenant=arrival.caller.tenant,
+                tenant_salt=arrival.caller.tenant_salt,
+                prompt=prompt,
+                n=request.n or 1,
+                seed=seed,
+                sampling=sampling,
+                stopping=parameters.stopping(request, len(prompt) // 4, model.context_tokens),
+                timeout_s=timeout_s,
+                received=arrival.received,
+                received_wall=arrival.received_wall,
+                trace=arrival.trace,
+                priority=request.priority or 0,
+            )
+            for number, prompt in enumerate(packed)
+        )
+        caller, prompt_tokens = arrival.caller, sum(map(len, packed)) // 4
+        self._quotas.admit(caller.tenant, caller.quota, prompt_tokens, self.services.clock.now())
+        return generations
+
+    def start(self, arrival: Arrival, generations: tuple[Generation, ...], answer: Answer) -> Exchange:
+        """Dispatch. Refusals reach the client through `answer`."""
+        model = generations[0].model
+
+        def ended(how: Ended) -> None:
+            self._open.pop(arrival.request_id, None)
+            self.arrivals.release(arrival)
+            self._ledger.ended(arrival, how, model)
+            caller, now = arrival.caller, self.services.clock.now()
+            self._quotas.spend(caller.tenant, caller.quota, how.delivered, now)
+
+        reports = Reports(self.services.clock.now, lambda gap_s: self._ledger.gap(model, gap_s), ended)
+        exchange = Exchange(generations, answer, reports)
+        self._open[arrival.request_id] = exchange
+        exchange.start(self.services.generator)
+        return exchange
+
+    def refused(self, arrival: Arrival, error: TandemError) -> None:
+        """A request ended before it was started: count it, keep its span, let go of its id."""
+        self.arrivals.release(arrival)
+        self._ledger.refused(arrival, error.code, error.message)
+
+    def left(self, arrival: Arrival) -> None:
+        """The client went away before its request was started."""
+        self.arrivals.release(arrival)
+        self._ledger.refused(arrival, "cancelled", "client disconnected")
+
+    def story(self, request_id: str, caller: Caller) -> tuple[Span, ...]:
+        """What is known of a request that has ended; empty when it is unknown or another tenant's."""
+        spans = self.services.recorder.spans(request_id)
+        for span in spans:
+            if span.name == "request" and span.attributes.get("tenant") == caller.tenant:
+                parts = range(int(span.attributes["parts"])) if span.attributes.get("parts", 1) != 1 else ()
+                more = (self.services.recorder.spans(f"{request_id}.{number}") for number in parts)
+                return tuple(sorted((*spans, *(one for some in more for one in some)), key=lambda one: one.start_s))
+        return ()
+
+    def _model(self, name: str) -> tuple[ServedModel, Renderer]:
+        renderer = self.services.renderers.get(name)
+        for model in self.services.generator.models():
+            if model.name == name and renderer is not None:
+                return model, renderer
+        if renderer is not None:
+            raise TandemError("no_workers", f"no worker serves the model {name!r} now", retry_after_s=1.0)
+        raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
+
+    async def _tokenize(self, request: ApiRequest, renderer: Renderer) -> list[bytes]:
+        if isinstance(request, ChatRequest):
+            turns = parameters.messages(request)
+            self._check_sequences(request.n or 1)
+            characters = sum(len(turn["content"]) for turn in turns)
+            packed = [await self.services.tokenizing.run(lambda: renderer.chat(turns), characters)]
+        else:
+            asked = parameters.prompts(request, renderer.vocab_size)
+            self._check_sequences(len(asked) * (request.n or 1))
+            characters = sum(len(prompt) for prompt in asked if isinstance(prompt, str))
+            packed = await self.services.tokenizing.run(lambda: _pack(asked, renderer), characters)
+        if not all(packed):
+            raise TandemError("invalid_request", "the prompt has no tokens", param="prompt")
+        return packed
+
+    def _check_sequences(self, count: int) -> None:
+        most = self.settings.sequences_max
+        if count > most:
+            raise TandemError(
+                "invalid_request",
+                f"{count} sequences were asked for (n times prompts); at most {most} are served",
+                param="n",
+            )
+
+
+def _pack(prompts: list[str | list[int]], renderer: Renderer) -> list[bytes]:
+    return [renderer.text(prompt) if isinstance(prompt, str) else pack_tokens(prompt) for prompt in prompts]

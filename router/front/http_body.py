@@ -1,0 +1,77 @@
+"""Reading a request body with bounds on size and patience."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from router.front.eager import Finished, Waiting, begin
+from router.front.settings import FrontSettings
+from tandem.core.errors import TandemError
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody is left to answer."""
+
+
+async def read_body(receive: Receive, announced: bytes | None, settings: FrontSettings) -> bytes:
+    """The whole body. Raises `body_too_large` before reading more than the limit, `deadline_exceeded` when the client
+    stops sending, and `ClientGone`."""
+    if announced is not None and announced.isdigit() and int(announced) > settings.body_bytes_max:
+        raise _too_large(int(announced), settings)
+    first = await _next(receive, settings.body_wait_s)
+    body: bytes = first.get("body", b"")
+    if not first.get("more_body", False) and len(body) <= settings.body_bytes_max:
+        return body
+    pieces, size, more = [body], len(body), bool(first.get("more_body", False))
+    while more or size > settings.body_bytes_max:
+        if size > settings.body_bytes_max:
+            raise _too_large(size, settings)
+        message = await _next(receive, settings.body_wait_s)
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        more = bool(message.get("more_body", False))
+    return b"".join(pieces)
+
+
+async def discard_body(receive: Receive, settings: FrontSettings) -> None:
+    """Read on for a while without keeping anything: a client that is still sending must get to see the answer."""
+    size = 0
+    try:
+        async with asyncio.timeout(settings.linger_s):
+            while size < settings.linger_bytes_max:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client has disconnected or the response is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _next(receive: Receive, wait_s: float) -> MutableMapping[str, Any]:
+    step = begin(receive())
+    message = step.value if isinstance(step, Finished) else await _in_time(step, wait_s)
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+async def _in_time(waiting: Waiting[MutableMapping[str, Any]], wait_s: float) -> MutableMapping[str, Any]:
+    try:
+        async with asyncio.timeout(wait_s):
+            return await waiting
+    except TimeoutError:
+        raise TandemError("deadline_exceeded", f"no more of the body arrived within {wait_s:g} s") from None
+
+
+def _too_large(size: int, settings: FrontSettings) -> TandemError:
+    return TandemError(
+        "body_too_large", f"the body has {size} bytes or more; at most {settings.body_bytes_max} are accepted"
+    )

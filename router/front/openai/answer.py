@@ -1,0 +1,194 @@
+"""Answers of the OpenAI REST interface: whole bodies, and the events of a stream.
+
+A stream's events differ only in a few characters. Everything before and after a piece of text is written once per
+sequence (`Format.head`, `Format.tail`); a token then costs one JSON string and one concatenation.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from router.front.openai.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    Vocabulary,
+    chat_logprobs,
+    completion_logprobs,
+)
+from router.generation import Usage
+from tandem.core.messages import TokenLogprob
+
+encode: Final = msgspec.json.Encoder().encode
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class Label(msgspec.Struct, frozen=True):
+    """What every part of one answer repeats. `usage_follows` adds the empty `usage` field clients then expect."""
+
+    id: str
+    created: int
+    model: str
+    usage_follows: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One finished sequence."""
+
+    index: int
+    text: str
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    finish: str
+    stop_reason: str | int | None
+
+
+class Format(Protocol):
+    """How one flavour of the interface writes its answers."""
+
+    tail: bytes
+
+    def head(self, index: int) -> bytes:
+        """What stands before a piece of text (a JSON string) of one sequence; `tail` stands after it."""
+        ...
+
+    def opening(self, index: int) -> bytes:
+        """The event that announces a sequence; empty when there is none."""
+        ...
+
+    def piece(self, index: int, text: str, logprobs: Any, finish: str | None, stop_reason: str | int | None) -> bytes:
+        """An event with more than text."""
+        ...
+
+    def logprobs(self, tokens: Sequence[int], drawn: Sequence[TokenLogprob], offset: int) -> Any:
+        """Log-probabilities as this flavour shows them; `offset` is where the first token's text starts."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event that closes a stream with its counts."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+class ChatFormat:
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    def __init__(self, label: Label, vocabulary: Vocabulary) -> None:
+        self._label = label
+        self._vocabulary = vocabulary
+        self._open = _opening(label, "chat.completion.chunk")
+        self.tail = b'},"logprobs":null,"finish_reason":null}]' + _closing(label)
+
+    def head(self, index: int) -> bytes:
+        return self._open + b'{"index":%d,"delta":{"content":' % index
+
+    def opening(self, index: int) -> bytes:
+        return self._open + b'{"index":%d,"delta":{"role":"assistant","content":""' % index + self.tail
+
+    def piece(self, index: int, text: str, logprobs: Any, finish: str | None, stop_reason: str | int | None) -> bytes:
+        delta = {"content": text} if text or logprobs is not None else {}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._open + encode(_with_reason(choice, stop_reason)) + b"]" + _closing(self._label)
+
+    def logprobs(self, tokens: Sequence[int], drawn: Sequence[TokenLogprob], offset: int) -> ChatLogprobs:
+        return chat_logprobs(tokens, drawn, self._vocabulary)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._open + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n"
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _whole(self._label, "chat.completion", [self._choice(choice) for choice in choices], usage)
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        logprobs = self.logprobs(choice.tokens, choice.logprobs, 0) if choice.logprobs else None
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        entry = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
+        return _with_reason(entry, choice.stop_reason)
+
+
+class CompletionFormat:
+    """`text_completion`, whole and streamed."""
+
+    def __init__(self, label: Label, vocabulary: Vocabulary) -> None:
+        self._label = label
+        self._vocabulary = vocabulary
+        self._open = _opening(label, "text_completion")
+        self.tail = b',"logprobs":null,"finish_reason":null}]' + _closing(label)
+
+    def head(self, index: int) -> bytes:
+        return self._open + b'{"index":%d,"text":' % index
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def piece(self, index: int, text: str, logprobs: Any, finish: str | None, stop_reason: str | int | None) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return self._open + encode(_with_reason(choice, stop_reason)) + b"]" + _closing(self._label)
+
+    def logprobs(self, tokens: Sequence[int], drawn: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs:
+        return completion_logprobs(tokens, drawn, self._vocabulary, offset)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._open + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n"
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _whole(self._label, "text_completion", [self._choice(choice) for choice in choices], usage)
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        logprobs = self.logprobs(choice.tokens, choice.logprobs, 0) if choice.logprobs else None
+        entry = {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
+        return _with_reason(entry, choice.stop_reason)
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def total(usages: Sequence[Usage]) -> Usage:
+    """The sum over the prompts of a request."""
+    return Usage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )
+
+
+def _opening(label: Label, kind: str) -> bytes:
+    """An event up to and including the bracket that opens `choices`."""
+    fields = {"id": label.id, "object": kind, "created": label.created, "model": label.model}
+    return b"data: " + encode(fields)[:-1] + b',"choices":['
+
+
+def _closing(label: Label) -> bytes:
+    """An event after its choices."""
+    return b',"usage":null}\n\n' if label.usage_follows else b"}\n\n"
+
+
+def _with_reason(choice: dict[str, Any], stop_reason: str | int | None) -> dict[str, Any]:
+    """`stop_reason` says which stop string or token ended a sequence; OpenAI has no field for it."""
+    if stop_reason is not None:
+        choice["stop_reason"] = stop_reason
+    return choice
+
+
+def _whole(label: Label, kind: str, choices: Sequence[dict[str, Any]], usage: Usage) -> bytes:
+    return encode(
+        {
+            "id": label.id,
+            "object": kind,
+            "created": label.created,
+            "model": label.model,
+            "choices": choices,
+            "usage": usage_object(usage),
+        }
+    )

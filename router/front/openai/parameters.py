@@ -1,0 +1,165 @@
+"""From request parameters to how tokens are drawn and when a sequence ends.
+
+Ranges were checked while decoding; here are the rules that tie parameters to each other and to the model.
+"""
+
+from typing import Final
+
+from router.front.openai.schema import ChatMessage, ChatRequest, CompletionRequest, Parameters
+from tandem.core.errors import TandemError
+from tandem.core.request import Sampling, Stopping
+
+_ROLES: Final = ("system", "developer", "user", "assistant")
+_TOP_P_MIN: Final = 1e-6
+"""What `top_p: 0` means: only the likeliest token is left."""
+
+
+def check(request: ChatRequest | CompletionRequest) -> None:
+    """Rules among parameters. Raises `invalid_request`."""
+    if request.stream_options is not None and not request.stream:
+        raise _invalid("stream_options", "stream_options is only allowed when stream is true")
+    if isinstance(request, ChatRequest):
+        _check_chat(request)
+
+
+def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampling:
+    """How to draw. Raises `invalid_request` for a biased token the model does not have."""
+    bias = request.logit_bias or {}
+    for token in bias:
+        if token >= vocab_size:
+            raise _invalid("logit_bias", f"logit_bias: token {token} is not below the vocabulary size {vocab_size}")
+    return Sampling(
+        temperature=_or(request.temperature, 1.0),
+        top_p=max(_or(request.top_p, 1.0), _TOP_P_MIN),
+        top_k=max(request.top_k or 0, 0),
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        logit_bias=tuple(sorted(bias.items())),
+        logprobs=wanted_logprobs(request),
+    )
+
+
+def wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+    """How many alternatives per token; None when no logprobs are wanted."""
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None
+    return request.logprobs
+
+
+def stopping(request: ChatRequest | CompletionRequest, prompt_tokens: int, context_tokens: int) -> Stopping:
+    """When to end; without `max_tokens` a sequence may fill the context.
+
+    Raises `context_length_exceeded` with both numbers, or `invalid_request`.
+    """
+    asked, name = _asked_tokens(request)
+    room = context_tokens - prompt_tokens
+    if room < (asked or 1):
+        raise TandemError(
+            "context_length_exceeded",
+            f"the model's context is {context_tokens} tokens, but {prompt_tokens + (asked or 1)} were asked for: "
+            f"{prompt_tokens} in the prompt and {asked or 'at least 1'} to generate",
+            param=name if asked is not None and room > 0 else "messages" if _is_chat(request) else "prompt",
+        )
+    max_tokens = asked or room
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise _invalid("min_tokens", f"min_tokens {min_tokens} is more than the {max_tokens} tokens to generate")
+    stop = request.stop if request.stop is not None else ()
+    return Stopping(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def messages(request: ChatRequest) -> list[dict[str, str]]:
+    """The conversation as chat templates take it. Raises `invalid_request` or `unsupported_parameter`."""
+    return [_turn(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
+
+
+def prompts(request: CompletionRequest, vocab_size: int) -> list[str | list[int]]:
+    """The prompts of a completion request, each text or token ids. Raises `invalid_request`."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    listed = [prompt] if prompt and all(isinstance(item, int) for item in prompt) else prompt
+    found: list[str | list[int]] = []
+    for item in listed:
+        if isinstance(item, int):
+            raise _invalid("prompt", "prompt mixes token ids with other prompts")
+        if isinstance(item, list):
+            found.append(_known_tokens(item, vocab_size))
+        else:
+            found.append(item)
+    if not found:
+        raise _invalid("prompt", "prompt is empty")
+    return found
+
+
+def _known_tokens(tokens: "list[int] | list[str | int | list[int]]", vocab_size: int) -> list[int]:
+    known = [token for token in tokens if isinstance(token, int)]
+    if not known:
+        raise _invalid("prompt", "prompt has no tokens")
+    if max(known) >= vocab_size:
+        raise _invalid("prompt", f"prompt: token {max(known)} is not below the vocabulary size {vocab_size}")
+    return known
+
+
+def _check_chat(request: ChatRequest) -> None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise _invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+    both = request.max_tokens, request.max_completion_tokens
+    if None not in both and both[0] != both[1]:
+        raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
+
+
+def _asked_tokens(request: Parameters) -> tuple[int | None, str]:
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
+
+
+def _turn(message: ChatMessage, place: str) -> dict[str, str]:
+    if message.role not in _ROLES:
+        known = ", ".join(_ROLES)
+        raise _invalid(f"{place}.role", f"{place}.role: {message.role!r} is not one of {known}")
+    for name in ("audio", "function_call", "tool_calls", "tool_call_id"):
+        if getattr(message, name):
+            raise TandemError(
+                "unsupported_parameter", f"{place}.{name} is not supported here", param=f"{place}.{name}"
+            )
+    turn = {"role": message.role, "content": _content(message, place)}
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _content(message: ChatMessage, place: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise _invalid(f"{place}.content", f"{place}.content is missing")
+    for number, part in enumerate(content):
+        if part.type != "text":
+            where = f"{place}.content[{number}].type"
+            raise TandemError(
+                "unsupported_parameter", f"{where}: only text is supported, not {part.type!r}", param=where
+            )
+    return "".join(part.text for part in content)
+
+
+def _is_chat(request: Parameters) -> bool:
+    return isinstance(request, ChatRequest)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _invalid(param: str, message: str) -> TandemError:
+    return TandemError("invalid_request", message, param=param)

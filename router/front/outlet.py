@@ -1,0 +1,193 @@
+"""The way out to one client: ASGI messages written without a task, bounded when the client does not keep up.
+
+Sending to a client that reads takes no waiting, so `send` is driven by hand, inside the call that brought the
+token. Only when it has to wait (the server's own buffer is full) a task takes over: it finishes that message, then
+sends what has gathered since, in one piece. What gathers is bounded, and so is the time it may take.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from router.front.eager import Waiting, begin
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+
+CONNECTION_EXTENSION: Final = "tandem.connection"
+"""Where a server may put a `Connection` among a request's ASGI extensions."""
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """What a server can offer beyond ASGI: `abort` cuts the connection without waiting for what is still to be
+    written; `wire` takes chunks of a streamed response with less ado."""
+
+    abort: Callable[[], None]
+    wire: "ChunkWriter | None" = None
+
+
+class ChunkWriter(Protocol):
+    """`router.front.wire.Wire`, as the outlet sees it."""
+
+    def hold(self) -> None: ...
+
+    def write(self, body: bytes) -> bool: ...
+
+
+@dataclass(frozen=True)
+class OutletLimits:
+    """`buffer_bytes` gather for a client that does not read, for `stall_s` at most; then it gets `farewell_s` more
+    to take its error event before the connection is cut."""
+
+    buffer_bytes: int = 256 * 1024
+    stall_s: float = 30.0
+    farewell_s: float = 2.0
+
+
+class Outlet:
+    """One response. `on_slow` is told once, from the loop, when the client falls too far behind; the owner is then to
+    end the response with `end`."""
+
+    __slots__ = (
+        "_connection",
+        "_direct",
+        "_ending",
+        "_gathered",
+        "_gathered_bytes",
+        "_limits",
+        "_on_slow",
+        "_patience",
+        "_pump",
+        "_send",
+        "_slow",
+        "_streamed",
+        "started",
+    )
+
+    def __init__(self, send: Send, limits: OutletLimits, connection: Connection, on_slow: Callable[[], None]) -> None:
+        self._send = send
+        self._limits = limits
+        self._connection = connection
+        self._on_slow = on_slow
+        self._direct: Callable[[bytes], bool] | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._slow = False
+        self._ending = False
+        self._streamed = False
+        self.started = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last message has been given to the outlet."""
+        return self._ending
+
+    def start(self, status: int, headers: Sequence[Header], *, streamed: bool = False) -> None:
+        """Status and headers; once, before anything else. A streamed response gives no length in its headers."""
+        assert not self.started, "a response starts once"
+        self.started = True
+        self._drive({"type": "http.response.start", "status": status, "headers": headers})
+        self._streamed = streamed
+        if streamed and self._pump is None:
+            self._go_direct()
+
+    def write(self, body: bytes) -> None:
+        """More of the body. Dropped once the client is known to be too slow or the response has ended."""
+        direct = self._direct
+        if direct is None or not direct(body):
+            self._write(body)
+
+    def _write(self, body: bytes) -> None:
+        if self._pump is None and not self._ending:
+            self._drive({"type": "http.response.body", "body": body, "more_body": True})
+        elif not self._ending and not self._slow:
+            self._gather(body)
+
+    def _go_direct(self) -> None:
+        wire = self._connection.wire
+        if wire is not None and not self._ending:
+            wire.hold()
+            self._direct = wire.write
+
+    def end(self, body: bytes) -> None:
+        """The last of the body, which is kept even for a slow client."""
+        if self._ending:
+            return
+        self._ending = True
+        self._direct = None
+        if self._pump is None:
+            self._drive({"type": "http.response.body", "body": body, "more_body": False})
+        else:
+            self._gathered.append(body)
+
+    async def close(self) -> None:
+        """Nothing more will be sent; returns when nothing is being sent."""
+        self._ending = True
+        self._direct = None
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.wait([self._pump])
+
+    def _drive(self, message: Message) -> None:
+        try:
+            sending = begin(self._send(message))
+        except OSError:
+            # The client is gone; `receive` says so to whoever waits for it.
+            self._ending = True
+            self._direct = None
+            return
+        if isinstance(sending, Waiting):
+            self._direct = None
+            self._pump = asyncio.get_running_loop().create_task(self._drain(sending))
+
+    def _gather(self, body: bytes) -> None:
+        self._gathered.append(body)
+        self._gathered_bytes += len(body)
+        if self._gathered_bytes > self._limits.buffer_bytes:
+            self._too_slow()
+
+    def _too_slow(self) -> None:
+        if not self._slow:
+            self._slow = True
+            self._gathered = []
+            loop = asyncio.get_running_loop()
+            if self._patience is not None:
+                self._patience.reschedule(loop.time() + self._limits.farewell_s)
+            loop.call_soon(self._on_slow)
+
+    async def _drain(self, sending: Awaitable[None]) -> None:
+        """Finish one message, then send what gathered, until nothing did. Cuts the connection of a stalled client."""
+        try:
+            await self._patiently(sending)
+            while self._gathered:
+                body = b"".join(self._gathered)
+                self._gathered = []
+                self._gathered_bytes = 0
+                message = {"type": "http.response.body", "body": body, "more_body": not self._ending}
+                await self._patiently(self._send(message))
+            if self._streamed:
+                self._go_direct()
+        except TimeoutError:
+            self._connection.abort()
+        except OSError:
+            self._ending = True
+        finally:
+            self._pump = None
+
+    async def _patiently(self, sending: Awaitable[None]) -> None:
+        """Wait for one message. After `stall_s` the client is slow; a slow client has `farewell_s` left."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._limits.stall_s, self._too_slow)
+        try:
+            async with asyncio.timeout(self._limits.farewell_s if self._slow else None) as self._patience:
+                await sending
+        finally:
+            timer.cancel()
+            self._patience = None

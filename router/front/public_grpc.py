@@ -1,0 +1,162 @@
+"""The public gRPC interface `tandem.v1.Inference`: the REST interface's semantics as typed streams."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+
+from router.front import rpc
+from router.front.arrival import Arrival
+from router.front.auth import Caller, Keys
+from router.front.chunk_stream import ChunkStream
+from router.front.door import ApiRequest, FrontDoor
+from router.front.errors import for_client
+from router.front.exchange import Exchange
+from router.generation import Generation
+from tandem.core.errors import TandemError
+
+ERROR_METADATA: Final = "tandem-error-bin"
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class PublicGrpc:
+    """The server. `Generate` streams until its usage chunk; closing the call cancels the request."""
+
+    def __init__(self, door: FrontDoor, keys: Keys) -> None:
+        self._door = door
+        self._keys = keys
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; gives the port. Raises `bad_setting` when it cannot be had."""
+        options = (
+            ("grpc.max_receive_message_length", self._door.settings.linger_bytes_max),
+            ("grpc.so_reuseport", 0),
+        )
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(rpc.SERVICE, self._handlers()),))
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            bound = server.add_insecure_port(f"{shown}:{port}")
+        except RuntimeError as error:
+            raise TandemError(
+                "bad_setting", f"cannot listen on {shown}:{port}: {error}", param="grpc_port"
+            ) from error
+        await server.start()
+        self._server = server
+        return bound
+
+    async def close(self, within_s: float) -> None:
+        """Accept nothing more, let calls end within the bound, cut the rest."""
+        if self._server is not None:
+            await self._server.stop(within_s)
+
+    def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        return {
+            "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
+            "ListModels": grpc.unary_unary_rpc_method_handler(self._list_models),
+        }
+
+    async def _list_models(self, raw: bytes, context: Context) -> bytes:
+        try:
+            caller = self._caller(_metadata(context))
+        except TandemError as error:
+            await _abort(context, error)
+        models = self._door.services.generator.models()
+        return rpc.encode_models([one for one in models if not caller.models or one.name in caller.models])
+
+    async def _generate(self, raw: bytes, context: Context) -> None:
+        metadata = _metadata(context)
+        arrival = self._door.arrivals.arrive(metadata.get("x-request-id"), metadata.get("traceparent"), "gen")
+        await context.send_initial_metadata((("x-request-id", arrival.request_id),))
+        request, generations = await self._prepare(arrival, metadata, raw, context)
+        call = _Call(self._door, arrival, request, generations)
+        try:
+            await call.carry(context.write)
+        except TandemError as error:
+            await _abort(context, error)
+
+    async def _prepare(
+        self, arrival: Arrival, metadata: Mapping[str, str], raw: bytes, context: Context
+    ) -> tuple[ApiRequest, tuple[Generation, ...]]:
+        try:
+            arrival.caller = self._caller(metadata)
+            self._check_size(raw)
+            request = rpc.decode_generate(raw)
+            return request, await self._door.prepare(arrival, request)
+        except TandemError as error:
+            self._door.refused(arrival, error)
+            await _abort(context, error)
+        except asyncio.CancelledError:
+            self._door.left(arrival)
+            raise
+
+    def _caller(self, metadata: Mapping[str, str]) -> Caller:
+        return self._keys.caller(metadata.get("authorization"))
+
+    def _check_size(self, raw: bytes) -> None:
+        most = self._door.settings.body_bytes_max
+        if len(raw) > most:
+            raise TandemError("body_too_large", f"the message has {len(raw)} bytes; at most {most} are accepted")
+
+
+class _Call:
+    """One running `Generate`."""
+
+    def __init__(
+        self, door: FrontDoor, arrival: Arrival, request: ApiRequest, generations: tuple[Generation, ...]
+    ) -> None:
+        self._door = door
+        self._patience: asyncio.Timeout | None = None
+        self._timeout_s = generations[0].timeout_s
+        request_id = arrival.request_id
+        self._stream = ChunkStream(
+            lambda *parts: rpc.encode_chunk(request_id, rpc.ChunkParts(*parts)),
+            lambda usage: rpc.encode_usage(request_id, usage),
+            request.n or 1,
+            door.settings.outlet.buffer_bytes,
+            self._too_slow,
+        )
+        self._exchange: Exchange = door.start(arrival, generations, self._stream)
+
+    async def carry(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write chunks until the last. Raises the error the request ends with."""
+        try:
+            async with asyncio.timeout(self._timeout_s + self._door.settings.settle_s) as self._patience:
+                while (chunk := await self._stream.next()) is not None:
+                    await write(chunk)
+        except TimeoutError:
+            late = TandemError("deadline_exceeded", f"the request was not finished within {self._timeout_s:g} s")
+            error = self._stream.error or late
+            self._exchange.fail(error)
+            raise error from None
+        except TandemError as error:
+            self._exchange.fail(error)
+            raise
+        finally:
+            self._patience = None
+            self._exchange.abandon("the client closed the call")
+
+    def _too_slow(self) -> None:
+        """The client does not read, so a write in progress will not end by itself."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+
+async def _abort(context: Context, error: TandemError) -> NoReturn:
+    shown = for_client(error)
+    detail = ((ERROR_METADATA, rpc.encode_error(shown)),)
+    await context.abort(grpc.StatusCode[shown.kind.grpc], shown.message, detail)
+    raise AssertionError("abort does not return")
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    """The call's text metadata; of a repeated key the last."""
+    return {
+        key: value
+        for key, value in context.invocation_metadata() or ()
+        if isinstance(key, str) and isinstance(value, str)
+    }

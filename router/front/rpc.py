@@ -1,0 +1,132 @@
+"""The public gRPC interface's messages to and from our own values; nothing else."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from protos import inference_pb2 as pb
+from router.front.openai.decode import convert
+from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.generation import ServedModel, Usage
+from tandem.core.errors import TandemError
+from tandem.core.messages import TokenLogprob
+
+SERVICE: Final = "tandem.v1.Inference"
+
+_OPTIONAL: Final = (
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+    "timeout",
+    "priority",
+)
+
+
+@dataclass(frozen=True)
+class ChunkParts:
+    """What one chunk of the answer says."""
+
+    index: int
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    finish: str | None
+    stop_reason: str | int | None
+
+
+def decode_generate(raw: bytes) -> ChatRequest | CompletionRequest:
+    """A request in the REST interface's structures. Raises `invalid_request` or `unsupported_parameter`."""
+    message = pb.GenerateRequest()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise TandemError("invalid_request", f"the message is not a GenerateRequest: {error}") from error
+    values: dict[str, Any] = {"model": message.model, "stream": True, **_parameters(message.parameters)}
+    logprobs = message.parameters.logprobs if message.parameters.HasField("logprobs") else None
+    match message.WhichOneof("input"):
+        case "chat":
+            values["messages"] = [_message(turn) for turn in message.chat.messages]
+            if logprobs is not None:
+                values |= {"logprobs": True, "top_logprobs": logprobs}
+            return convert(values, ChatRequest)
+        case "text":
+            values["prompt"] = message.text
+        case "token_ids":
+            values["prompt"] = [list(message.token_ids.ids)]
+        case _:
+            raise TandemError("invalid_request", "one of text, chat and token_ids is needed", param="input")
+    if logprobs is not None:
+        values["logprobs"] = logprobs
+    return convert(values, CompletionRequest)
+
+
+def _parameters(parameters: pb.Parameters) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(parameters, name) for name in _OPTIONAL if parameters.HasField(name)}
+    for name, value in (*values.items(), *(("logit_bias", bias) for bias in parameters.logit_bias.values())):
+        if not math.isfinite(value):
+            raise TandemError("invalid_request", f"{name} must be a finite number", param=name)
+    if parameters.logit_bias:
+        values["logit_bias"] = dict(parameters.logit_bias)
+    if parameters.stop:
+        values["stop"] = list(parameters.stop)
+    if parameters.stop_token_ids:
+        values["stop_token_ids"] = list(parameters.stop_token_ids)
+    return values
+
+
+def _message(turn: pb.Message) -> dict[str, str]:
+    named = {"name": turn.name} if turn.HasField("name") else {}
+    return {"role": turn.role, "content": turn.content, **named}
+
+
+def encode_chunk(request_id: str, parts: ChunkParts) -> bytes:
+    """A chunk with tokens."""
+    chunk = pb.GenerateChunk(request_id=request_id, index=parts.index, tokens=parts.tokens, text=parts.text)
+    if parts.finish is not None:
+        chunk.finish_reason = parts.finish
+    if isinstance(parts.stop_reason, str):
+        chunk.stop_string = parts.stop_reason
+    elif parts.stop_reason is not None:
+        chunk.stop_token = parts.stop_reason
+    for entry in parts.logprobs:
+        top = [pb.Alternative(token=other.token, logprob=other.logprob) for other in entry.top]
+        chunk.logprobs.add(logprob=entry.logprob, top=top)
+    return bytes(chunk.SerializeToString())
+
+
+def encode_usage(request_id: str, usage: Usage) -> bytes:
+    """The last chunk."""
+    counts = pb.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+    return bytes(pb.GenerateChunk(request_id=request_id, usage=counts).SerializeToString())
+
+
+def encode_models(models: Sequence[ServedModel]) -> bytes:
+    """The answer to `ListModels`."""
+    listed = [pb.Model(id=model.name, context_tokens=model.context_tokens) for model in models]
+    return bytes(pb.ListModelsResponse(models=listed).SerializeToString())
+
+
+def encode_error(error: TandemError) -> bytes:
+    """The detail of a failed call."""
+    detail = pb.Error(code=error.code, type=error.kind.type, message=error.message)
+    if error.param is not None:
+        detail.param = error.param
+    if error.retry_after_s is not None:
+        detail.retry_after_s = error.retry_after_s
+    return bytes(detail.SerializeToString())

@@ -1,0 +1,21 @@
+"""Where tokenizing runs: at once for short text, elsewhere for long text, so that the loop keeps its pace."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Tokenizing(Protocol):
+    """The seam. `router.front.tokenizing_threads` is the real one."""
+
+    async def run(self, work: Callable[[], T], characters: int) -> T:
+        """Do `work`, which renders and tokenizes that many characters. Raises `queue_full` and what `work` raises."""
+        ...
+
+
+class Inline:
+    """Does everything at once: for tests and simulation, where time does not pass while computing."""
+
+    async def run(self, work: Callable[[], T], characters: int) -> T:
+        return work()
