@@ -16,7 +16,17 @@ from typing import Final
 
 from benchmarks.rounds import table
 
-NAMES: Final = ("engine", "chunking", "transfer", "overlap", "router", "startup")
+NAMES: Final = (
+    "engine",
+    "chunking",
+    "transfer",
+    "overlap",
+    "router",
+    "simulator",
+    "startup",
+    "disconnect",
+    "overload",
+)
 _SENTENCE: Final = re.compile(
     r"^(?P<name>.+): (?P<value>[\d.e+-]+)[^(]*\((?P<side>at least|at most) (?P<limit>[\d.]+)"
 )

@@ -44,10 +44,10 @@ from tandem.core.messages import (
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
 from tandem.engine.model_directory import open_model
-from tandem.service.grpc_link import GrpcDialer
 from tandem.service.link import RouterLink
 from tandem.service.local_processes import LocalProcesses
 from tandem.service.processes import Command, Process
+from tandem.service.tcp_dialer import TcpDialer
 
 CHUNKS: Final = 8
 LIMIT: Final = 0.1
@@ -152,7 +152,7 @@ async def start_worker(
     argv = [sys.executable, "-m", f"{role}_worker", "--events", *arguments]
     process = await control.start(Command(role, argv, os.environ))
     address = await asyncio.wait_for(_address(process), _START_S)
-    link = await GrpcDialer("benchmark", SeededEntropy(1, role)).dial(address, _START_S)
+    link = await TcpDialer("benchmark", SeededEntropy(1, role)).dial(address, _START_S)
     worker = Worker(process, link)
     stack.push_async_callback(worker.stop)
     return worker

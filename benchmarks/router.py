@@ -1,7 +1,7 @@
 """The router's own cost: CPU per streamed token, CPU per request, memory.
 
 Processes, each pinned where there are two cores: the router alone on one; clients and scripted workers (which
-speak the real gRPC link) on the other. A bare loop that sends the same bytes to as many sockets at the same pace,
+speak the real link) on the other. A bare loop that sends the same bytes to as many sockets at the same pace,
 and a loop that only tokenizes the same texts, take turns with the router on its core. CPU is the kernel's account of
 all threads (`/proc/PID/task/*/schedstat`). While streaming the router's idle CPU is subtracted and stated; the bare
 loop counts whole, as its waking up is part of the work.
@@ -23,6 +23,7 @@ from pydoc_data.topics import topics
 
 from benchmarks.rounds import ROUNDS, Check, median_ratio, verdict
 from benchmarks.router_clients import Clients
+from tandem.service.link_address import SCHEMES, TCP
 
 STREAMS, STEPS_PER_S = 64, 50.0
 TOKEN_LIMIT, REQUEST_LIMIT, RSS_LIMIT_MB = 1.6, 3.0, 150.0
@@ -90,11 +91,9 @@ class Child:
 class Router(Child):
     """A real router process over scripted workers."""
 
-    def __init__(self, cores: Cores, kind: str, model: str, flags: Sequence[str]) -> None:
-        self.workers = Child(
-            ["benchmarks.router_workers", "--kind", kind, "--model", model, "--steps-per-s", str(STEPS_PER_S)],
-            cores.others,
-        )
+    def __init__(self, cores: Cores, transport: str, kind: str, model: str, flags: Sequence[str]) -> None:
+        served = ["--transport", transport, "--kind", kind, "--model", model, "--steps-per-s", str(STEPS_PER_S)]
+        self.workers = Child(["benchmarks.router_workers", *served], cores.others)
         addresses = ",".join(json.loads(self.workers.line))
         common = ["--port", "0", "--events", "--log.level", "warning", "--workers", addresses]
         super().__init__(["router", *common, *flags], cores.measured)
@@ -156,9 +155,11 @@ def idle_share(child: Child, window_s: float) -> float:
     return (child.cpu_s() - cpu) / window_s
 
 
-def measure_tokens(cores: Cores, clients: Clients, rounds: int, window_s: float) -> tuple[list[Check], float]:
+def measure_tokens(
+    cores: Cores, clients: Clients, transport: str, rounds: int, window_s: float
+) -> tuple[list[Check], float]:
     """Router against the bare loop; also the router's memory in MB."""
-    router = Router(cores, "paced", "simulated", ["--engine", "simulated"])
+    router = Router(cores, transport, "paced", "simulated", ["--engine", "simulated"])
     idle = idle_share(router, window_s)
     size = round(flow(router, router.port, clients, window_s, idle, None).bytes_per_token)
     bare = Child(["benchmarks.router_bare", "streams", "--bytes", str(size)], cores.measured)
@@ -191,9 +192,10 @@ def texts(count: int, seed: int = 7) -> list[str]:
     return [prose[start : start + CHARACTERS] for start in starts]
 
 
-def measure_requests(cores: Cores, clients: Clients, rounds: int) -> tuple[list[Check], float]:
+def measure_requests(cores: Cores, clients: Clients, transport: str, rounds: int) -> tuple[list[Check], float]:
     """Chat requests through P and D against tokenizing alone; also the router's memory in MB."""
-    router = Router(cores, "instant", "demo", ["--model", "demo", "--core.placement.prefer", "disaggregated"])
+    flags = ["--model", "demo", "--core.placement.prefer", "disaggregated"]
+    router = Router(cores, transport, "instant", "demo", flags)
     prompts = texts(REQUESTS)
     alone = Child(["benchmarks.router_bare", "tokenize"], cores.measured, json.dumps(prompts) + "\n")
     asked = [
@@ -226,13 +228,15 @@ def main() -> int:
     """Measure both and give the verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--transport", choices=SCHEMES, default=TCP, help="of the links to the workers")
     parser.add_argument("--window-s", type=float, default=3.0)
     arguments = parser.parse_args()
     cores = Cores.of_this_machine()
     clients = Clients(cores.others)
     try:
-        checks, after_streams = measure_tokens(cores, clients, arguments.rounds, arguments.window_s)
-        more, after_requests = measure_requests(cores, clients, arguments.rounds)
+        transport, rounds = arguments.transport, arguments.rounds
+        checks, after_streams = measure_tokens(cores, clients, transport, rounds, arguments.window_s)
+        more, after_requests = measure_requests(cores, clients, transport, rounds)
     finally:
         clients.stop()
     memory = Check("router memory", max(after_streams, after_requests), RSS_LIMIT_MB, False, "MB")

@@ -1,4 +1,4 @@
-"""Scripted workers behind the real gRPC link, for measuring a router: `python -m benchmarks.router_workers …`.
+"""Scripted workers behind the real link, for measuring a router: `python -m benchmarks.router_workers …`.
 
 `paced` workers are unified and give every sequence one token per step, a given number of steps per second.
 `instant` workers are one prefill and one decode worker that answer in no time. Prints their addresses.
@@ -21,13 +21,17 @@ from tandem.core.messages import (
     Ping,
     Pong,
     ProvideFirst,
+    RemoteKv,
     SequenceOutput,
     StepOutputs,
     Submit,
+    Transferred,
     WorkerCommand,
 )
-from tandem.service.grpc_link import GrpcLinkServer
 from tandem.service.link import WorkerLink
+from tandem.service.link_address import SCHEMES, TCP
+from tandem.service.link_servers import open_server
+from tandem.service.tls import TlsSettings
 
 _WORDS = (" a", " lantern", " in", " the", " window", " of", " an", " old", " house")
 _LAYOUT = Layout("bench", "plain", "float32", 4, 1, 16, 1, 8)
@@ -85,6 +89,9 @@ class Fake:
                 self.running[command.handle] = 1
             case Submit() if command.mode == "prefill":
                 self._answer(link, command.handle, 1, None)
+            case Submit(remote=RemoteKv() as remote):
+                told = Transferred(command.handle, remote.worker_id, remote.epoch, "tcp", 0.001, 1 << 16)
+                link.tokens.send(told)
             case ProvideFirst():
                 self._answer(link, command.handle, 2, "length")
             case Cancel():
@@ -120,6 +127,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="simulated")
     parser.add_argument("--kind", choices=("paced", "instant"), default="paced")
+    parser.add_argument("--transport", choices=SCHEMES, default=TCP)
     parser.add_argument("--steps-per-s", type=float, default=50.0)
     arguments = parser.parse_args()
     roles = ("unified", "unified") if arguments.kind == "paced" else ("prefill", "decode")
@@ -127,7 +135,8 @@ async def main() -> None:
     addresses = []
     for number, role in enumerate(roles):
         fake = Fake(f"fake-{number}", role, arguments.model, rate)
-        addresses.append(await GrpcLinkServer("127.0.0.1:0").start(_accept(fake)))
+        server = open_server(arguments.transport, "127.0.0.1:0", None, TlsSettings(), 5.0)
+        addresses.append(await server.start(_accept(fake)))
         await asyncio.sleep(0.5 / arguments.steps_per_s)
     sys.stdout.write(json.dumps(addresses) + "\n")
     sys.stdout.flush()

@@ -3,12 +3,13 @@
 import sys
 
 from decode_worker.service import decode_worker
+from kv_transfer.key_file import read_keyring
 from tandem.worker.process import Process, worker_main
 from tandem.worker.service import WorkerService
 
 
 def make(process: Process) -> WorkerService:
-    """The service."""
+    """The service. Raises `bad_setting`."""
     settings = process.settings
     return decode_worker(
         process.parts,
@@ -19,6 +20,8 @@ def make(process: Process) -> WorkerService:
         role=settings.role,
         revision=settings.revision,
         events=process.events,
+        health=process.health,
+        keyring=None if settings.ticket_key_file is None else read_keyring(settings.ticket_key_file),
     )
 
 

@@ -2,34 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from kv_transfer.fetch import Fetcher, FetchSettings
+from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.transport import Transport
-from tandem.engine.protocol import BlockSpace
+from tandem.core.canary import CANARY
+from tandem.service.health import Health
 from tandem.service.link import LinkServer
 from tandem.service.logs import EventLines
+from tandem.worker.kv_side import TransportSide
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerName, WorkerService
-
-
-class FetchSide:
-    """`tandem.worker.service.KvSide` that pulls over the transports it has."""
-
-    def __init__(self, parts: Parts, transports: Sequence[Transport], settings: FetchSettings | None = None) -> None:
-        self._parts = parts
-        self._transports = tuple(transports)
-        self._settings = settings
-        self.fetcher: Fetcher | None = None
-
-    async def open(self, space: BlockSpace) -> tuple[str, ...]:
-        parts = self._parts
-        self.fetcher = Fetcher(space, self._transports, parts.clock, parts.deadlines, parts.meter, self._settings)
-        return ()
-
-    async def close(self) -> None:
-        if self.fetcher is not None:
-            await self.fetcher.close()
-        for transport in self._transports:
-            await transport.close()
 
 
 def decode_worker(
@@ -42,8 +23,16 @@ def decode_worker(
     role: str = "decode",
     revision: str = "",
     events: EventLines | None = None,
+    health: Health | None = None,
+    keyring: Keyring | None = None,
 ) -> WorkerService:
-    """A worker that takes modes `decode` and `local`; with role `unified` routers give it whole requests."""
+    """A worker that takes modes `decode` and `local`; with role `unified` routers give it whole requests.
+
+    With the ticket keys of the service it hands the blocks of its streams over when it leaves.
+    """
     assert role in ("decode", "unified"), role
     name = WorkerName(worker_id, role, revision)
-    return WorkerService(parts, name, links, FetchSide(parts, transports), begin_epoch, events)
+    # Without a key nobody else's ticket is good here: the only pull this worker answers then is its own canary's.
+    own = keyring or Keyring(TicketKey(CANARY, parts.entropy.token(32)))
+    side = TransportSide(parts, transports, own, exports=keyring is not None)
+    return WorkerService(parts, name, links, side, begin_epoch, events, health)

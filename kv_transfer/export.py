@@ -5,6 +5,7 @@ driven by a transport server.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import BlockMemory, BlockSpace, Gone, Pending
+from tandem.service.logs import event
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ class Exporter:
 
     def acknowledge(self, lease_id: str) -> None:
         self._space.release(lease_id)
+
+    def refused(self, lease_id: str, name: bytes) -> None:
+        """Believe the own digest, not the receiver: a good copy stays whatever anybody says of it."""
+        if self._space.recheck(lease_id, name):
+            event(_log, "kv_block_damaged", level=logging.WARNING, lease=lease_id, block=name.hex())
 
     def _admit(self, request: PullOpen) -> None:
         check(

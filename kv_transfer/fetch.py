@@ -5,13 +5,14 @@ does not arrive, or does not verify, is computed by the engine instead: a fetch 
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from kv_transfer.fetch_progress import FetchProgress, FetchReport, routes
-from kv_transfer.transport import Landed, Missing, Pull, PullOpen, Transport
+from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullOpen, Transport
 from kv_transfer.verify import Refusal, Verifier
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
@@ -19,6 +20,9 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import RemoteKv
 from tandem.core.metrics import Meter
 from tandem.engine.protocol import BlockMemory, BlockSpace, FetchJob, FetchTarget
+from tandem.service.logs import event as log_event
+
+_log = logging.getLogger(__name__)
 
 _TIMER_SLACK_S: Final = 0.05
 
@@ -66,9 +70,11 @@ class Fetcher:
         progress = FetchProgress(job, self._deadlines, self._space.layout.block_bytes, self._clock.now())
         run = _Run(self._space, self._verifier, self._settings, self._clock, self._meter, progress, remote)
         try:
-            reason = await self._attempts(run)
+            failure = await self._attempts(run)
+            reason = None if failure is None else _told(failure)
             acknowledged = reason is None and await run.acknowledge()
             if reason is not None:
+                await run.let_go()
                 await run.close_within(self._settings.close_grace_s)
         except asyncio.CancelledError:
             self._end(run, "cancelled")
@@ -76,8 +82,11 @@ class Fetcher:
         settling = self._end(run, reason)
         if settling is not None:
             await asyncio.wait((settling,))
-        report = progress.report(reason, acknowledged, self._clock.now())
-        if report.path:
+        code = "" if failure is None else failure.code
+        report = progress.report(reason, acknowledged, self._clock.now(), code)
+        if report.passed_over and reason is None:
+            self._fell_back(report, remote)
+        if reason is None or report.blocks:
             self._meter.observe("tandem_kv_transfer_seconds", report.seconds, report.path)
         return report
 
@@ -86,23 +95,34 @@ class Fetcher:
         if self._settling:
             await asyncio.wait(tuple(self._settling))
 
-    async def _attempts(self, run: "_Run") -> str | None:
-        addresses = routes(run.remote.addresses, tuple(self._transports), self._settings.attempts_max)
-        reason = f"no transport in common: {', '.join(run.remote.addresses) or 'no address'}"
+    async def _attempts(self, run: "_Run") -> TandemError | None:
+        """Pull over one address after the other; gives what the last one failed with."""
+        offered = run.remote.addresses
+        addresses = routes(offered, tuple(self._transports), self._settings.attempts_max)
+        failure = TandemError("transfer_failed", f"no transport in common: {', '.join(offered) or 'no address'}")
         for address in addresses:
             transport = self._transports[address.partition("://")[0]]
             await run.close_within(run.progress.deadline() - self._clock.now())
             if run.opened is not None:
-                return reason
+                return failure
             try:
                 await run.pull(transport, address)
             except TandemError as error:
-                reason = f"{error.code}: {error.message}"
+                failure = error
+                run.progress.failed.setdefault(transport.scheme, error.message)
                 if error.code != "transfer_failed" or self._clock.now() >= run.progress.deadline():
-                    return reason
+                    return failure
             else:
                 return None
-        return reason
+        return failure
+
+    def _fell_back(self, report: FetchReport, remote: RemoteKv) -> None:
+        """The holder prefers a transport that did not carry: that must not go unseen."""
+        preferred = report.passed_over[0].partition(":")[0]
+        self._meter.add("tandem_kv_fallbacks_total", 1.0, preferred, report.path)
+        reasons = "; ".join(report.passed_over)
+        holder = remote.worker_id
+        log_event(_log, "kv_fallback", level=logging.WARNING, holder=holder, path=report.path, reasons=reasons)
 
     def _end(self, run: "_Run", reason: str | None) -> asyncio.Task[None] | None:
         """Tell the engine, and close what is open in a task that a cancelled caller cannot cut short."""
@@ -121,6 +141,10 @@ class Fetcher:
         await run.close()
         if late:
             self._space.quarantine_over(late)
+
+
+def _told(failure: TandemError) -> str:
+    return f"{failure.code}: {failure.message}"
 
 
 class _Run:
@@ -160,8 +184,8 @@ class _Run:
             layout=self._space.layout,
             names=tuple(target.name for target in targets),
         )
-        self.opened = await transport.open(address, request, sink, left_s)
         self.progress.path = transport.scheme
+        self.opened = await transport.open(address, request, sink, left_s)
         before = self.progress.blocks
         try:
             await self._take(self.opened, targets, sink)
@@ -173,12 +197,27 @@ class _Run:
             raise TandemError("kv_gone", f"the holder ended the pull with {left} blocks not sent")
 
     async def acknowledge(self) -> bool:
-        """Tell the holder it may let go. If that fails its lease ends by itself."""
+        """Tell the holder it may let go. If that fails, or takes as long as a stalled transfer may, its lease ends
+        by itself."""
         assert self.opened is not None
-        with suppress(TandemError):
-            await self.opened.acknowledge()
+        with suppress(TandemError, TimeoutError):
+            async with asyncio.timeout(self.progress.deadlines.transfer_progress_s):
+                await self.opened.acknowledge()
             return True
         return False
+
+    async def let_go(self) -> None:
+        """The fetch has failed for good: tell the holder, if that can be done at once. The router does so too."""
+        if self.opened is not None:
+            with suppress(TandemError, TimeoutError):
+                async with asyncio.timeout(self._settings.close_grace_s):
+                    await self.opened.acknowledge()
+
+    async def _refuse(self, index: int) -> None:
+        assert self.opened is not None
+        with suppress(TandemError, TimeoutError):
+            async with asyncio.timeout(self._settings.close_grace_s):
+                await self.opened.refuse(index)
 
     async def close(self) -> None:
         """Close the pull, if one is open. Cancelling the caller does not stop the closing."""
@@ -202,21 +241,35 @@ class _Run:
                     if isinstance(event, Missing):
                         raise TandemError("kv_gone", f"block {event.index} will not come: {event.reason}")
                     if isinstance(event, Landed):
-                        await self._accept(event, targets[event.index], sink.block(event.index))
+                        await self._accept((event,), targets, sink)
+                    elif isinstance(event, Delivered):
+                        await self._accept(event.blocks, targets, sink)
                     # Moving a timer costs more than looking at it, so it may be a little early but not late.
                     if self.progress.deadline() - (limit.when() or 0.0) > _TIMER_SLACK_S:
                         limit.reschedule(self.progress.deadline())
         except TimeoutError:
             raise TandemError("transfer_failed", f"{self.remote.worker_id} made no progress") from None
 
-    async def _accept(self, event: Landed, target: FetchTarget, block: memoryview) -> None:
-        words = self._verifier.check(block, event.handle, epoch=self.remote.epoch, name=target.name)
-        if isinstance(words, Refusal):
-            self._meter.add("tandem_kv_blocks_refused_total", 1.0, words.reason)
-            raise TandemError("kv_corrupt", words.message)
-        self.progress.landed(target.index, self._clock.now())
-        self._space.landed(self.progress.job.work_id, target.index, words)
-        self._unyielded_bytes += block.nbytes
+    async def _accept(self, landed: tuple[Landed, ...], targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
+        """Believe what verifies; raises at the first block that does not."""
+        blocks = [sink.block(event.index) for event in landed]
+        wanted = [targets[event.index] for event in landed]
+        found = self._verifier.check(
+            blocks,
+            [event.handle for event in landed],
+            epoch=self.remote.epoch,
+            names=[target.name for target in wanted],
+        )
+        now, work_id = self._clock.now(), self.progress.job.work_id
+        for event, target, words in zip(landed, wanted, found, strict=True):
+            if isinstance(words, Refusal):
+                self._meter.add("tandem_kv_blocks_refused_total", 1.0, words.reason)
+                if words.reason == "digest":
+                    await self._refuse(event.index)
+                raise TandemError("kv_corrupt", words.message)
+            self.progress.landed(target.index, now)
+            self._space.landed(work_id, target.index, words)
+        self._unyielded_bytes += len(landed) * self.progress.block_bytes
         if self._unyielded_bytes >= self._settings.verify_bytes_per_tick:
             self._unyielded_bytes = 0
             await asyncio.sleep(0)

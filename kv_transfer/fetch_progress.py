@@ -14,7 +14,8 @@ class FetchReport:
 
     `seconds` is the whole fetch, `gb_per_s` the rate while the holder had blocks to give. `exposed_s` is how long
     blocks kept arriving after the last time this side had to wait for prefill: what the transfer cost beyond it.
-    `reason` is None when every block landed.
+    `reason` is None when every block landed, and `code` is empty; `passed_over` says of each transport that was
+    tried before `path` why it did not carry.
     """
 
     blocks: int
@@ -26,6 +27,13 @@ class FetchReport:
     reason: str | None
     exposed_s: float
     acknowledged: bool = False
+    code: str = ""
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """`reason` without its code."""
+        return (self.reason or "").removeprefix(f"{self.code}: ")
 
 
 @dataclass
@@ -38,6 +46,8 @@ class FetchProgress:
     started: float
     path: str = ""
     first: FirstTokens | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why the transports that were tried did not carry, by scheme."""
     _landed: dict[int, None] = field(default_factory=dict)
     _heard: float = field(init=False)
     _moved: float = field(init=False)
@@ -84,7 +94,8 @@ class FetchProgress:
         """When to give up: `Alive` keeps a silent transfer going only as long as prefill may take to progress."""
         return min(self._heard + self.deadlines.transfer_progress_s, self._moved + self.deadlines.prefill_progress_s)
 
-    def report(self, reason: str | None, acknowledged: bool, now: float) -> FetchReport:
+    def report(self, reason: str | None, acknowledged: bool, now: float, code: str = "") -> FetchReport:
+        """The end of it. `code` is that of the error behind `reason`."""
         seconds = now - self.started
         moved = self.blocks * self.block_bytes
         active_s = self._ended - self.started - self._waited_s
@@ -98,6 +109,8 @@ class FetchProgress:
             reason=reason,
             exposed_s=max(0.0, self._ended - self._burst),
             acknowledged=acknowledged,
+            code=code,
+            passed_over=tuple(f"{path}: {why}" for path, why in self.failed.items() if path != self.path),
         )
 
 

@@ -18,9 +18,17 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """The receiver has what it wanted of a lease."""
+    """The receiver wants nothing more of a lease."""
 
     lease_id: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A block of a lease did not verify where it arrived."""
+
+    lease_id: str
+    name: bytes
 
 
 @dataclass(frozen=True)
@@ -46,5 +54,5 @@ class Pool:
     blocks: int
 
 
-ReceiverFrame = PullOpen | Acknowledge
+ReceiverFrame = PullOpen | Acknowledge | Refused
 HolderFrame = Offers | Missing | Alive | FirstTokens | Failed | Pool

@@ -11,13 +11,15 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kv_transfer.transport import Answer, BlockSink, ExportSource, Landed, Offer, PullEvent, PullOpen
+from kv_transfer.transport import Answer, BlockSink, Delivered, ExportSource, Landed, Offer, PullEvent, PullOpen
 from tandem.core.errors import TandemError
 
 _SCHEME: Final = "mem://"
 _LOOK_AGAIN_S: Final = 0.05
 """How often a held-up delivery asks whether the path carries again."""
 _IN_FLIGHT_MAX: Final = 64
+_PARCEL_S: Final = 0.001
+"""Blocks travel together as long as they occupy the path for no longer than this."""
 
 
 class PathPolicy(Protocol):
@@ -25,6 +27,10 @@ class PathPolicy(Protocol):
 
     def carries(self, holder: str, receiver: str) -> bool:
         """False while the path is partitioned or the holder is frozen: nothing arrives, nobody is told."""
+        ...
+
+    def loses(self, holder: str, receiver: str, what: str) -> bool:
+        """Whether this message gets lost: `ask`, `answer` (then all later ones of its pull too) or `acknowledge`."""
         ...
 
     def latency_s(self, holder: str, receiver: str) -> float:
@@ -45,6 +51,9 @@ class PerfectPath:
 
     def carries(self, holder: str, receiver: str) -> bool:
         return True
+
+    def loses(self, holder: str, receiver: str, what: str) -> bool:
+        return False
 
     def latency_s(self, holder: str, receiver: str) -> float:
         return 0.0
@@ -97,12 +106,21 @@ class MemoryTransport:
         self._fabric.register(self._name, self)
         return _SCHEME + self._name
 
+    async def withdraw(self) -> None:
+        self._fabric.forget(self._name, self)
+        self._source = None
+        for pull in tuple(self._pulls):
+            if pull.holder is self:
+                pull.break_off(f"{self._name} serves no more")
+
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> "MemoryPull":
         holder = address.removeprefix(_SCHEME)
         path = _Path(self._fabric.policy, holder, self._name)
         try:
             async with asyncio.timeout(timeout_s):
                 await path.cross()
+                if path.loses("ask"):
+                    await asyncio.sleep(timeout_s + 1.0)
         except TimeoutError:
             raise TandemError("transfer_failed", f"{address} did not answer within {timeout_s:.1f} s") from None
         end = self._fabric.end(holder)
@@ -138,6 +156,9 @@ class _Path:
         await asyncio.sleep(self.policy.latency_s(self.holder, self.receiver))
         await self.open()
 
+    def loses(self, what: str) -> bool:
+        return self.policy.loses(self.holder, self.receiver, what)
+
     async def open(self) -> None:
         # The policy is a function of time and cannot wake anyone; the caller bounds the wait.
         while not self.policy.carries(self.holder, self.receiver):  # noqa: ASYNC110
@@ -146,11 +167,12 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """Something under way: an answer with its bytes, or the end of the pull (`answer` None)."""
+    """Something under way: offers with their bytes, another answer, or the end of the pull (neither)."""
 
     arrives: float
+    offers: tuple[Offer, ...] = ()
+    data: tuple[bytes, ...] = ()
     answer: Answer | None = None
-    data: bytes = b""
     error: TandemError | None = None
 
 
@@ -176,25 +198,44 @@ class MemoryPull:
             self._send(), name=f"kv-mem-{request.lease_id}", context=ends[1].context.copy()
         )
 
+    @property
+    def holder(self) -> MemoryTransport:
+        """Whose blocks these are."""
+        return self._ends[1]
+
     async def events(self) -> AsyncGenerator[PullEvent, None]:
         while True:
             parcel = await self._next()
             if parcel.error is not None:
                 raise parcel.error
-            match parcel.answer:
-                case None:
-                    return
-                case Offer(index, handle):
-                    path = self._path
-                    self._sink.block(index)[:] = path.policy.arrived(path.holder, path.receiver, parcel.data)
-                    yield Landed(index, handle)
-                case answer:
-                    yield answer
+            if parcel.offers:
+                yield self._land(parcel)
+            elif parcel.answer is not None:
+                assert not isinstance(parcel.answer, Offer), "offers travel with their bytes"
+                yield parcel.answer
+            else:
+                return
+
+    def _land(self, parcel: _Parcel) -> Landed | Delivered:
+        path, sink = self._path, self._sink
+        arrived, holder, receiver = path.policy.arrived, path.holder, path.receiver
+        landed = []
+        for offer, data in zip(parcel.offers, parcel.data, strict=True):
+            sink.block(offer.index)[:] = arrived(holder, receiver, data)
+            landed.append(Landed(offer.index, offer.handle))
+        return landed[0] if len(landed) == 1 else Delivered(tuple(landed))
 
     async def acknowledge(self) -> None:
+        if self._path.loses("acknowledge"):
+            return
         if self._path.policy.carries(self._path.holder, self._path.receiver) and self._broken is None:
             holder, lease_id = self._ends[1], self._request.lease_id
             asyncio.get_running_loop().call_soon(self._source.acknowledge, lease_id, context=holder.context)
+
+    async def refuse(self, index: int) -> None:
+        if self._path.policy.carries(self._path.holder, self._path.receiver) and self._broken is None:
+            told = self._request.lease_id, self._request.names[index]
+            asyncio.get_running_loop().call_soon(self._source.refused, *told, context=self._ends[1].context)
 
     async def close(self) -> None:
         self.break_off("the pull was closed here")
@@ -217,19 +258,35 @@ class MemoryPull:
         try:
             async with aclosing(self._source.answers(self._request)) as batches:
                 async for batch in batches:
-                    for answer in batch:
-                        await self._dispatch(answer)
+                    if self._path.loses("answer"):
+                        return
+                    await self._dispatch(batch)
         except TandemError as refusal:
             error = refusal
         await self._queue.put(_Parcel(self._arrival(), error=error))
 
-    async def _dispatch(self, answer: Answer) -> None:
-        data = b""
-        if isinstance(answer, Offer):
-            data = bytes(self._source.memory.block(answer.handle.slot))
-            if (busy_s := self._path.policy.busy_s(self._path.holder, self._path.receiver, len(data))) > 0:
-                await asyncio.sleep(busy_s)
-        await self._queue.put(_Parcel(self._arrival(), answer, data))
+    async def _dispatch(self, batch: tuple[Answer, ...]) -> None:
+        """Send answers on their way: offers next to each other together, with their bytes as they are now."""
+        waiting: list[Offer] = []
+        for answer in batch:
+            if isinstance(answer, Offer):
+                waiting.append(answer)
+                continue
+            await self._ship(waiting)
+            waiting = []
+            await self._queue.put(_Parcel(self._arrival(), answer=answer))
+        await self._ship(waiting)
+
+    async def _ship(self, offers: list[Offer]) -> None:
+        memory, path = self._source.memory, self._path
+        one_s = path.policy.busy_s(path.holder, path.receiver, memory.block_bytes) if offers else 0.0
+        count = max(1, int(_PARCEL_S / one_s)) if one_s * len(offers) > _PARCEL_S else len(offers)
+        for start in range(0, len(offers), count or 1):
+            some = tuple(offers[start : start + count])
+            data = tuple(bytes(memory.block(offer.handle.slot)) for offer in some)
+            if one_s > 0:
+                await asyncio.sleep(one_s * len(some))
+            await self._queue.put(_Parcel(self._arrival(), some, data))
 
     def _arrival(self) -> float:
         latency_s = self._path.policy.latency_s(self._path.holder, self._path.receiver)

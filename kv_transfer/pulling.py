@@ -10,9 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kv_transfer.frames import ANSWER_BYTES_MAX, GREETING, Failed, Offers, Pool
+from kv_transfer.frames import ANSWER_BYTES_MAX, GREETING, Failed, Offers, Pool, Refused
 from kv_transfer.limits import ConnectionLimits
-from kv_transfer.rpc import decode_holder, encode_acknowledge, encode_open
+from kv_transfer.rpc import decode_holder, encode_acknowledge, encode_open, encode_refused
 from kv_transfer.transport import BlockSink, Landed, Missing, PullEvent, PullOpen
 from kv_transfer.wire import Wire, framed
 from tandem.core.errors import TandemError
@@ -154,6 +154,10 @@ class StreamPull:
 
     async def acknowledge(self) -> None:
         await self.connection.wire.send(framed(encode_acknowledge(self._request.lease_id)))
+
+    async def refuse(self, index: int) -> None:
+        refused = Refused(self._request.lease_id, self._request.names[index])
+        await self.connection.wire.send(framed(encode_refused(refused)))
 
     async def close(self) -> None:
         if not self._closed:

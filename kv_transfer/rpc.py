@@ -8,7 +8,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from kv_transfer.frames import Acknowledge, Failed, HolderFrame, Offers, Pool, ReceiverFrame
+from kv_transfer.frames import Acknowledge, Failed, HolderFrame, Offers, Pool, ReceiverFrame, Refused
 from kv_transfer.transport import Alive, Missing, Offer, PullOpen
 from protos import kv_pb2 as pb
 from tandem.core.errors import TandemError
@@ -36,6 +36,11 @@ def encode_acknowledge(lease_id: str) -> bytes:
     return pb.ReceiverFrame(acknowledge=pb.Acknowledge(lease_id=lease_id)).SerializeToString()
 
 
+def encode_refused(refused: Refused) -> bytes:
+    message = pb.Refused(lease_id=refused.lease_id, name=refused.name)
+    return pb.ReceiverFrame(refused=message).SerializeToString()
+
+
 def decode_receiver(raw: bytes) -> ReceiverFrame:
     """The frame a receiver sent."""
     try:
@@ -47,6 +52,8 @@ def decode_receiver(raw: bytes) -> ReceiverFrame:
             return _read_open(frame.open)
         case "acknowledge":
             return Acknowledge(frame.acknowledge.lease_id)
+        case "refused":
+            return Refused(frame.refused.lease_id, frame.refused.name)
         case _:
             raise _broken("a receiver frame of an unknown kind")
 

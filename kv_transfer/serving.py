@@ -11,7 +11,7 @@ from contextlib import aclosing
 from itertools import groupby
 from typing import Final, Protocol
 
-from kv_transfer.frames import GREETING, REQUEST_BYTES_MAX, Acknowledge
+from kv_transfer.frames import GREETING, REQUEST_BYTES_MAX, Acknowledge, Refused
 from kv_transfer.limits import ConnectionLimits
 from kv_transfer.rpc import decode_receiver, encode_event, encode_failed, encode_offers
 from kv_transfer.transport import Answer, ExportSource, Offer, PullOpen
@@ -119,6 +119,10 @@ class PullServer:
                     return
                 self._source.acknowledge(lease_id)
                 lease_id = None
+            elif isinstance(frame, Refused):
+                if frame.lease_id != lease_id:
+                    return
+                self._source.refused(lease_id, frame.name)
             elif whole:
                 lease_id, whole = await self._serve(wire, carrier, frame)
             if not whole and lease_id is None:

@@ -85,14 +85,18 @@ class ShmTransport:
         self._server.start()
         return _SCHEME + path
 
+    async def withdraw(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+        self._cleanup.close()
+
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> StreamPull:
         return await self._client.open(address, request, sink, timeout_s)
 
     async def close(self) -> None:
         await self._client.close()
-        if self._server is not None:
-            await self._server.close()
-        self._cleanup.close()
+        await self.withdraw()
 
     async def _connect(self, address: str) -> Connection:
         path = address.removeprefix(_SCHEME)

@@ -58,13 +58,17 @@ class TcpTransport:
         port = listener.getsockname()[1]
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
+    async def withdraw(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> StreamPull:
         return await self._client.open(address, request, sink, timeout_s)
 
     async def close(self) -> None:
         await self._client.close()
-        if self._server is not None:
-            await self._server.close()
+        await self.withdraw()
 
     async def _listen(self) -> socket.socket:
         host, port = self._settings.host, self._settings.port

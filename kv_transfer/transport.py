@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from tandem.core.kv import Handle, Layout
 from tandem.engine.protocol import BlockMemory, FirstTokens
 
@@ -25,12 +27,18 @@ class PullOpen:
     names: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class Landed:
+class Landed(msgspec.Struct, frozen=True, gc=False):
     """The bytes of `names[index]` are in the sink's block; `handle.digests` are what they must hash to."""
 
     index: int
     handle: Handle
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Blocks that arrived together, in order; at least one. What small blocks cost, they cost once."""
+
+    blocks: tuple[Landed, ...]
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,11 @@ class Alive:
     """The holder is still at it; nothing is ready yet."""
 
 
-PullEvent = Landed | Missing | Alive | FirstTokens
+PullEvent = Landed | Delivered | Missing | Alive | FirstTokens
 """`FirstTokens` is the last event of a pull whose prefill sampled."""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, gc=False):
     """`names[index]` is complete in `handle.slot`."""
 
     index: int
@@ -78,7 +85,11 @@ class ExportSource(Protocol):
         ...
 
     def acknowledge(self, lease_id: str) -> None:
-        """The receiver has everything it wanted."""
+        """The receiver wants nothing more of the lease."""
+        ...
+
+    def refused(self, lease_id: str, name: bytes) -> None:
+        """The receiver says that the block arrived with other bytes than were digested: look at the own copy."""
         ...
 
 
@@ -101,7 +112,11 @@ class Pull(Protocol):
         ...
 
     async def acknowledge(self) -> None:
-        """End the holder's lease: everything that was wanted is here."""
+        """End the holder's lease: nothing more is wanted of it. Allowed at any time, and again."""
+        ...
+
+    async def refuse(self, index: int) -> None:
+        """Tell the holder that `names[index]` arrived damaged, so that it looks at its copy. Ends the events."""
         ...
 
     async def close(self) -> None:
@@ -119,6 +134,10 @@ class Transport(Protocol):
 
     async def serve(self, source: ExportSource) -> str:
         """Start answering pulls; gives the address to hand out."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Stop answering pulls: nobody is at the address any more. Pulls that this side has opened go on."""
         ...
 
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> Pull:

@@ -21,6 +21,7 @@ def make(process: Process) -> WorkerService:
         process.begin_epoch,
         revision=settings.revision,
         events=process.events,
+        health=process.health,
     )
 
 

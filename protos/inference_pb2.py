@@ -24,47 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\ttandem.v1\"\xaf\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.tandem.v1.ChatH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12)\n\nparameters\x18\x05 \x01(\x0b\x32\x15.tandem.v1.ParametersB\x07\n\x05input\",\n\x04\x43hat\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.tandem.v1.Message\"D\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xd8\x05\n\nParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\t\x88\x01\x01\x12\x38\n\nlogit_bias\x18\x0b \x03(\x0b\x32$.tandem.v1.Parameters.LogitBiasEntry\x12\x11\n\x04seed\x18\x0c \x01(\x03H\n\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x17\n\nignore_eos\x18\x0f \x01(\x08H\x0b\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0c\x88\x01\x01\x12\x14\n\x07timeout\x18\x11 \x01(\x01H\r\x88\x01\x01\x12\x15\n\x08priority\x18\x12 \x01(\x11H\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\n\n\x08_timeoutB\x0b\n\t_priority\"\x99\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\x06tokens\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x1a\n\rfinish_reason\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x14\n\nstop_token\x18\x08 \x01(\rH\x00\x12$\n\x05usage\x18\t \x01(\x0b\x32\x10.tandem.v1.UsageH\x02\x88\x01\x01\x42\r\n\x0bstop_reasonB\x10\n\x0e_finish_reasonB\x08\n\x06_usage\"D\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12#\n\x03top\x18\x02 \x03(\x0b\x32\x16.tandem.v1.Alternative\"-\n\x0b\x41lternative\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"+\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x80\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x12\n\x05param\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06_paramB\x10\n\x0e_retry_after_s2\x9a\x01\n\tInference\x12\x42\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\ttandem.v1\"\xc2\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.tandem.v1.ChatH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12)\n\nparameters\x18\x05 \x01(\x0b\x32\x15.tandem.v1.Parameters\x12\x11\n\tresumable\x18\x06 \x01(\x08\x42\x07\n\x05input\":\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\tpositions\x18\x02 \x03(\rB\x02\x10\x01\",\n\x04\x43hat\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.tandem.v1.Message\"D\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xd8\x05\n\nParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\n \x01(\x01H\t\x88\x01\x01\x12\x38\n\nlogit_bias\x18\x0b \x03(\x0b\x32$.tandem.v1.Parameters.LogitBiasEntry\x12\x11\n\x04seed\x18\x0c \x01(\x03H\n\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x17\n\nignore_eos\x18\x0f \x01(\x08H\x0b\x88\x01\x01\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0c\x88\x01\x01\x12\x14\n\x07timeout\x18\x11 \x01(\x01H\r\x88\x01\x01\x12\x15\n\x08priority\x18\x12 \x01(\x11H\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\n\n\x08_timeoutB\x0b\n\t_priority\"\xb0\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x12\n\x06tokens\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x1a\n\rfinish_reason\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x14\n\nstop_token\x18\x08 \x01(\rH\x00\x12$\n\x05usage\x18\t \x01(\x0b\x32\x10.tandem.v1.UsageH\x02\x88\x01\x01\x12\x15\n\tpositions\x18\n \x03(\rB\x02\x10\x01\x42\r\n\x0bstop_reasonB\x10\n\x0e_finish_reasonB\x08\n\x06_usage\"D\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12#\n\x03top\x18\x02 \x03(\x0b\x32\x16.tandem.v1.Alternative\"-\n\x0b\x41lternative\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"+\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x80\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x12\n\x05param\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06_paramB\x10\n\x0e_retry_after_s2\xda\x01\n\tInference\x12\x42\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x12>\n\x06Resume\x12\x18.tandem.v1.ResumeRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_RESUMEREQUEST'].fields_by_name['positions']._loaded_options = None
+  _globals['_RESUMEREQUEST'].fields_by_name['positions']._serialized_options = b'\020\001'
   _globals['_TOKENIDS'].fields_by_name['ids']._loaded_options = None
   _globals['_TOKENIDS'].fields_by_name['ids']._serialized_options = b'\020\001'
   _globals['_PARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_PARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATECHUNK'].fields_by_name['tokens']._loaded_options = None
   _globals['_GENERATECHUNK'].fields_by_name['tokens']._serialized_options = b'\020\001'
+  _globals['_GENERATECHUNK'].fields_by_name['positions']._loaded_options = None
+  _globals['_GENERATECHUNK'].fields_by_name['positions']._serialized_options = b'\020\001'
   _globals['_GENERATEREQUEST']._serialized_start=38
-  _globals['_GENERATEREQUEST']._serialized_end=213
-  _globals['_CHAT']._serialized_start=215
-  _globals['_CHAT']._serialized_end=259
-  _globals['_MESSAGE']._serialized_start=261
-  _globals['_MESSAGE']._serialized_end=329
-  _globals['_TOKENIDS']._serialized_start=331
-  _globals['_TOKENIDS']._serialized_end=358
-  _globals['_PARAMETERS']._serialized_start=361
-  _globals['_PARAMETERS']._serialized_end=1089
-  _globals['_PARAMETERS_LOGITBIASENTRY']._serialized_start=831
-  _globals['_PARAMETERS_LOGITBIASENTRY']._serialized_end=879
-  _globals['_GENERATECHUNK']._serialized_start=1092
-  _globals['_GENERATECHUNK']._serialized_end=1373
-  _globals['_TOKENLOGPROB']._serialized_start=1375
-  _globals['_TOKENLOGPROB']._serialized_end=1443
-  _globals['_ALTERNATIVE']._serialized_start=1445
-  _globals['_ALTERNATIVE']._serialized_end=1490
-  _globals['_USAGE']._serialized_start=1492
-  _globals['_USAGE']._serialized_end=1572
-  _globals['_LISTMODELSREQUEST']._serialized_start=1574
-  _globals['_LISTMODELSREQUEST']._serialized_end=1593
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1595
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1649
-  _globals['_MODEL']._serialized_start=1651
-  _globals['_MODEL']._serialized_end=1694
-  _globals['_ERROR']._serialized_start=1697
-  _globals['_ERROR']._serialized_end=1825
-  _globals['_INFERENCE']._serialized_start=1828
-  _globals['_INFERENCE']._serialized_end=1982
+  _globals['_GENERATEREQUEST']._serialized_end=232
+  _globals['_RESUMEREQUEST']._serialized_start=234
+  _globals['_RESUMEREQUEST']._serialized_end=292
+  _globals['_CHAT']._serialized_start=294
+  _globals['_CHAT']._serialized_end=338
+  _globals['_MESSAGE']._serialized_start=340
+  _globals['_MESSAGE']._serialized_end=408
+  _globals['_TOKENIDS']._serialized_start=410
+  _globals['_TOKENIDS']._serialized_end=437
+  _globals['_PARAMETERS']._serialized_start=440
+  _globals['_PARAMETERS']._serialized_end=1168
+  _globals['_PARAMETERS_LOGITBIASENTRY']._serialized_start=910
+  _globals['_PARAMETERS_LOGITBIASENTRY']._serialized_end=958
+  _globals['_GENERATECHUNK']._serialized_start=1171
+  _globals['_GENERATECHUNK']._serialized_end=1475
+  _globals['_TOKENLOGPROB']._serialized_start=1477
+  _globals['_TOKENLOGPROB']._serialized_end=1545
+  _globals['_ALTERNATIVE']._serialized_start=1547
+  _globals['_ALTERNATIVE']._serialized_end=1592
+  _globals['_USAGE']._serialized_start=1594
+  _globals['_USAGE']._serialized_end=1674
+  _globals['_LISTMODELSREQUEST']._serialized_start=1676
+  _globals['_LISTMODELSREQUEST']._serialized_end=1695
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1697
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1751
+  _globals['_MODEL']._serialized_start=1753
+  _globals['_MODEL']._serialized_end=1796
+  _globals['_ERROR']._serialized_start=1799
+  _globals['_ERROR']._serialized_end=1927
+  _globals['_INFERENCE']._serialized_start=1930
+  _globals['_INFERENCE']._serialized_end=2148
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,11 @@ class InferenceStub:
                 request_serializer=protos_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/tandem.v1.Inference/Resume',
+                request_serializer=protos_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.GenerateChunk.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/tandem.v1.Inference/ListModels',
                 request_serializer=protos_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -51,6 +56,13 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Chunks arrive as tokens are generated; the last one has `usage`. Closing the call cancels the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """The rest of a resumable request's chunks, from any router; an earlier call for it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +81,11 @@ def add_InferenceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=protos_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_inference__pb2.ResumeRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.GenerateChunk.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
@@ -103,6 +120,33 @@ class Inference:
             target,
             '/tandem.v1.Inference/Generate',
             protos_dot_inference__pb2.GenerateRequest.SerializeToString,
+            protos_dot_inference__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.Inference/Resume',
+            protos_dot_inference__pb2.ResumeRequest.SerializeToString,
             protos_dot_inference__pb2.GenerateChunk.FromString,
             options,
             channel_credentials,

@@ -24,35 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fprotos/kv.proto\x12\x0ctandem.kv.v1\"m\n\rReceiverFrame\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.tandem.kv.v1.OpenH\x00\x12\x30\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x19.tandem.kv.v1.AcknowledgeH\x00\x42\x06\n\x04kind\"\x9d\x01\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x14\n\x0cholder_epoch\x18\x04 \x01(\x06\x12\x16\n\x0ereceiver_epoch\x18\x05 \x01(\x06\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.tandem.kv.v1.Layout\x12\r\n\x05names\x18\x07 \x01(\x0c\"\xd7\x01\n\x06Layout\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x0f\n\x07packing\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nitem_bytes\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x17\n\x0ftensor_parallel\x18\t \x01(\r\x12\x19\n\x11pipeline_parallel\x18\n \x01(\r\x12\x0b\n\x03isa\x18\x0b \x01(\t\"\x1f\n\x0b\x41\x63knowledge\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x8c\x02\n\x0bHolderFrame\x12&\n\x06offers\x18\x01 \x01(\x0b\x32\x14.tandem.kv.v1.OffersH\x00\x12(\n\x07missing\x18\x02 \x01(\x0b\x32\x15.tandem.kv.v1.MissingH\x00\x12$\n\x05\x61live\x18\x03 \x01(\x0b\x32\x13.tandem.kv.v1.AliveH\x00\x12\x31\n\x0c\x66irst_tokens\x18\x04 \x01(\x0b\x32\x19.tandem.kv.v1.FirstTokensH\x00\x12&\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x14.tandem.kv.v1.FailedH\x00\x12\"\n\x04pool\x18\x06 \x01(\x0b\x32\x12.tandem.kv.v1.PoolH\x00\x42\x06\n\x04kind\"h\n\x06Offers\x12\r\n\x05index\x18\x01 \x03(\r\x12\x0c\n\x04slot\x18\x02 \x03(\r\x12\x12\n\ngeneration\x18\x03 \x03(\x06\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\x12\r\n\x05names\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\"(\n\x07Missing\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x07\n\x05\x41live\"7\n\x0b\x46irstTokens\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.tandem.kv.v1.FirstToken\"M\n\nFirstToken\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x13\n\x06\x66inish\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_finish\"\'\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"+\n\x04Pool\x12\x13\n\x0b\x62lock_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fprotos/kv.proto\x12\x0ctandem.kv.v1\"\x97\x01\n\rReceiverFrame\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.tandem.kv.v1.OpenH\x00\x12\x30\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x19.tandem.kv.v1.AcknowledgeH\x00\x12(\n\x07refused\x18\x03 \x01(\x0b\x32\x15.tandem.kv.v1.RefusedH\x00\x42\x06\n\x04kind\"\x9d\x01\n\x04Open\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x14\n\x0cholder_epoch\x18\x04 \x01(\x06\x12\x16\n\x0ereceiver_epoch\x18\x05 \x01(\x06\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.tandem.kv.v1.Layout\x12\r\n\x05names\x18\x07 \x01(\x0c\"\xd7\x01\n\x06Layout\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\x0f\n\x07packing\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nitem_bytes\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x17\n\x0ftensor_parallel\x18\t \x01(\r\x12\x19\n\x11pipeline_parallel\x18\n \x01(\r\x12\x0b\n\x03isa\x18\x0b \x01(\t\"\x1f\n\x0b\x41\x63knowledge\x12\x10\n\x08lease_id\x18\x01 \x01(\t\")\n\x07Refused\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\x0c\"\x8c\x02\n\x0bHolderFrame\x12&\n\x06offers\x18\x01 \x01(\x0b\x32\x14.tandem.kv.v1.OffersH\x00\x12(\n\x07missing\x18\x02 \x01(\x0b\x32\x15.tandem.kv.v1.MissingH\x00\x12$\n\x05\x61live\x18\x03 \x01(\x0b\x32\x13.tandem.kv.v1.AliveH\x00\x12\x31\n\x0c\x66irst_tokens\x18\x04 \x01(\x0b\x32\x19.tandem.kv.v1.FirstTokensH\x00\x12&\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x14.tandem.kv.v1.FailedH\x00\x12\"\n\x04pool\x18\x06 \x01(\x0b\x32\x12.tandem.kv.v1.PoolH\x00\x42\x06\n\x04kind\"h\n\x06Offers\x12\r\n\x05index\x18\x01 \x03(\r\x12\x0c\n\x04slot\x18\x02 \x03(\r\x12\x12\n\ngeneration\x18\x03 \x03(\x06\x12\r\n\x05\x65poch\x18\x04 \x03(\x06\x12\r\n\x05names\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x06 \x01(\x0c\"(\n\x07Missing\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x07\n\x05\x41live\"7\n\x0b\x46irstTokens\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.tandem.kv.v1.FirstToken\"M\n\nFirstToken\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x13\n\x06\x66inish\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_finish\"\'\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"+\n\x04Pool\x12\x13\n\x0b\x62lock_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECEIVERFRAME']._serialized_start=33
-  _globals['_RECEIVERFRAME']._serialized_end=142
-  _globals['_OPEN']._serialized_start=145
-  _globals['_OPEN']._serialized_end=302
-  _globals['_LAYOUT']._serialized_start=305
-  _globals['_LAYOUT']._serialized_end=520
-  _globals['_ACKNOWLEDGE']._serialized_start=522
-  _globals['_ACKNOWLEDGE']._serialized_end=553
-  _globals['_HOLDERFRAME']._serialized_start=556
-  _globals['_HOLDERFRAME']._serialized_end=824
-  _globals['_OFFERS']._serialized_start=826
-  _globals['_OFFERS']._serialized_end=930
-  _globals['_MISSING']._serialized_start=932
-  _globals['_MISSING']._serialized_end=972
-  _globals['_ALIVE']._serialized_start=974
-  _globals['_ALIVE']._serialized_end=981
-  _globals['_FIRSTTOKENS']._serialized_start=983
-  _globals['_FIRSTTOKENS']._serialized_end=1038
-  _globals['_FIRSTTOKEN']._serialized_start=1040
-  _globals['_FIRSTTOKEN']._serialized_end=1117
-  _globals['_FAILED']._serialized_start=1119
-  _globals['_FAILED']._serialized_end=1158
-  _globals['_POOL']._serialized_start=1160
-  _globals['_POOL']._serialized_end=1203
+  _globals['_RECEIVERFRAME']._serialized_start=34
+  _globals['_RECEIVERFRAME']._serialized_end=185
+  _globals['_OPEN']._serialized_start=188
+  _globals['_OPEN']._serialized_end=345
+  _globals['_LAYOUT']._serialized_start=348
+  _globals['_LAYOUT']._serialized_end=563
+  _globals['_ACKNOWLEDGE']._serialized_start=565
+  _globals['_ACKNOWLEDGE']._serialized_end=596
+  _globals['_REFUSED']._serialized_start=598
+  _globals['_REFUSED']._serialized_end=639
+  _globals['_HOLDERFRAME']._serialized_start=642
+  _globals['_HOLDERFRAME']._serialized_end=910
+  _globals['_OFFERS']._serialized_start=912
+  _globals['_OFFERS']._serialized_end=1016
+  _globals['_MISSING']._serialized_start=1018
+  _globals['_MISSING']._serialized_end=1058
+  _globals['_ALIVE']._serialized_start=1060
+  _globals['_ALIVE']._serialized_end=1067
+  _globals['_FIRSTTOKENS']._serialized_start=1069
+  _globals['_FIRSTTOKENS']._serialized_end=1124
+  _globals['_FIRSTTOKEN']._serialized_start=1126
+  _globals['_FIRSTTOKEN']._serialized_end=1203
+  _globals['_FAILED']._serialized_start=1205
+  _globals['_FAILED']._serialized_end=1244
+  _globals['_POOL']._serialized_start=1246
+  _globals['_POOL']._serialized_end=1289
 # @@protoc_insertion_point(module_scope)

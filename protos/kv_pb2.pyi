@@ -7,12 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReceiverFrame(_message.Message):
-    __slots__ = ("open", "acknowledge")
+    __slots__ = ("open", "acknowledge", "refused")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     open: Open
     acknowledge: Acknowledge
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ...) -> None: ...
+    refused: Refused
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("protocol", "lease_id", "ticket", "holder_epoch", "receiver_epoch", "layout", "names")
@@ -63,6 +65,14 @@ class Acknowledge(_message.Message):
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("lease_id", "name")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    name: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., name: _Optional[bytes] = ...) -> None: ...
 
 class HolderFrame(_message.Message):
     __slots__ = ("offers", "missing", "alive", "first_tokens", "failed", "pool")

@@ -13,23 +13,27 @@ class CommandFrame(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "cancel", "provide_first", "sample_first", "drain", "ping")
+    __slots__ = ("submit", "cancel", "provide_first", "sample_first", "drain", "ping", "keep", "claim")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PROVIDE_FIRST_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIRST_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     provide_first: ProvideFirst
     sample_first: SampleFirst
     drain: Drain
     ping: Ping
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., provide_first: _Optional[_Union[ProvideFirst, _Mapping]] = ..., sample_first: _Optional[_Union[SampleFirst, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    keep: Keep
+    claim: Claim
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., provide_first: _Optional[_Union[ProvideFirst, _Mapping]] = ..., sample_first: _Optional[_Union[SampleFirst, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "attempt", "mode", "prompt", "branches", "sampling", "stopping", "deadline_s", "tenant_salt", "priority", "remote", "export", "traceparent")
+    __slots__ = ("handle", "request_id", "attempt", "mode", "prompt", "branches", "sampling", "stopping", "deadline_s", "tenant_salt", "priority", "remote", "export", "traceparent", "canary", "resume", "resume_key", "kept")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +48,10 @@ class Submit(_message.Message):
     REMOTE_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    RESUME_KEY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     attempt: int
@@ -58,7 +66,11 @@ class Submit(_message.Message):
     remote: RemoteKv
     export: Export
     traceparent: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., mode: _Optional[str] = ..., prompt: _Optional[bytes] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., deadline_s: _Optional[float] = ..., tenant_salt: _Optional[str] = ..., priority: _Optional[int] = ..., remote: _Optional[_Union[RemoteKv, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    canary: bool
+    resume: bytes
+    resume_key: bytes
+    kept: StepOutputs
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., mode: _Optional[str] = ..., prompt: _Optional[bytes] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., deadline_s: _Optional[float] = ..., tenant_salt: _Optional[str] = ..., priority: _Optional[int] = ..., remote: _Optional[_Union[RemoteKv, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., traceparent: _Optional[str] = ..., canary: _Optional[bool] = ..., resume: _Optional[bytes] = ..., resume_key: _Optional[bytes] = ..., kept: _Optional[_Union[StepOutputs, _Mapping]] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("sequence", "seed", "forced", "sent_chars")
@@ -158,6 +170,22 @@ class SampleFirst(_message.Message):
     handle: int
     def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
+class Keep(_message.Message):
+    __slots__ = ("handle", "outputs")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    outputs: StepOutputs
+    def __init__(self, handle: _Optional[int] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("handle", "keys")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, handle: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Drain(_message.Message):
     __slots__ = ("within_s",)
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
@@ -177,23 +205,31 @@ class RouterFrame(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[RouterEvent, _Mapping]]] = ...) -> None: ...
 
 class RouterEvent(_message.Message):
-    __slots__ = ("hello", "step_outputs", "attempt_failed", "attempt_report", "pong", "draining")
+    __slots__ = ("hello", "step_outputs", "attempt_failed", "attempt_report", "pong", "draining", "ready", "transferred", "claimed", "unclaimed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FAILED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_REPORT_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERRED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     step_outputs: StepOutputs
     attempt_failed: AttemptFailed
     attempt_report: AttemptReport
     pong: Pong
     draining: Draining
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., attempt_failed: _Optional[_Union[AttemptFailed, _Mapping]] = ..., attempt_report: _Optional[_Union[AttemptReport, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    ready: Ready
+    transferred: Transferred
+    claimed: Claimed
+    unclaimed: Unclaimed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., attempt_failed: _Optional[_Union[AttemptFailed, _Mapping]] = ..., attempt_report: _Optional[_Union[AttemptReport, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., transferred: _Optional[_Union[Transferred, _Mapping]] = ..., claimed: _Optional[_Union[Claimed, _Mapping]] = ..., unclaimed: _Optional[_Union[Unclaimed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "epoch", "role", "model", "model_hash", "revision", "layout", "root", "blocks", "context_tokens", "eos_token_ids", "addresses", "draining")
+    __slots__ = ("protocol", "worker_id", "epoch", "role", "model", "model_hash", "revision", "layout", "root", "blocks", "context_tokens", "eos_token_ids", "addresses", "draining", "unready", "canary", "problems")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +244,9 @@ class Hello(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    UNREADY_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     epoch: int
@@ -222,7 +261,10 @@ class Hello(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     draining: bool
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., model: _Optional[str] = ..., model_hash: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., root: _Optional[bytes] = ..., blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    unready: bool
+    canary: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., model: _Optional[str] = ..., model_hash: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., root: _Optional[bytes] = ..., blocks: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., unready: _Optional[bool] = ..., canary: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("engine", "packing", "dtype", "item_bytes", "layers", "block_tokens", "kv_heads", "head_dim", "tensor_parallel", "pipeline_parallel", "isa")
@@ -376,6 +418,64 @@ class Draining(_message.Message):
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     within_s: float
     def __init__(self, within_s: _Optional[float] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("addresses", "canary", "problems")
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    canary: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., canary: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Transferred(_message.Message):
+    __slots__ = ("handle", "holder", "holder_epoch", "path", "seconds", "bytes", "code", "message", "passed_over")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    holder: str
+    holder_epoch: int
+    path: str
+    seconds: float
+    bytes: int
+    code: str
+    message: str
+    passed_over: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, handle: _Optional[int] = ..., holder: _Optional[str] = ..., holder_epoch: _Optional[int] = ..., path: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Claimed(_message.Message):
+    __slots__ = ("handle", "resume", "attempt", "mode", "left_s", "sequences", "starts", "transferred")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERRED_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    resume: bytes
+    attempt: int
+    mode: str
+    left_s: float
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    transferred: bool
+    def __init__(self, handle: _Optional[int] = ..., resume: _Optional[bytes] = ..., attempt: _Optional[int] = ..., mode: _Optional[str] = ..., left_s: _Optional[float] = ..., sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., transferred: _Optional[bool] = ...) -> None: ...
+
+class Unclaimed(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
 
 class StateRequestFrame(_message.Message):
     __slots__ = ("requests",)

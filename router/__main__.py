@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from typing import Final
 
 import uvloop
 
@@ -13,8 +14,9 @@ from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
-from router.fleet.discovery import WorkersFile
+from router.fleet.discovery import Member, WorkersFile, drains_of
 from router.fleet.fleet import Fleet
+from router.fleet.prober import PairProber
 from router.front.app import RestApp
 from router.front.auth import Keys, load_keys
 from router.front.door import FrontDoor, Services
@@ -25,20 +27,25 @@ from router.front.tokenizing_threads import Threaded
 from router.placement import CostModel
 from router.process_settings import ProcessSettings
 from router.service import Addresses, Insides, RouterService
+from router.settings import RouterSettings
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
+from tandem.core.metrics import Meter
 from tandem.core.simple_tokenizer import MODEL_NAME
 from tandem.engine.model_directory import open_model
-from tandem.service.grpc_link import GrpcDialer
-from tandem.service.grpc_tls import channel_credentials
+from tandem.service.link_dialer import open_dialer
 from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.run import fail, serve_process
 from tandem.service.settings import load_settings
 from tandem.service.settings_help import help_asked
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.service.system import DESCRIPTORS_KEPT, SystemClock, SystemEntropy, descriptors
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
+
+_GC_THRESHOLDS: Final = (20_000, 20, 20)
+"""A request leaves some hundred objects that refer to each other. At the interpreter's own thresholds the collector
+runs many times for each burst of requests, mostly over what is still in use; these let a few megabytes gather."""
 
 
 def main() -> int:
@@ -63,6 +70,7 @@ def main() -> int:
     # What has been loaded stays: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         return serve_process(
             lambda lines: build(telemetry, lines),
@@ -96,8 +104,9 @@ def _builder(
     def build(telemetry: Telemetry, events: EventLines) -> RouterService:
         clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
         core = settings.core
-        dialer = GrpcDialer(settings.name, entropy, credentials=channel_credentials(settings.link_tls))
-        fleet = Fleet(dialer, clock, core.deadlines, MemoryIndex(), meter, core.fleet)
+        dialer = open_dialer(settings.name, entropy, settings.link_tls)
+        prober = _prober(core, keyring, clock, entropy, meter)
+        fleet = Fleet(dialer, clock, core.deadlines, MemoryIndex(), meter, core.fleet, prober)
         tools = Tools(
             loop=asyncio.get_running_loop(),
             clock=clock,
@@ -109,21 +118,36 @@ def _builder(
             meter=meter,
         )
         dispatcher = Dispatcher(fleet, tools)
-        services = Services(dispatcher, renderers, Threaded(), clock, entropy, meter, telemetry.recorder)
+        services = Services(
+            dispatcher, renderers, Threaded(), clock, entropy, meter, telemetry.recorder, resumer=dispatcher
+        )
         door = FrontDoor(services, settings.front, core.deadlines)
         fleet.set_members(settings.workers)
         discovery = _discovery(settings, fleet)
-        rest = HttpServer(RestApp(door, keys, meter.render))
+        connections_max = descriptors(settings.front.connections_max + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
+        rest = HttpServer(RestApp(door, keys, meter.render, fleet.listing), connections_max)
         insides = Insides(fleet, dispatcher, door, rest, PublicGrpc(door, keys), discovery)
         return RouterService(insides, Addresses(settings.host, settings.port, settings.grpc_port), events)
 
     return build
 
 
+def _prober(
+    core: RouterSettings, keyring: Keyring, clock: Clock, entropy: Entropy, meter: Meter
+) -> PairProber | None:
+    pairs = core.fleet.pairs
+    return PairProber(pairs, keyring, clock, entropy, core.deadlines, meter) if pairs.canary else None
+
+
 def _discovery(settings: ProcessSettings, fleet: Fleet) -> WorkersFile | None:
     if settings.workers_file is None:
         return None
-    return WorkersFile(settings.workers_file, lambda found: fleet.set_members((*settings.workers, *found)))
+
+    def on_members(found: tuple[Member, ...]) -> None:
+        fleet.set_members((*settings.workers, *(member.address for member in found)))
+        fleet.set_drains(drains_of(found))
+
+    return WorkersFile(settings.workers_file, on_members)
 
 
 def _flags(argv: list[str]) -> list[str]:

@@ -36,6 +36,8 @@ class Generation(msgspec.Struct, frozen=True):
     received_wall: float
     trace: TraceContext
     priority: int = 0
+    resume: bytes | None = None
+    """Of a resumable request, what the front door of another router needs to go on with its answer; else None."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,8 +77,24 @@ class Sink(Protocol):
         ...
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """Where a running request is. `prefill` and `decode` are the workers of its current attempt, None while it
+    waits for one (`prefill` also when decode computes the prompt itself); `tokens` are those accepted so far."""
+
+    stage: str
+    """`queue`, `prefill`, `transfer`, `first-token` or `decode` (`router.dispatch.whereabouts` has their meaning)."""
+    prefill: str | None
+    decode: str | None
+    tokens: int
+    attempts: int
+
+
 class Running(Protocol):
     """A started generation."""
+
+    def standing(self) -> Standing:
+        """Where it is now. Asked only before its end."""
+        ...
 
     def cancel(self, reason: str) -> None:
         """Free everything everywhere; the sink hears nothing more."""
@@ -104,4 +122,29 @@ class Generator(Protocol):
 
     def ready(self) -> str | None:
         """None when a request could be served now, otherwise why not, in one sentence."""
+        ...
+
+
+class Resumed(Protocol):
+    """A resumable request that was found again. While nobody listens its lease runs."""
+
+    @property
+    def generation(self) -> Generation: ...
+
+    def chars(self, after: tuple[int, ...]) -> tuple[int, ...]:
+        """How long each sequence's text is after so many tokens of each. Raises `invalid_request` where the stream
+        has no such place."""
+        ...
+
+    def listen(self, sink: Sink, after: tuple[int, ...]) -> Running:
+        """Tell `sink` everything beyond that place, now and from now on; whoever listened before is told
+        `taken_over`. Leaving (`Running.cancel`) begins the lease again. Raises `invalid_request`."""
+        ...
+
+
+class Resumer(Protocol):
+    """Who finds resumable requests: those of this router, and those that workers hold for any."""
+
+    async def resume(self, request_id: str, tenant: str) -> Resumed:
+        """Raises `not_found` when it is unknown or another tenant's, `queue_full`, `draining`."""
         ...

@@ -6,7 +6,7 @@ from pathlib import Path
 from router.front.settings import FrontSettings
 from router.settings import RouterSettings
 from tandem.core.errors import TandemError
-from tandem.service.grpc_tls import TlsSettings
+from tandem.service.tls import TlsSettings
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,14 @@ class RouterService:
         left = await dispatcher.idle(within_s)
         ended = door.end_all()
         event(_log, "drained", left=left, ended=ended)
+        # Before the links end one by one: a resumable request would flee to the workers that are still there.
+        dispatcher.close(TandemError("draining", "the router is stopping", retry_after_s=1.0))
         self._insides.http.stop_listening()
         await self._close()
+
+    def held(self) -> Mapping[str, int]:
+        held = self._insides.dispatcher.held
+        return {"requests": held} if held else {}
 
     async def stop(self) -> None:
         self._insides.dispatcher.close(TandemError("draining", "the router has stopped", retry_after_s=1.0))

@@ -3,6 +3,28 @@
 from dataclasses import dataclass, field
 
 from tandem.core.deadlines import Deadlines
+from tandem.core.errors import TandemError
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Proof that blocks travel, per pair of a prefill and a decode worker. Back-offs double from `backoff_first_s` to
+    `backoff_max_s`."""
+
+    canary: bool = True
+    """Without, every pair is trusted."""
+    canary_s: float = 5.0
+    """A canary that has no result by then has failed."""
+    canaries_max: int = 8
+    """Canaries under way at one time."""
+    partners_max: int = 16
+    """A worker that joins is proved with this many others at once; further pairs when placement looks at them."""
+    failures_max: int = 3
+    """The first failed transfer asks for a canary; so many within `window_s`, each success forgiving one, open the
+    pair even where that passes."""
+    window_s: float = 30.0
+    backoff_first_s: float = 0.5
+    backoff_max_s: float = 15.0
 
 
 @dataclass(frozen=True)
@@ -19,6 +41,7 @@ class FleetSettings:
     """A submit younger than this may not be part of the worker's latest load figures."""
     snapshot_again_s: float = 5.0
     """When an asked-for snapshot has not begun to arrive by then, ask again."""
+    pairs: PairSettings = field(default_factory=PairSettings)
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,30 @@ class RetrySettings:
     backoff_max_s: float = 1.0
     resume_wait_s: float = 60.0
     """How long a started request waits for any worker to come back."""
+    hedge_after: float | None = None
+    """A first token that takes this many times as long as expected is tried for elsewhere as well, if the budget of
+    retries allows. None, with `hedge_after_s` None too, never does."""
+    hedge_after_s: float | None = None
+    """The same in seconds; with both, whichever is later."""
+
+    def __post_init__(self) -> None:
+        for name in ("hedge_after", "hedge_after_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise TandemError(
+                    "bad_setting", f"{name} = {value}: expected a number above 0, or nothing", param=name
+                )
+
+
+@dataclass(frozen=True)
+class MigrationSettings:
+    """How streams are moved off a worker that leaves."""
+
+    margin: float = 1.25
+    """A stream moves when it would need this many times its expected time and still end too late."""
+    at_once: int = 4
+    """Streams that were moved and have not brought a token since; more only where the worker's bound asks for it."""
+    every_s: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -92,7 +139,10 @@ class RouterSettings:
     priors: CostPriors = field(default_factory=CostPriors)
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
+    migration: MigrationSettings = field(default_factory=MigrationSettings)
     usage_wait_s: float = 0.05
     """How long the end of an answer waits for the worker's report, for `cached_tokens`."""
+    claim_s: float = 2.0
+    """How long workers may take to say whether they hold a resumable request; connecting to them counts."""
     report_wait_s: float = 1.0
     """How long after the end late reports are still taken, for traces and the cost model."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from router.settings import AdmissionSettings
 
 _SHARE = 0.1
+_RESERVED = ""
+"""The line, always empty, of requests that never stand in one."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,15 @@ class Admission:
         line.waiting[key] = priority
         return Queued(ahead=sum(1 for other in line.waiting.values() if other >= priority) - 1)
 
+    def reserve(self, key: int) -> Refused | None:
+        """Hold a place for a request that runs already and comes from another router: it never waits in line."""
+        assert key not in self._held, f"request {key} is held already"
+        refused = self._refusal(_RESERVED)
+        if refused is None:
+            self._held[key] = _RESERVED
+            self._lines.setdefault(_RESERVED, _Line())
+        return refused
+
     def wait_again(self, key: int, priority: int) -> None:
         """An admitted request found no worker after all: it waits, before later ones of its priority."""
         line = self._lines[self._held[key]]
@@ -126,6 +137,13 @@ class Admission:
             self._end_interval_s += _SHARE * (min(now - self._last_end, 5.0) - self._end_interval_s)
         if not waited:
             self._last_end = now
+
+    def check(self) -> None:
+        """Raise `AssertionError` when a bound was passed. Those that wait again were admitted before."""
+        assert len(self._held) <= self._settings.requests_max, f"{len(self._held)} requests are held"
+        for model, line in self._lines.items():
+            queued = sum(1 for _, order, key in line.heap if order > 0 and key in line.waiting)
+            assert queued <= self._settings.queued_max, f"{queued} requests for {model} are queued"
 
     def retry_after_s(self, model: str) -> float:
         """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from router.dispatch.positions import Mismatch, Positions
 from router.fleet.peer import Peer
 from router.placement import Placement
-from tandem.core.messages import AttemptReport, Cancel, SequenceOutput, TokenLogprob, WorkerCommand
+from tandem.core.messages import AttemptReport, Cancel, Claimed, SequenceOutput, TokenLogprob, WorkerCommand
 
 Deliver = Callable[
     [int, int, tuple[int, ...], str, tuple[TokenLogprob, ...], str | None, str | int | None],
@@ -31,6 +31,10 @@ class LegOwner(Protocol):
         ...
 
     def leg_reported(self, leg: "Leg", report: AttemptReport) -> None: ...
+
+    def transferred(self, leg: "Leg") -> None:
+        """The fetch of a live leg has ended, with whatever it brought."""
+        ...
 
 
 class Leg:
@@ -63,7 +67,9 @@ class Leg:
         sequences: int,
         prompt_tokens: int,
         now: float,
+        handle: int | None = None,
     ) -> None:
+        """`handle` is one that was claimed from another router, and already open."""
         self._owner = owner
         self._positions = positions
         self._deliver = deliver
@@ -74,7 +80,7 @@ class Leg:
         self.reported = False
         self.watched = True
         self.computes_prompt = prompt_tokens > 0
-        self.handle = peer.open(self)
+        self.handle = peer.open(self) if handle is None else peer.pass_on(handle, self)
         peer.view.submitted(now, sequences, prompt_tokens)
 
     def on_output(self, output: SequenceOutput, now: float) -> None:
@@ -97,8 +103,16 @@ class Leg:
             self._owner.leg_failed(self, code, message)
 
     def on_report(self, report: AttemptReport) -> None:
-        self.reported = True
-        self._owner.leg_reported(self, report)
+        if not self.reported:
+            self.reported = True
+            self._owner.leg_reported(self, report)
+
+    def on_transferred(self) -> None:
+        if self.live:
+            self._owner.transferred(self)
+
+    def on_claimed(self, claimed: Claimed | None) -> None:
+        """A leg has been claimed before it becomes one."""
 
     def on_lost(self, reason: str) -> None:
         self.open = False
@@ -152,6 +166,8 @@ class Attempt:
     span_id: str
     started: float
     patient_since: float
+    transferred: bool = False
+    """Decode's fetch has ended: nobody wants prefill's blocks any more."""
     notes: list[str] = field(default_factory=list)
 
     def legs(self) -> tuple[Leg, ...]:

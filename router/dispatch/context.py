@@ -1,6 +1,7 @@
 """What every running request uses, and what it needs of the dispatcher."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -36,6 +37,11 @@ class Host(Protocol[Request]):
         """Begin another attempt: now, at the request's `retry_at`, or when a worker appears."""
         ...
 
+    def place_beside(self, request: Request, avoid: tuple[str, int]) -> bool:
+        """Begin a second attempt of a running request, not with the worker `avoid` (id, epoch), if some other can
+        take it and the budget of retries allows."""
+        ...
+
     def may_retry(self) -> bool:
         """Take one retry from the budget of all requests."""
         ...
@@ -46,6 +52,10 @@ class Host(Protocol[Request]):
 
     def obstacle(self, request: Request) -> Unplaced | None:
         """Why the request cannot be placed now; None when it could be, were it not for others before it."""
+        ...
+
+    def holders(self, name: bytes) -> Collection[str]:
+        """Ids of the live workers that have a block."""
         ...
 
     def retry_after_s(self, model: str) -> float:

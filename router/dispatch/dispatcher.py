@@ -1,19 +1,25 @@
 """Dispatch: `router.generation.Generator` over the fleet. Admits, places, and keeps what waits moving."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from router.dispatch.admission import Admission, Admitted, Refused
-from router.dispatch.attempt import Leg
+from router.dispatch.answer_log import AnswerLog
+from router.dispatch.books import check_legs
 from router.dispatch.context import Tools
 from router.dispatch.endings import never_fits
+from router.dispatch.hand_over import handed_over, hands_over, holds_now
+from router.dispatch.mover import Mover
 from router.dispatch.phase import Phase
+from router.dispatch.resumables import Listening, Resumable, Resumables
 from router.dispatch.retry_budget import RetryBudget
+from router.dispatch.returns import Returns
 from router.dispatch.running import RunningRequest
+from router.dispatch.takeover import Takeover
 from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
-from router.generation import Generation, Running, ServedModel, Sink
+from router.generation import Generation, Resumed, Running, ServedModel, Sink
 from router.placement import Placement, Unplaced, place
 from tandem.core.errors import TandemError
 from tandem.core.kv import chain_names, tenant_root
@@ -30,10 +36,16 @@ class Dispatcher:
         self._tools = tools
         self._admission = Admission(tools.settings.admission)
         self._retries = RetryBudget(tools.settings.retry)
+        self._mover = Mover(tools, self)
+        self._resumables = Resumables(tools)
+        self._returns = Returns(fleet, tools, self._resumables, self)
+        self._reserved = 0
         self._requests: dict[int, RunningRequest] = {}
         self._stranded: dict[int, RunningRequest] = {}
         self._next_key = 1
         self._pump_due = False
+        self._proved = False
+        """It was decided once whether prompts can be handed off."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -52,7 +64,8 @@ class Dispatcher:
         )
         if isinstance(decision, Refused):
             raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
-        request = RunningRequest(self, self._tools, generation, sink, key)
+        log = AnswerLog(generation, sink) if generation.resume is not None else None
+        request = RunningRequest(self, self._tools, generation, log or sink, key)
         self._requests[key] = request
         self._idle.clear()
         self._tools.meter.set("tandem_requests_running", self._admission.held)
@@ -60,7 +73,11 @@ class Dispatcher:
             self._begin_or_wait(request)
         else:
             request.wait_in_line()
-        return request
+        return request if log is None else Listening(self._resumables.add(request, log), sink)
+
+    async def resume(self, request_id: str, tenant: str) -> Resumed:
+        """`router.generation.Resumer.resume`."""
+        return await self._returns.resume(request_id, tenant)
 
     def models(self) -> tuple[ServedModel, ...]:
         """Models that can be asked for: those of all members that were ever reached. While no worker of one is
@@ -75,7 +92,10 @@ class Dispatcher:
         if self._admission.draining:
             return "the router is draining"
         if any(self._has_room(hello.model) for hello in self._fleet.known_models()):
-            return None
+            # Only at first: later, pairs that break leave a router that serves, and must not take it out of use.
+            unproven = None if self._proved else self._fleet.unproven()
+            self._proved = unproven is None
+            return unproven
         problems = "; ".join(f"{address}: {reason}" for address, reason in list(self._fleet.problems().items())[:3])
         return f"no decode or unified worker can take a request{f' ({problems})' if problems else ''}"
 
@@ -84,6 +104,11 @@ class Dispatcher:
     def drain(self) -> None:
         """Refuse new requests; those that are held run to their end."""
         self._admission.drain()
+
+    @property
+    def held(self) -> int:
+        """Requests between admission and their end."""
+        return self._admission.held
 
     async def idle(self, within_s: float) -> int:
         """Wait until no request is held, at most `within_s`; gives how many are left."""
@@ -95,20 +120,26 @@ class Dispatcher:
         return self._admission.held
 
     def close(self, error: TandemError) -> None:
-        """End every request with `error`, typed, and let go of all handles."""
+        """End every request with `error`, typed, and let go of all handles. Resumable ones stay with the workers."""
+        self._returns.close()
         for request in tuple(self._requests.values()):
-            request.fail(error)
+            if request.generation.resume is None:
+                request.fail(error)
+            else:
+                request.let_go(error)
 
     # ---- router.fleet.peer.PeerListener ----
 
     def joined(self, peer: Peer) -> None:
+        self._returns.joined(peer)
         self._pump_soon()
 
     def left(self, peer: Peer, reason: str) -> None:
+        self._mover.gone(peer)
         self._tools.costs.forget(peer.worker_id)
 
     def drains(self, peer: Peer) -> None:
-        return None
+        self._mover.drains(peer)
 
     def loaded(self, peer: Peer, load: Load) -> None:
         self._tools.costs.observe_load(peer.worker_id, load)
@@ -121,6 +152,13 @@ class Dispatcher:
             self._stranded[request.key] = request
             self._try_stranded(request)
 
+    def place_beside(self, request: RunningRequest, avoid: tuple[str, int]) -> bool:
+        found = self._find(request, (avoid,))
+        if isinstance(found, Unplaced) or not self._retries.spend():
+            return False
+        request.begin_beside(found, *self._chosen(found))
+        return True
+
     def may_retry(self) -> bool:
         return self._retries.spend()
 
@@ -130,6 +168,9 @@ class Dispatcher:
     def obstacle(self, request: RunningRequest) -> Unplaced | None:
         found = self._find(request)
         return found if isinstance(found, Unplaced) else None
+
+    def holders(self, name: bytes) -> Collection[str]:
+        return self._fleet.leading((name,))
 
     def retry_after_s(self, model: str) -> float:
         return self._admission.retry_after_s(model)
@@ -145,6 +186,52 @@ class Dispatcher:
     def forgotten(self, request: RunningRequest) -> None:
         del self._requests[request.key]
 
+    # ---- router.dispatch.mover.Streams ----
+
+    def generated_on(self, peer: Peer) -> Iterable[RunningRequest]:
+        return [request for request in self._requests.values() if request.generated_on is peer]
+
+    def move(self, key: int, reason: str) -> None:
+        request = self._requests[key]
+        found, leaving = self._find(request), request.generated_on
+        if isinstance(found, Unplaced) or leaving is None:
+            return
+        decode, prefill = self._chosen(found)
+        asked = request.placement_request(_NOTHING_CACHED)
+        if not holds_now(decode.view, asked):
+            return
+        if leaving.hello.addresses and hands_over(leaving.view, decode.view, asked):
+            found, prefill = handed_over(found, leaving.view, asked), leaving
+        request.move(reason, found, decode, prefill)
+
+    def moving(self) -> int:
+        return sum(request.under_way for request in self._requests.values())
+
+    # ---- router.dispatch.returns.Adopter ----
+
+    def reserve(self) -> int:
+        key = self._next_key
+        self._next_key += 1
+        refused = self._admission.reserve(key)
+        if refused is not None:
+            raise TandemError(refused.code, refused.reason, retry_after_s=refused.retry_after_s)
+        self._reserved += 1
+        return key
+
+    def give_back(self, key: int) -> None:
+        self._reserved -= 1
+        self._admission.ended(key, self._tools.clock.now())
+
+    def adopt(self, key: int, takeover: Takeover) -> Resumable:
+        self._reserved -= 1
+        log = AnswerLog(takeover.generation)
+        log.whole = takeover.decode is not None
+        self._requests[key] = request = RunningRequest(self, self._tools, takeover.generation, log, key)
+        self._idle.clear()
+        resumable = self._resumables.add(request, log)
+        request.carry_on(takeover)
+        return resumable
+
     # ---- placing ----
 
     def _check_model(self, model: str) -> None:
@@ -157,7 +244,7 @@ class Dispatcher:
     def _has_room(self, model: str) -> bool:
         most = self._tools.settings.placement.sequences_per_worker_max
         return any(
-            view.role != "prefill" and not view.draining and view.sequences < most
+            view.role != "prefill" and view.ready and not view.draining and view.sequences < most
             for view in self._fleet.views(model)
         )
 
@@ -179,13 +266,16 @@ class Dispatcher:
         found = self._find(request)
         if isinstance(found, Unplaced):
             return found
+        if found.unproved:
+            self._fleet.want(found.unproved)
         request.begin(found, *self._chosen(found))
         return None
 
-    def _find(self, request: RunningRequest) -> Placement | Unplaced:
+    def _find(self, request: RunningRequest, avoid: tuple[tuple[str, int], ...] = ()) -> Placement | Unplaced:
         model = request.generation.model
-        asked = request.placement_request(self._cached_tokens(request.generation))
-        return place(asked, self._fleet.views(model), self._tools.costs, self._tools.settings.placement)
+        asked = request.placement_request(self._cached_tokens(request.generation), avoid)
+        settings, pairs = self._tools.settings.placement, self._fleet.pairs
+        return place(asked, self._fleet.views(model), self._tools.costs, settings, pairs)
 
     def _chosen(self, placement: Placement) -> tuple[Peer, Peer | None]:
         decode = self._fleet.peer(placement.decode)
@@ -246,18 +336,12 @@ class Dispatcher:
     def check(self) -> None:
         """Raise `AssertionError` when the books do not fit; cheap enough for every step of a simulation."""
         live = [request for request in self._requests.values() if request.phase is not Phase.OVER]
-        assert self._admission.held == len(live), f"{self._admission.held} are held, {len(live)} are live"
+        held = self._admission.held
+        assert held == len(live) + self._reserved, f"{held} are held, {len(live)} are live, {self._reserved} to come"
         settings = self._tools.settings.admission
         assert len(live) <= settings.requests_max, f"{len(live)} requests are held"
-        known = {id(leg): leg for request in self._requests.values() for leg in request.legs}
-        for peer in self._fleet.peers():
-            held = 0
-            for handle, leg in peer.targets():
-                assert isinstance(leg, Leg), f"handle {handle} of {peer.worker_id} belongs to {leg!r}"
-                assert id(leg) in known, f"handle {handle} of {peer.worker_id} belongs to no request"
-                assert (leg.handle, leg.peer, leg.open) == (handle, peer, True), f"handle {handle} is mixed up"
-                held += leg.sequences_held
-            counted = peer.view.sequences_in_flight
-            assert counted == held, f"{peer.worker_id}: {counted} sequences on the books, {held} on legs"
+        self._retries.check()
+        self._admission.check()
+        check_legs([leg for request in self._requests.values() for leg in request.legs], self._fleet.peers())
         for request in self._requests.values():
             request.check()

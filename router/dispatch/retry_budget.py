@@ -10,8 +10,10 @@ class RetryBudget:
         self._share = settings.share
         self._burst = float(settings.burst)
         self._left = self._burst
+        self._firsts = self._retries = 0
 
     def earn(self) -> None:
+        self._firsts += 1
         self._left = min(self._burst, self._left + self._share)
 
     def spend(self) -> bool:
@@ -19,7 +21,15 @@ class RetryBudget:
         if self._left < 1.0:
             return False
         self._left -= 1.0
+        self._retries += 1
         return True
+
+    def check(self) -> None:
+        """Raise `AssertionError` when more was spent than was ever there."""
+        most = self._burst + self._share * self._firsts
+        assert self._retries <= most + 1e-6, (
+            f"{self._retries} retries for {self._firsts} requests: {most:.1f} are due"
+        )
 
 
 def backoff_s(settings: RetrySettings, fruitless: int) -> float:

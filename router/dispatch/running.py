@@ -1,4 +1,4 @@
-"""One request between admission and its end: attempts, failures, deadlines, usage.
+"""One request between admission and its end: attempts, failures, deadlines, moves.
 
     queued ──► running ◄──► waiting          waiting: for a worker or a backoff, after an attempt failed
       │           │            │
@@ -7,84 +7,36 @@
 Everything happens on the event loop, synchronously; one timer per request serves all its deadlines.
 """
 
-import asyncio
 from collections.abc import Mapping
 from typing import Final
 
 from router.dispatch import endings
 from router.dispatch.attempt import Attempt, Leg
-from router.dispatch.context import Host, Tools
+from router.dispatch.held import HeldRequest
+from router.dispatch.opening import open_attempt
 from router.dispatch.patience import earliest, next_look
 from router.dispatch.phase import FINAL, UNCHARGED, Phase
 from router.dispatch.positions import Mismatch
-from router.dispatch.retry_budget import backoff_s
-from router.dispatch.sequences import Sequences
-from router.dispatch.story import Story, Summary
 from router.dispatch.submit import send_attempt
+from router.dispatch.takeover import Takeover
 from router.fleet.peer import Peer
-from router.generation import Generation, Sink, Usage
 from router.placement import Placement, PlacementRequest, Unplaced
 from tandem.core.errors import KINDS, TandemError
-from tandem.core.messages import AttemptReport, Cancel, ProvideFirst, SampleFirst, SequenceOutput
+from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, SampleFirst, SequenceOutput
 
 _TIMER_SLACK_S: Final = 0.001
 
 
-class RunningRequest:
+class RunningRequest(HeldRequest):
     """`router.generation.Running`, and the owner of its legs and positions."""
-
-    def __init__(
-        self, host: "Host[RunningRequest]", tools: Tools, generation: Generation, sink: Sink, key: int
-    ) -> None:
-        deadlines, now = tools.settings.deadlines, tools.clock.now()
-        self.generation = generation
-        self.key = key
-        self.phase = Phase.QUEUED
-        self.retry_at = now
-        self._host = host
-        self._tools = tools
-        self._sink = sink
-        self._arrived = now
-        self._deadline = generation.received + min(generation.timeout_s, deadlines.total_s)
-        self._give_up_at = now + deadlines.queue_s
-        self._sequences = Sequences(generation)
-        self._unfinished = generation.n
-        self._attempt: Attempt | None = None
-        self._attempts = 0
-        self._fruitless = 0
-        self._legs: list[Leg] = []
-        self._excluded: tuple[tuple[str, int], ...] = ()
-        self._obstacle: Unplaced | None = None
-        self._cached: int | None = None
-        self._cached_expected = 0
-        self._first_at: float | None = None
-        self._story = Story(generation, tools.entropy)
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def legs(self) -> tuple[Leg, ...]:
-        """Legs of all attempts whose handles may still be open."""
-        return tuple(self._legs)
-
-    @property
-    def accepted(self) -> int:
-        """Output tokens delivered so far, all sequences together."""
-        return self._sequences.accepted
 
     # ---- attempts ----
 
-    def placement_request(self, cached: Mapping[str, int]) -> PlacementRequest:
+    def placement_request(
+        self, cached: Mapping[str, int], avoid: tuple[tuple[str, int], ...] = ()
+    ) -> PlacementRequest:
         """What placement has to know; `cached` gives leading prompt tokens by worker id."""
-        replayed = self._sequences.replayed
-        return PlacementRequest(
-            model=self.generation.model,
-            prompt_tokens=self.generation.prompt_tokens + replayed,
-            sequences=self._unfinished,
-            max_tokens=max(1, self.generation.stopping.max_tokens - replayed),
-            cached=cached,
-            excluded=self._excluded,
-            local_only=replayed > 0 and self.generation.n > 1,
-        )
+        return self._sequences.placement_request(cached, (*self._trials.excluded, *avoid))
 
     def wait_in_line(self) -> None:
         """Nobody can take the request now: wait for as long as the queue allows."""
@@ -98,57 +50,37 @@ class RunningRequest:
 
     def begin(self, placement: Placement, decode: Peer, prefill: Peer | None) -> None:
         """Start an attempt on these workers."""
-        now = self._tools.clock.now()
-        if self._attempts == 0:
-            self._story.queued(self._arrived, now, self._obstacle.reasons if self._obstacle is not None else ())
-            self._tools.meter.observe("tandem_stage_seconds", now - self._arrived, "queue")
-        self._attempts += 1
+        if self._trials.begin() == 1:
+            self._account.placed_first(self._obstacle.reasons if self._obstacle is not None else ())
         self.phase = Phase.RUNNING
-        self._attempt = attempt = self._new_attempt(placement, decode, prefill, now)
+        self._attempt = self._open(placement, decode, prefill)
+        self._await_progress(self._attempt)
+
+    def begin_beside(self, placement: Placement, decode: Peer, prefill: Peer | None) -> None:
+        """Start a second attempt, which races the running one to the first token."""
+        assert self._attempt is not None
+        self._trials.begin()
+        self._hedging.second = self._open(placement, decode, prefill)
+
+    def _open(self, placement: Placement, decode: Peer, prefill: Peer | None) -> Attempt:
+        now, deliver = self._tools.clock.now(), self._sink.output
+        number, span_id, workers = self._trials.attempts, self._account.new_span_id(), (decode, prefill)
+        attempt = open_attempt(self, self._sequences, deliver, placement, workers, number, span_id, now)
         self._legs = [leg for leg in self._legs if leg.open]
         self._legs.extend(attempt.legs())
         left_s = max(0.001, self._deadline - now)
-        send_attempt(self._tools, self.generation, attempt, self._sequences.branches(), left_s)
+        kept = self._log.kept() if self._log is not None else ()
+        send_attempt(self._tools, self.generation, attempt, self._sequences.branches(), left_s, kept)
         self._tools.meter.add("tandem_placements_total", 1.0, placement.mode)
-        self._await_progress(attempt)
-
-    def _new_attempt(self, placement: Placement, decode: Peer, prefill: Peer | None, now: float) -> Attempt:
-        deliver, count, computed = self._sink.output, self._unfinished, placement.prefill_tokens
-        positions, decoded = self._sequences.positions, computed if prefill is None else 0
-        on_prefill = None if prefill is None else Leg(self, prefill, positions, deliver, count, computed, now)
-        on_decode = Leg(self, decode, positions, deliver, count, decoded, now)
-        return Attempt(
-            number=self._attempts,
-            placement=placement,
-            decode=on_decode,
-            prefill=on_prefill,
-            first=self._sequences.next_positions(),
-            accepted_before=self.accepted,
-            span_id=self._story.new_span_id(),
-            started=now,
-            patient_since=now,
-        )
-
-    def _end_attempt(self, outcome: str, *, cancel: bool) -> None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
-            return
-        for leg in attempt.legs():
-            # Prefill may still hold blocks for a fetch that was given up; of one that came through it holds nothing.
-            leg.fence(cancel=cancel or leg is attempt.prefill)
-        self._story.attempted(attempt, self._tools.clock.now(), outcome)
-        self._tools.meter.add("tandem_attempts_total", 1.0, outcome)
-        self._cached_expected = attempt.placement.cached_tokens
-        self._host.freed()
+        return attempt
 
     # ---- what legs tell ----
 
     def advanced(self, leg: Leg, output: SequenceOutput) -> None:
         """`leg` brought accepted positions: prefill's first tokens go to decode, finishes are counted."""
-        attempt = self._attempt
-        assert attempt is not None
-        if self._first_at is None:
-            self._first_at = self._tools.clock.now()
+        assert self._attempt is not None
+        self._attempt = attempt = self._hedging.decide(self._attempt, leg)
+        self._account.advanced()
         if leg is attempt.prefill:
             self._prefill_advanced(attempt, leg, output)
         else:
@@ -160,13 +92,28 @@ class RunningRequest:
 
     def _prefill_advanced(self, attempt: Attempt, leg: Leg, output: SequenceOutput) -> None:
         decode = attempt.decode
+        if self._log is not None:
+            decode.send(Keep(decode.handle, (output,)))
         if output.finish is not None:
             decode.send(Cancel(decode.handle, output.sequence))
         elif output.tokens:
             decode.send(ProvideFirst(decode.handle, output.sequence, output.tokens[0]))
         if not self._sequences.lacks_first(attempt):
             leg.release()
+            self._let_prefill_go(attempt)
             self._host.freed()
+
+    def transferred(self, leg: Leg) -> None:
+        """Decode has of the blocks what it will get."""
+        attempt = self._attempt
+        if attempt is not None and leg is attempt.decode:
+            attempt.transferred = True
+            self._let_prefill_go(attempt)
+
+    def _let_prefill_go(self, attempt: Attempt) -> None:
+        """End prefill's lease as soon as nothing is wanted of it: a fetch that failed could not always say so."""
+        if attempt.transferred and attempt.prefill is not None and not self._sequences.lacks_first(attempt):
+            attempt.prefill.fence(cancel=True)
 
     def mismatched(self, leg: Leg, mismatch: Mismatch) -> None:
         """What came cannot be part of the answer, so neither can anything else of this attempt."""
@@ -176,22 +123,19 @@ class RunningRequest:
         assert self._attempt is not None
         if leg is self._attempt.prefill:
             self._go_on_without_prefill(self._attempt, leg, f"{code}: {message}")
-        elif code in FINAL:
+        elif code == "taken_over":
+            self.let_go(TandemError(code, message))
+        elif code in FINAL and not self._hedging.runs(leg):
             self.fail(TandemError(code, message))
         else:
             self._restart(leg, code if code in KINDS else "internal", message)
 
     def leg_reported(self, leg: Leg, report: AttemptReport) -> None:
-        """The figures of a leg; the first that computed the prompt tells how much of it was cached."""
-        if report.spans:
-            self._tools.recorder.record(self.generation.request_id, report.spans)
-            self._tools.costs.observe_spans(report.spans)
-        worked = report.tokens_computed or report.tokens_reused
-        if leg.computes_prompt and worked and self._cached is None:
-            self._cached = min(report.tokens_reused, self.generation.prompt_tokens)
+        """The figures of a leg, its last word once it is fenced."""
+        self._account.reported(leg, report)
         if not leg.live:
             leg.close()
-        if self.phase is Phase.ENDING and self._cached is not None:
+        if self.phase is Phase.ENDING and self._account.cached is not None:
             self._done()
         elif self.phase is Phase.OVER:
             self._forget_when_silent()
@@ -199,59 +143,119 @@ class RunningRequest:
     # ---- failures ----
 
     def _go_on_without_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
-        """Decode computes what it cannot fetch; when all first positions are known its own fetch decides."""
+        """Decode computes what it cannot fetch, and draws the first positions that are not known yet. Once it has
+        brought a position of its own there is nothing left to fetch."""
         leg.fence(cancel=True)
         attempt.prefill = None
         self._exclude(leg)
         attempt.notes.append(f"went on without prefill on {leg.peer.worker_id} ({reason})")
-        if self._sequences.lacks_first(attempt):
+        lacks_first = self._sequences.lacks_first(attempt)
+        if lacks_first or attempt.decode.watched:
+            attempt.decode.send(SampleFirst(attempt.decode.handle))
+        if lacks_first:
             attempt.patient_since = self._tools.clock.now()
             attempt.decode.computes_prompt = True
-            attempt.decode.send(SampleFirst(attempt.decode.handle))
             self._tools.meter.add("tandem_attempts_total", 1.0, "prefill_lost")
         self._await_progress(attempt)
         self._host.freed()
 
     def _restart(self, leg: Leg, code: str, message: str) -> None:
         """The attempt is lost: try elsewhere with everything accepted so far, within the bounds on retries."""
-        attempt, retry = self._attempt, self._tools.settings.retry
+        attempt = self._attempt
         assert attempt is not None
-        self._fruitless = self._fruitless + 1 if self.accepted == attempt.accepted_before else 0
         self._exclude(leg)
+        if (left := self._hedging.fall_back(attempt, leg, code, message)) is not None:
+            self._attempt = left
+            self._await_progress(left)
+            return
+        enough = self._trials.ended(code, message, fruitful=self.accepted > attempt.accepted_before)
         attempt.notes.append(message)
         self._end_attempt(code, cancel=True)
-        if self._fruitless >= retry.fruitless_attempts_max or self._attempts >= retry.attempts_max:
-            self.fail(endings.gave_up(code, self._attempts, message))
+        if enough is not None:
+            self.fail(enough)
         elif code not in UNCHARGED and not self._host.may_retry():
             self.fail(endings.too_many_retries(code, message))
         else:
-            now = self._tools.clock.now()
-            self.phase = Phase.WAITING
-            self.retry_at = now + backoff_s(retry, self._fruitless)
-            self._give_up_at = now + retry.resume_wait_s
-            self._arm(self.retry_at if self.retry_at > now else self._give_up_at)
-            self._host.place_again(self)
+            self._wait_for_place(self._trials.backoff_s())
+
+    def _wait_for_place(self, backoff_s: float) -> None:
+        now = self._tools.clock.now()
+        self.phase = Phase.WAITING
+        self.retry_at = now + backoff_s
+        self._give_up_at = now + self._tools.settings.retry.resume_wait_s
+        self._arm(self.retry_at if backoff_s > 0 else self._give_up_at)
+        self._host.place_again(self)
 
     def _exclude(self, leg: Leg) -> None:
-        self._excluded = (*self._excluded, (leg.peer.worker_id, leg.peer.epoch))
+        self._trials.exclude(leg.peer.worker_id, leg.peer.epoch)
+
+    # ---- from and to another router ----
+
+    def carry_on(self, takeover: Takeover) -> None:
+        """Go on with what another router began: its attempt, or, without a decode worker, what prefill knows."""
+        now, deliver = self._tools.clock.now(), self._sink.output
+        self._trials.attempts = takeover.number
+        self._account.taken_over(takeover.cached_tokens)
+        self._attempt = takeover.attempt(self, self._sequences, deliver, self._account.new_span_id(), now)
+        if (attempt := self._attempt) is not None:
+            self.phase = Phase.RUNNING
+            self._legs.extend(attempt.legs())
+            self._await_progress(attempt)
+            takeover.replay(attempt, now)
+        else:
+            self._sequences.recall(takeover.outputs, deliver)
+            takeover.let_go()
+            self._unfinished = len(self._sequences.unfinished())
+        if now >= self._deadline and self._unfinished:
+            self._too_late()
+        elif self.phase is Phase.QUEUED and self._unfinished:
+            self._wait_for_place(0.0)
+        elif self.phase is Phase.QUEUED:
+            self._done()
+
+    def _too_late(self) -> None:
+        self.fail(endings.too_late(self._deadline - self.generation.received, self.accepted))
+
+    def failed_on(self, peer: Peer) -> bool:
+        """Whether an attempt on this worker was given up."""
+        return (peer.worker_id, peer.epoch) in self._trials.excluded
+
+    # ---- moving off a worker that leaves ----
+
+    @property
+    def generated_on(self) -> Peer | None:
+        """The worker that its tokens come from."""
+        return self._attempt.decode.peer if self._attempt is not None else None
+
+    @property
+    def tokens_left(self) -> int:
+        """The most that its longest sequence may still generate."""
+        return self._sequences.tokens_left
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it was moved and has brought no token since."""
+        return self._moved_at == self.accepted
+
+    def move(self, reason: str, placement: Placement, decode: Peer, prefill: Peer | None) -> None:
+        """Go on elsewhere with everything accepted so far; the worker has not failed and no retry is charged."""
+        assert self._attempt is not None
+        self._attempt.notes.append(reason)
+        self._moved_at = self.accepted
+        self._trials.moved()
+        self._end_attempt("moved", cancel=True)
+        self.begin(placement, decode, prefill)
 
     # ---- deadlines ----
 
-    def _arm(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        at = at if self.phase in (Phase.ENDING, Phase.OVER) else min(at, self._deadline)
-        self._timer = self._tools.loop.call_later(max(0.0, at - self._tools.clock.now()), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         now = self._tools.clock.now() + _TIMER_SLACK_S
         if self.phase is Phase.OVER:
             self._forget()
         elif self.phase is Phase.ENDING:
             self._done()
         elif now >= self._deadline:
-            self.fail(endings.too_late(self._deadline - self.generation.received, self.accepted))
+            self._too_late()
         elif self._attempt is not None:
             self._look_for_stalls(self._attempt, now)
         elif now >= self._give_up_at:
@@ -262,11 +266,12 @@ class RunningRequest:
             self._host.place_again(self)
 
     def _await_progress(self, attempt: Attempt) -> None:
-        self._arm(
-            next_look(attempt, self._sequences.unfinished(), self._tools.settings.deadlines, self._tools.clock.now())
-        )
+        now = self._tools.clock.now()
+        look_at = next_look(attempt, self._sequences.unfinished(), self._tools.settings.deadlines, now)
+        self._arm(self._hedging.next_look(attempt, look_at, now))
 
     def _look_for_stalls(self, attempt: Attempt, now: float) -> None:
+        self._hedging.look(attempt, now, lambda avoid: self._host.place_beside(self, avoid))
         due, each = earliest(attempt, self._sequences.unfinished(), self._tools.settings.deadlines)
         if now < due:
             self._await_progress(attempt)
@@ -277,73 +282,8 @@ class RunningRequest:
         else:
             self._restart(attempt.decode, "deadline_exceeded", f"{attempt.decode.peer.worker_id}: {stalled}")
 
-    # ---- the end ----
-
-    def cancel(self, reason: str) -> None:
-        """Free everything everywhere; the sink hears nothing more."""
-        if self.phase is not Phase.OVER:
-            self._end_attempt("cancelled", cancel=True)
-            self._over("cancelled", reason)
-
-    def fail(self, error: TandemError) -> None:
-        """End the request with a typed error."""
-        if self.phase is not Phase.OVER:
-            self._end_attempt(error.code, cancel=True)
-            self._over(error.code, error.message)
-            self._sink.failed(error)
-
-    def discard(self) -> None:
-        """Forget a request that never began; its sink hears nothing."""
-        assert self._attempts == 0, "a request that has begun is cancelled, not discarded"
-        self._over("refused", "")
-
-    def check(self) -> None:
-        """Raise `AssertionError` when this request's own state does not fit together."""
-        unfinished = len(self._sequences.unfinished())
-        assert self._unfinished == unfinished, f"{self._unfinished} counted, {unfinished} unfinished"
-        assert (self._attempt is not None) == (self.phase is Phase.RUNNING), f"an attempt while {self.phase}"
-        assert self._attempts <= self._tools.settings.retry.attempts_max, f"{self._attempts} attempts"
-        assert len([leg for leg in self._legs if leg.live]) <= 2, "more live legs than an attempt has"
-        assert (self._timer is not None) or self.phase is Phase.OVER, f"no timer while {self.phase}"
-        for leg in self._legs:
-            assert not leg.live or self.phase is Phase.RUNNING, f"a live leg while {self.phase}"
-
-    def _finish(self, attempt: Attempt) -> None:
-        """Every sequence has finished. Where the first token already was the last, decode has not stopped by
-        itself and nobody has ended prefill's lease."""
-        at_first = self._sequences.ended_at_first(attempt)
-        self._end_attempt("done", cancel=at_first and attempt.prefill is not None)
-        self.phase = Phase.ENDING
-        if self._cached is None and any(leg.open and leg.computes_prompt for leg in self._legs):
-            self._arm(self._tools.clock.now() + self._tools.settings.usage_wait_s)
-        else:
-            self._done()
-
-    def _done(self) -> None:
-        cached = self._cached if self._cached is not None else self._cached_expected
-        self._over("done", "")
-        self._sink.done(Usage(self.generation.prompt_tokens, self.accepted, cached))
-
-    def _over(self, outcome: str, reason: str) -> None:
-        self.phase = Phase.OVER
-        now = self._tools.clock.now()
-        spans = self._story.ended(
-            now, outcome, reason, Summary(self.accepted, self._attempts, self._cached, self._first_at)
-        )
-        self._tools.recorder.record(self.generation.request_id, spans)
+    def _tell_over(self) -> None:
         self._host.over(self)
-        self._arm(now + self._tools.settings.report_wait_s)
-        self._forget_when_silent()
 
-    def _forget_when_silent(self) -> None:
-        if not any(leg.open for leg in self._legs):
-            self._forget()
-
-    def _forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for leg in self._legs:
-            leg.close()
-        self._legs = []
+    def _tell_forgotten(self) -> None:
         self._host.forgotten(self)

@@ -43,11 +43,13 @@ class Story:
         self._add("queue", start, end, {"reasons": "; ".join(reasons)} if reasons else {})
 
     def attempted(self, attempt: Attempt, end: float, outcome: str) -> None:
-        """An attempt ended; `outcome` is `done`, `cancelled` or an error code."""
+        """An attempt ended; `outcome` is `done`, `cancelled`, `moved` or an error code."""
         placement = attempt.placement
         where: dict[str, Attribute] = {"mode": placement.mode, "decode": placement.decode}
         if placement.prefill is not None:
             where["prefill"] = placement.prefill
+        if placement.path:
+            where["path"] = placement.path
         costs: dict[str, Attribute] = {
             "reasons": "; ".join(placement.reasons),
             "costs": placement.cost_table(),

@@ -1,10 +1,13 @@
-"""Which workers there are, from a file that is replaced whenever that changes: `{"workers": [{"address": "…"}]}`."""
+"""Which workers there are, from a file that is replaced whenever that changes: `{"workers": [{"address": "…"}]}`.
+
+A worker with `"drain_within_s": 20` is asked to leave: whoever writes the file needs no link of its own for that.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,22 +21,25 @@ LOOK_EVERY_S: Final = 0.2
 _Stamp = tuple[int, int, int]
 
 
-class _Worker(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True):
+    """A worker that is wanted, or one that is to leave within `drain_within_s` seconds from when the file says so."""
+
     address: str
+    drain_within_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class _Fleet(msgspec.Struct, frozen=True):
-    workers: tuple[_Worker, ...]
+    workers: tuple[Member, ...]
 
 
 class WorkersFile:
-    """Tells `on_members` the addresses at first sight of the file and whenever it has been replaced.
+    """Tells `on_members` the members at first sight of the file and whenever it has been replaced.
 
     A file that cannot be read or parsed changes nothing: the last good list stays, and the log says why.
     """
 
     def __init__(
-        self, path: Path, on_members: Callable[[tuple[str, ...]], None], every_s: float = LOOK_EVERY_S
+        self, path: Path, on_members: Callable[[tuple[Member, ...]], None], every_s: float = LOOK_EVERY_S
     ) -> None:
         self._path = path
         self._on_members = on_members
@@ -57,19 +63,27 @@ class WorkersFile:
         except TandemError as error:
             event(_log, "workers_file_ignored", level=logging.WARNING, reason=error.message)
             return
-        event(_log, "workers", count=len(members), addresses=" ".join(members))
+        event(_log, "workers", count=len(members), addresses=" ".join(member.address for member in members))
         self._on_members(members)
 
 
-def read_workers(path: Path) -> tuple[str, ...]:
-    """The addresses in a file, each once. Raises `bad_setting`."""
+def drains_of(members: Iterable[Member]) -> dict[str, float]:
+    """Within how many seconds members are to leave, by address, of those that are."""
+    return {member.address: member.drain_within_s for member in members if member.drain_within_s is not None}
+
+
+def read_workers(path: Path) -> tuple[Member, ...]:
+    """The members in a file, each address once. Raises `bad_setting`."""
     try:
         fleet = msgspec.json.decode(path.read_bytes(), type=_Fleet)
     except OSError as error:
         raise TandemError("bad_setting", f"{path} cannot be read: {error.strerror}", param="workers_file") from error
     except msgspec.DecodeError as error:
         raise TandemError("bad_setting", f"{path} is not a list of workers: {error}", param="workers_file") from error
-    return tuple(dict.fromkeys(worker.address for worker in fleet.workers))
+    members: dict[str, Member] = {}
+    for worker in fleet.workers:
+        members.setdefault(worker.address, worker)
+    return tuple(members.values())
 
 
 def _stamp(path: Path) -> _Stamp | None:

@@ -5,26 +5,26 @@ from its `Hello` until its link ends or it has been silent too long. Runs on asy
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kv_transfer.index import BlockIndex
-from router.fleet.peer import Peer, PeerListener
+from router.fleet.census import Census
+from router.fleet.introduction import introduced
+from router.fleet.listing import WorkerListing, listing
+from router.fleet.pairs import Key
+from router.fleet.peer import News, Peer, PeerListener
+from router.fleet.prober import PairProber
 from router.fleet.state_reader import StateReader
+from router.placement.pairs import Pairs
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
-from tandem.core.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    RouterMessage,
-)
+from tandem.core.messages import Drain, Draining, Hello, Ready, RouterMessage, Transferred
 from tandem.core.metrics import Meter
 from tandem.service.link import Dialer, RouterLink
-
-_ROLES = ("prefill", "decode", "unified")
 
 
 class Fleet:
@@ -38,13 +38,16 @@ class Fleet:
         index: BlockIndex,
         meter: Meter,
         settings: FleetSettings | None = None,
+        prober: PairProber | None = None,
     ) -> None:
+        """Without a `prober` every pair of workers is trusted."""
         self._dialer = dialer
         self._clock = clock
         self._deadlines = deadlines
         self._index = index
-        self._meter = meter
         self._settings = settings or FleetSettings()
+        self._prober = prober
+        self._census = Census(meter)
         self._members: dict[str, asyncio.Task[None] | None] = {}
         self._peers: dict[str, Peer] = {}
         self._views: dict[str, tuple[WorkerView, ...]] = {}
@@ -53,6 +56,7 @@ class Fleet:
         self._known: dict[str, Hello] = {}
         self._pairings: dict[tuple[str, bytes, Layout], int] = {}
         self._problems: dict[str, str] = {}
+        self._drains: dict[str, float] = {}
         self._group: asyncio.TaskGroup | None = None
         self._listener: PeerListener | None = None
 
@@ -85,6 +89,24 @@ class Fleet:
         """How many leading names each worker has."""
         return self._index.longest(names)
 
+    @property
+    def pairs(self) -> Pairs | None:
+        """Which decode workers may pull from which prefill workers; None when all may."""
+        return self._prober.views if self._prober is not None else None
+
+    def want(self, pairs: Iterable[Key]) -> None:
+        """Placement would have looked at these pairs, had they been proved."""
+        if self._prober is not None:
+            self._prober.want(pairs)
+
+    def unproven(self) -> str | None:
+        """Why nothing could be handed off yet although there are workers for it; None once that is decided."""
+        return self._prober.book.unproven() if self._prober is not None else None
+
+    def listing(self) -> tuple[WorkerListing, ...]:
+        """Every worker with its state and its pairs."""
+        return listing(self.peers(), self._census.fenced, self._prober.book if self._prober is not None else None)
+
     def problems(self) -> dict[str, str]:
         """Members without a usable link, by address, with the reason."""
         return {address: self._problems.get(address, "not connected yet") for address in self._unconnected()}
@@ -98,12 +120,21 @@ class Fleet:
             task = self._members.pop(address)
             self._problems.pop(address, None)
             self._hellos.pop(address, None)
+            self._census.clear(address)
             if task is not None:
                 task.cancel()
         for address in wanted:
             if address not in self._members:
                 self._members[address] = self._begin(address)
         self._renew_known()
+
+    def set_drains(self, within_s: Mapping[str, float]) -> None:
+        """These members, by address, are to leave within so many seconds. Each is asked once on every link."""
+        fresh = {address: bound for address, bound in within_s.items() if self._drains.get(address) != bound}
+        self._drains = dict(within_s)
+        for peer in self.peers():
+            if peer.address in fresh:
+                peer.send(Drain(fresh[peer.address]))
 
     async def run(self, listener: PeerListener) -> None:
         """Keep links to all members until cancelled."""
@@ -114,6 +145,8 @@ class Fleet:
                 for address in self._members:
                     self._members[address] = self._begin(address)
                 group.create_task(self._heartbeat(), name="fleet heartbeat")
+                if self._prober is not None:
+                    group.create_task(self._prober.run(), name="pair canaries")
         finally:
             self._group = None
 
@@ -149,7 +182,7 @@ class Fleet:
         reason = "the router stopped"
         try:
             first = await self._first_frame(link)
-            peer = self._introduced(address, link, first[0])
+            peer = self._admitted(address, link, first[0])
             reason = await self._serve(peer, first[1:])
         except TandemError as error:
             reason = error.message
@@ -166,17 +199,12 @@ class Fleet:
             reason = f"{link.peer} did not introduce itself within {self._deadlines.connect_s:g} s"
             raise TandemError("link_lost", reason) from None
 
-    def _introduced(self, address: str, link: RouterLink, hello: RouterMessage) -> Peer:
-        if not isinstance(hello, Hello):
-            raise TandemError("protocol_mismatch", f"{address} did not begin with its introduction")
-        if hello.protocol not in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
-            reason = f"worker {hello.worker_id} speaks protocol {hello.protocol}, this router {PROTOCOL_VERSION}"
-            raise TandemError("protocol_mismatch", reason)
-        if hello.role not in _ROLES:
-            raise TandemError("protocol_mismatch", f"worker {hello.worker_id} has the unknown role {hello.role!r}")
+    def _admitted(self, address: str, link: RouterLink, first: RouterMessage) -> Peer:
+        hello = introduced(address, first)
         known = self._peers.get(hello.worker_id)
         if known is not None and known.epoch == hello.epoch:
             reason = f"worker {hello.worker_id} at {address} has a link at {known.address} already"
+            self._census.fence(address, hello, reason)
             raise TandemError("bad_setting", reason, param="members")
         if known is not None:
             reason = f"worker {hello.worker_id} came back as a new incarnation"
@@ -203,6 +231,8 @@ class Fleet:
             next(task for task in reading if task.done()).result()
         except TandemError as error:
             reason = error.message
+            if error.code == "stale_epoch":
+                self._census.fence(peer.address, peer.hello, reason)
         finally:
             self._leave(peer, reason)
             for task in reading:
@@ -216,8 +246,20 @@ class Fleet:
         self._hellos[peer.address] = peer.hello
         self._renew_known()
         self._problems.pop(peer.address, None)
+        self._census.clear(peer.address)
         self._renew_views()
-        self._listener.joined(peer)
+        # A worker that was fenced hears at once that somebody works with it again.
+        peer.ping()
+        if peer.address in self._drains:
+            peer.send(Drain(self._drains[peer.address]))
+        self._became_usable(peer)
+
+    def _became_usable(self, peer: Peer) -> None:
+        assert self._listener is not None
+        if peer.view.ready:
+            if self._prober is not None and not peer.view.draining:
+                self._prober.ready(peer)
+            self._listener.joined(peer)
 
     def _leave(self, peer: Peer, reason: str) -> None:
         if not peer.alive:
@@ -228,6 +270,8 @@ class Fleet:
         self._index.drop(peer.worker_id)
         self._renew_views()
         peer.lost(reason)
+        if self._prober is not None:
+            self._prober.gone(peer)
         self._listener.left(peer, reason)
 
     def _renew_views(self) -> None:
@@ -240,29 +284,36 @@ class Fleet:
             model: tuple(dict.fromkeys((view.root, view.layout.block_tokens) for view in of_model))
             for model, of_model in self._views.items()
         }
-        self._count_workers()
+        self._census.count(self._peers.values())
 
     def _renew_known(self) -> None:
         self._known = {hello.model: hello for hello in self._hellos.values() if hello.role != "prefill"}
 
-    def _count_workers(self) -> None:
-        for role in _ROLES:
-            views = [peer.view for peer in self._peers.values() if peer.view.role == role]
-            draining = sum(view.draining for view in views)
-            self._meter.set("tandem_workers", len(views) - draining, role, "ready")
-            self._meter.set("tandem_workers", draining, role, "draining")
-
     # ---- reading ----
 
     async def _read_tokens(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> None:
-        assert self._listener is not None
         receive, now = peer.link.tokens.receive, self._clock.now
         messages = rest
         while True:
-            if peer.take(messages, now()):
-                self._count_workers()
-                self._listener.drains(peer)
+            for news in peer.take(messages, now()):
+                self._take_news(peer, news)
             messages = await receive()
+
+    def _take_news(self, peer: Peer, news: News) -> None:
+        assert self._listener is not None
+        match news:
+            case Transferred():
+                if self._prober is not None:
+                    self._prober.heard(peer, news)
+                return
+            case Ready():
+                self._hellos[peer.address] = peer.hello
+                self._became_usable(peer)
+            case Draining():
+                if self._prober is not None:
+                    self._prober.gone(peer)
+                self._listener.drains(peer)
+        self._census.count(self._peers.values())
 
     def _state_of(self, peer: Peer) -> StateReader:
         assert self._listener is not None
@@ -270,16 +321,25 @@ class Fleet:
 
     # ---- heartbeats ----
 
+    def _leave_all(self, reason: str) -> None:
+        for peer in self.peers():
+            self._leave(peer, reason)
+            peer.link.close(reason)
+
     async def _heartbeat(self) -> None:
         """Ping every worker and close links that have been silent. A beat that comes late itself judges nobody:
-        then this process was stopped, and what the workers sent meanwhile has not been read yet."""
+        then this process was stopped, and what the workers sent meanwhile has not been read yet. When it comes so
+        late that the workers have given this router up, the router gives up its links."""
         every_s, lost_s = self._deadlines.heartbeat_every_s, self._deadlines.heartbeat_lost_s
         due = self._clock.now()
         while True:
             now = self._clock.now()
+            if now - due + every_s > lost_s:
+                self._leave_all(f"this router was stopped for {now - due + every_s:.1f} s")
             for peer in self.peers():
                 if now - due < every_s and now - peer.heard_at > lost_s:
                     reason = f"worker {peer.worker_id} has been silent for {now - peer.heard_at:.1f} s"
+                    self._census.fence(peer.address, peer.hello, reason)
                     self._leave(peer, reason)
                     peer.link.close(reason)
                     continue

@@ -80,6 +80,8 @@ class KvFeed:
         return (Change(delta.stored, delta.removed),) if delta.tier == "hbm" else ()
 
     def _piece(self, piece: KvSnapshot) -> tuple[Action, ...]:
+        if self._snapshot is None and self._count is not None and piece.count <= self._count:
+            return ()  # Nobody asked for it: it is a repeat, and part of it would be taken for the whole.
         if self._snapshot != piece.count:
             self._snapshot = piece.count
             self._pieces = []

@@ -2,24 +2,34 @@
 
 from typing import Protocol
 
+import msgspec
+
 from router.fleet.kv_feed import KvFeed
 from router.placement.view import WorkerView
 from tandem.core.errors import TandemError
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
+    Cancel,
+    Claimed,
     Draining,
     Hello,
     Load,
     Ping,
     Pong,
+    Ready,
     RouterMessage,
     SequenceOutput,
     SnapshotRequest,
     StepOutputs,
+    Transferred,
+    Unclaimed,
     WorkerCommand,
 )
 from tandem.service.link import RouterLink
+
+News = Draining | Ready | Transferred
+"""What a worker says of itself, rather than to one of its handles."""
 
 
 class Target(Protocol):
@@ -30,6 +40,14 @@ class Target(Protocol):
     def on_failed(self, code: str, message: str) -> None: ...
 
     def on_report(self, report: AttemptReport) -> None: ...
+
+    def on_transferred(self) -> None:
+        """The fetch has ended, with whatever it brought."""
+        ...
+
+    def on_claimed(self, claimed: Claimed | None) -> None:
+        """The answer to a `Claim`; None when there is nothing to claim."""
+        ...
 
     def on_lost(self, reason: str) -> None:
         """The link is gone, and with it everything of this handle."""
@@ -71,6 +89,7 @@ class Peer:
         "heard_at",
         "hello",
         "joined_at",
+        "leaves_at",
         "link",
         "view",
         "worker_id",
@@ -87,6 +106,8 @@ class Peer:
         self.alive = True
         self.joined_at = now
         self.heard_at = now
+        self.leaves_at: float | None = None
+        """When the worker will have left, once it has said so."""
         self.asked_at = now
         self._targets: dict[int, Target] = {}
         self._next_handle = 1
@@ -94,8 +115,19 @@ class Peer:
 
     def open(self, target: Target) -> int:
         """A new handle whose messages go to `target`."""
+        handle = self.reserve()
+        self._targets[handle] = target
+        return handle
+
+    def reserve(self) -> int:
+        """A new handle that nobody listens to."""
         handle = self._next_handle
         self._next_handle += 1
+        return handle
+
+    def pass_on(self, handle: int, target: Target) -> int:
+        """From now on messages under the handle go to another target."""
+        assert handle in self._targets, f"handle {handle} of {self.worker_id} is not open"
         self._targets[handle] = target
         return handle
 
@@ -106,6 +138,10 @@ class Peer:
     def targets(self) -> tuple[tuple[int, Target], ...]:
         """All open handles."""
         return tuple(self._targets.items())
+
+    def addresses_by(self, path: str) -> tuple[str, ...]:
+        """Where its blocks can be pulled, in its own order but for transport `path`, which comes first."""
+        return tuple(sorted(self.hello.addresses, key=lambda address: address.partition("://")[0] != path))
 
     def send(self, command: WorkerCommand) -> None:
         self.link.tokens.send(command)
@@ -119,14 +155,14 @@ class Peer:
         self.asked_at = now
         self.link.state.send(SnapshotRequest())
 
-    def take(self, messages: tuple[RouterMessage, ...], now: float) -> bool:
-        """Hand the messages of one frame to their targets. True when the worker has begun to drain.
+    def take(self, messages: tuple[RouterMessage, ...], now: float) -> tuple[News, ...]:
+        """Hand the messages of one frame to their targets; gives what the worker says of itself, already in its view.
 
         Raises `stale_epoch` when the worker is another incarnation, `protocol_mismatch` on a second `Hello`.
         """
         self.heard_at = now
         targets = self._targets
-        drains = False
+        news: tuple[News, ...] = ()
         for message in messages:
             if type(message) is StepOutputs:
                 for output in message.outputs:
@@ -134,8 +170,8 @@ class Peer:
                     if target is not None:
                         target.on_output(output, now)
             else:
-                drains = self._take_other(message) or drains
-        return drains
+                news += self._take_other(message)
+        return news
 
     def lost(self, reason: str) -> None:
         """Tell every target, once."""
@@ -144,19 +180,43 @@ class Peer:
         for target in targets.values():
             target.on_lost(reason)
 
-    def _take_other(self, message: RouterMessage) -> bool:
+    def _claimed(self, claimed: Claimed) -> None:
+        """What nobody waits for any more is let go of."""
+        target = self._targets.get(claimed.handle)
+        if target is not None:
+            target.on_claimed(claimed)
+        else:
+            self.send(Cancel(claimed.handle))
+
+    def _take_other(self, message: RouterMessage) -> tuple[News, ...]:
         match message:
             case AttemptReport() if (target := self._targets.get(message.handle)) is not None:
                 target.on_report(message)
             case AttemptFailed() if (target := self._targets.get(message.handle)) is not None:
                 target.on_failed(message.code, message.message)
+            case Claimed():
+                self._claimed(message)
+            case Unclaimed() if (target := self._targets.get(message.handle)) is not None:
+                target.on_claimed(None)
             case Pong() if message.epoch != self.epoch:
                 raise TandemError("stale_epoch", f"{self.worker_id} is another incarnation now")
             case Draining():
                 self.view.draining = True
-                return True
+                self.leaves_at = self.heard_at + message.within_s
+                return (message,)
+            case Ready():
+                told = {"addresses": message.addresses, "canary": message.canary, "problems": message.problems}
+                self.hello = msgspec.structs.replace(self.hello, unready=False, **told)
+                self.view.ready = True
+                return (message,)
+            case Transferred():
+                if (target := self._targets.get(message.handle)) is not None:
+                    target.on_transferred()
+                return (message,)
+            case Hello() if (message.epoch, message.worker_id) == (self.epoch, self.worker_id):
+                pass
             case Hello():
                 raise TandemError("protocol_mismatch", f"{self.worker_id} introduced itself twice on one link")
             case _:
                 pass
-        return False
+        return ()

@@ -1,25 +1,29 @@
 """The OpenAI REST interface as a plain ASGI application.
 
-POST /v1/chat/completions   POST /v1/completions   GET /v1/models[/{id}]   GET /v1/requests/{id}
+POST /v1/chat/completions   POST /v1/completions   GET /v1/models[/{id}]   GET /v1/requests/{id}[/events]
+GET /v1/workers
 GET /health                 GET /ready             GET /metrics
 """
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, Final
 
 import msgspec
 
+from router.fleet.listing import WorkerListing
 from router.front.arrival import Arrival
 from router.front.auth import Caller, Keys
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import MethodNotAllowed
 from router.front.exchange import Answer, Exchange
-from router.front.http_body import ClientGone, Receive, discard_body, gone, read_body
+from router.front.http_body import BodyBudget, ClientGone, Receive, discard_body, gone, read_body
+from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.front.openai.decode import decode_chat, decode_completion
 from router.front.openai.schema import ChatRequest
 from router.front.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
+from router.front.resumption import Rejoining, facts, form_of, place_of
 from router.front.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
 from router.generation import ServedModel
 from tandem.core.errors import TandemError
@@ -40,18 +44,27 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class RestApp:
-    """The application. `metrics` renders the process's metrics for Prometheus."""
+    """The application. `metrics` renders the process's metrics for Prometheus, `workers` lists all workers."""
 
-    def __init__(self, door: FrontDoor, keys: Keys, metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        door: FrontDoor,
+        keys: Keys,
+        metrics: Callable[[], bytes],
+        workers: Callable[[], Iterable[WorkerListing]] = tuple,
+    ) -> None:
         self._door = door
         self._keys = keys
         self._metrics = metrics
+        self._workers = workers
+        self._bodies = BodyBudget(door.settings.bodies_bytes_max)
         self._posts: dict[str, tuple[str, Decode]] = {
             "/v1/chat/completions": ("chatcmpl", decode_chat),
             "/v1/completions": ("cmpl", decode_completion),
         }
         self._gets: dict[str, Callable[[_Call], None]] = {
             "/v1/models": self._list_models,
+            "/v1/workers": self._list_workers,
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._show_metrics,
@@ -69,6 +82,8 @@ class RestApp:
         except ClientGone:
             pass
         finally:
+            # The one reference that leads back here: without it everything of a request goes at once.
+            watch.exchange = None
             await outlet.close()
 
     async def _route(self, method: str, call: _Call, watch: "_Watch") -> None:
@@ -83,6 +98,9 @@ class RestApp:
             show(call)
         elif call.path.startswith("/v1/models/"):
             self._one_model(call, call.path.removeprefix("/v1/models/"))
+        elif call.path.startswith("/v1/requests/") and call.path.endswith("/events"):
+            _check_method(method, ("GET",), call.path)
+            await self._resume(call, watch, call.path.removeprefix("/v1/requests/").removesuffix("/events"))
         elif call.path.startswith("/v1/requests/"):
             self._one_request(call, call.path.removeprefix("/v1/requests/"))
         else:
@@ -97,9 +115,11 @@ class RestApp:
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
             arrival.caller = self._caller(call)
-            body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings)
-            request = decode(body)
-            generations = await self._door.prepare(arrival, request)
+            with self._bodies.share() as share:
+                body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
+                self._door.claim(arrival, _text(call.headers.get(b"idempotency-key")), kind, body)
+                request = decode(body)
+                generations = await self._door.prepare(arrival, request)
         except TandemError as error:
             self._door.refused(arrival, error)
             await self._refuse(call, error, headers)
@@ -110,6 +130,22 @@ class RestApp:
             answer = self._answer(call.outlet, arrival, request, headers)
             watch.exchange = exchange = self._door.start(arrival, generations, answer)
             await self._settle(call, exchange, generations[0].timeout_s)
+
+    async def _resume(self, call: _Call, watch: "_Watch", request_id: str) -> None:
+        """The rest of a resumable stream."""
+        caller = self._caller(call)
+        resumed = await self._door.find(request_id, caller)
+        generation = resumed.generation
+        after = place_of(_text(call.headers.get(b"last-event-id")), generation.n)
+        headers = ((b"x-request-id", request_id.encode()),)
+        known = facts(generation)
+        form = form_of(known, request_id, self._door.renderer(known.model))
+        chars = resumed.chars(after)
+        answer = NumberedAnswer(call.outlet, form, headers, known.include_usage, after, chars)
+        rejoining = Rejoining(resumed, after, answer)
+        watch.exchange = exchange = self._door.rejoin(caller, resumed, rejoining, answer)
+        left_s = generation.received + generation.timeout_s - self._door.services.clock.now()
+        await self._settle(call, exchange, max(0.0, left_s))
 
     async def _refuse(self, call: _Call, error: TandemError, headers: tuple[Header, ...]) -> None:
         if error.code != "body_too_large":
@@ -128,6 +164,9 @@ class RestApp:
             form = ChatFormat(label, vocabulary)
         else:
             form = CompletionFormat(label, vocabulary)
+        if request.resumable:
+            start = (0,) * (request.n or 1)
+            return NumberedAnswer(outlet, form, headers, include_usage, start, start)
         if request.stream:
             return StreamedAnswer(outlet, form, headers, request.n or 1, include_usage)
         return CollectedAnswer(outlet, form, headers, request.n or 1)
@@ -159,6 +198,11 @@ class RestApp:
         ]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": models}), ())
 
+    def _list_workers(self, call: _Call) -> None:
+        caller = self._caller(call)
+        listed = [worker for worker in self._workers() if not caller.models or worker.model in caller.models]
+        respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": listed}), ())
+
     def _one_model(self, call: _Call, name: str) -> None:
         caller = self._caller(call)
         caller.check_model(name)
@@ -170,10 +214,15 @@ class RestApp:
 
     def _one_request(self, call: _Call, request_id: str) -> None:
         caller = self._caller(call)
+        standing = self._door.standing(request_id, caller)
+        if standing is not None:
+            now = {"id": request_id, "status": "running", **msgspec.structs.asdict(standing)}
+            respond(call.outlet, 200, msgspec.json.encode(now), ())
+            return
         spans = self._door.story(request_id, caller)
         if not spans:
-            raise TandemError("not_found", f"the request {request_id!r} is not known here, or has not ended yet")
-        respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "spans": spans}), ())
+            raise TandemError("not_found", f"the request {request_id!r} is not known here")
+        respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "status": "ended", "spans": spans}), ())
 
     def _health(self, call: _Call) -> None:
         respond(call.outlet, 200, b'{"status":"ok"}', ())

@@ -6,6 +6,8 @@ from typing import Final
 import msgspec
 
 from router.front.auth import ANYONE, Caller
+from router.front.idempotency import Claim
+from router.generation import Generation
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.spans import Span, TraceContext, parse_traceparent
@@ -17,7 +19,7 @@ class Arrival(msgspec.Struct):
     """`trace` is the context of the request's root span, `parent_id` the client's span above it or empty.
 
     `caller` is known after authentication, `parts` (how many generations) after tokenizing; `spans` gathers what
-    the front door itself did and is recorded with the root span.
+    the front door itself did and is recorded with the root span; `claim` is the hold on the client's idempotency key.
     """
 
     request_id: str
@@ -27,6 +29,7 @@ class Arrival(msgspec.Struct):
     received_wall: float
     caller: Caller = ANYONE
     parts: int = 1
+    claim: Claim | None = None
     spans: list[Span] = msgspec.field(default_factory=list)
 
     def part_id(self, number: int) -> str:
@@ -57,6 +60,15 @@ class Arrivals:
         )
         parent_id = parent.span_id if parent is not None else ""
         return Arrival(request_id, trace, parent_id, self._clock.now(), self._clock.wall())
+
+    def again(self, generation: Generation, caller: Caller) -> Arrival:
+        """The identity of a request whose client has come back."""
+        received = self._clock.now()
+        return Arrival(generation.request_id, generation.trace, "", received, generation.received_wall, caller)
+
+    def hold(self, arrival: Arrival) -> None:
+        """The request runs; nobody else gets its id."""
+        self._open.add(arrival.request_id)
 
     def release(self, arrival: Arrival) -> None:
         """The request has ended; its id may be used again."""

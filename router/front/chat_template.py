@@ -54,9 +54,10 @@ class ChatTemplate:
         Raises `invalid_request` when the template refuses the messages (roles out of order, for example).
         """
         try:
-            # `Template.render` would copy all globals one by one through a chain of maps, each time.
-            context = self._template.new_context({**self._known, "messages": messages}, shared=True)
-            return "".join(self._template.root_render_func(context))
+            # `Template.render` would go through all globals one by one, each time.
+            template, known = self._template, {**self._known, "messages": messages}
+            context = template.environment.context_class(template.environment, known, template.name, template.blocks)
+            return "".join(template.root_render_func(context))
         except _TEMPLATE_FAULTS as error:
             raise TandemError(
                 "invalid_request",

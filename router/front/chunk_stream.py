@@ -29,7 +29,8 @@ class ChunkStream:
         self._encode = encode
         self._encode_usage = encode_usage
         self._sequences = sequences
-        self._bytes_max = bytes_max
+        self._limit = bytes_max
+        self._bytes_max: float = bytes_max
         self._on_slow = on_slow
         self._queue: deque[bytes] = deque()
         self._bytes = 0
@@ -52,6 +53,14 @@ class ChunkStream:
             self.fail(TandemError("slow_client", "the client does not read its stream fast enough"))
             asyncio.get_running_loop().call_soon(self._on_slow)
         self._rouse()
+
+    def gather(self) -> None:
+        """Take what comes whatever its size: it is what a client that has come back lacks."""
+        self._bytes_max = float("inf")
+
+    def flush(self) -> None:
+        """From now on the bound holds again, for what is beyond that."""
+        self._bytes_max = self._limit + self._bytes
 
     def finish(self, usage: Usage) -> None:
         self.push(self._encode_usage(usage))

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from router.front.arrival import Arrival, Arrivals
 from router.front.auth import Caller
 from router.front.exchange import Answer, Ended, Exchange, Reports
+from router.front.idempotency import IdempotencyKeys, fingerprint
 from router.front.ledger import Ledger
 from router.front.openai import parameters
 from router.front.openai.schema import ChatRequest, CompletionRequest
 from router.front.quota import Quotas
 from router.front.render import Renderer
+from router.front.resumption import Rejoining, facts_of
 from router.front.settings import FrontSettings
 from router.front.tokenizing import Tokenizing
-from router.generation import Generation, Generator, ServedModel
+from router.generation import Generation, Generator, Resumed, Resumer, ServedModel, Standing
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import Entropy
@@ -38,6 +40,7 @@ class Services:
     entropy: Entropy
     meter: Meter
     recorder: Recorder
+    resumer: Resumer | None = None
 
 
 class FrontDoor:
@@ -52,6 +55,7 @@ class FrontDoor:
         self.arrivals = Arrivals(services.clock, services.entropy)
         self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, settings.slo)
         self._quotas = Quotas()
+        self._keys = IdempotencyKeys(settings.idempotency)
         self._open: dict[str, Exchange] = {}
         self._draining = False
 
@@ -75,6 +79,15 @@ class FrontDoor:
         """Why a request could not be served now, or None."""
         return "the router is stopping" if self._draining else self.services.generator.ready()
 
+    def claim(self, arrival: Arrival, key: str | None, kind: str, body: bytes) -> None:
+        """Hold the client's idempotency key, if it gave one, until the request is over.
+
+        Raises `conflict` while another request holds it, `invalid_request` when it was used for something else.
+        """
+        if key is not None:
+            asked, now = fingerprint(kind, body), self.services.clock.now()
+            arrival.claim = self._keys.claim(arrival.caller.tenant, key, asked, now)
+
     async def prepare(self, arrival: Arrival, request: ApiRequest) -> tuple[Generation, ...]:
         """Everything up to token ids. Raises what DESIGN §11 lists, typed."""
         if self._draining:
@@ -83,18 +96,19 @@ class FrontDoor:
         model, renderer = self._model(request.model)
         arrival.caller.check_model(model.name)
         started = self.services.clock.wall()
-        packed = await self._tokenize(request, renderer)
+        timeout_s = min(request.timeout or self._total_s, self._total_s)
+        left_s = arrival.received + timeout_s - self.services.clock.now()
+        packed = await self._tokenize(request, renderer, left_s)
         arrival.parts = len(packed)
         self._ledger.tokenized(arrival, started, sum(map(len, packed)) // 4)
         sampling = parameters.sampling(request, renderer.vocab_size)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
-        timeout_s = min(request.timeout or self._total_s, self._total_s)
         generations = tuple(
             Generation(
                 request_id=arrival.part_id(number),
                 model=model.name,
                 tenant=arrival.caller.tenant,
-                tenant_salt=arrival.caller.tenant_salt,
+                tenant_salt=_salt(arrival.caller, request.cache_salt),
                 prompt=prompt,
                 n=request.n or 1,
                 seed=seed,
@@ -105,12 +119,23 @@ class FrontDoor:
                 received_wall=arrival.received_wall,
                 trace=arrival.trace,
                 priority=request.priority or 0,
+                resume=facts_of(request, arrival.received_wall),
             )
             for number, prompt in enumerate(packed)
         )
-        caller, prompt_tokens = arrival.caller, sum(map(len, packed)) // 4
-        self._quotas.admit(caller.tenant, caller.quota, prompt_tokens, self.services.clock.now())
+        if request.resumable:
+            self._check_resumable(generations)
+        self._charge(arrival, sum(map(len, packed)) // 4)
         return generations
+
+    def _charge(self, arrival: Arrival, prompt_tokens: int) -> None:
+        """Charge the request and its prompt, once under an idempotency key. Raises `over_quota`."""
+        caller, claim = arrival.caller, arrival.claim
+        if claim is not None and claim.admitted:
+            return
+        self._quotas.admit(caller.tenant, caller.quota, prompt_tokens, self.services.clock.now())
+        if claim is not None:
+            claim.admitted = True
 
     def start(self, arrival: Arrival, generations: tuple[Generation, ...], answer: Answer) -> Exchange:
         """Dispatch. Refusals reach the client through `answer`."""
@@ -118,10 +143,11 @@ class FrontDoor:
 
         def ended(how: Ended) -> None:
             self._open.pop(arrival.request_id, None)
-            self.arrivals.release(arrival)
             self._ledger.ended(arrival, how, model)
-            caller, now = arrival.caller, self.services.clock.now()
-            self._quotas.spend(caller.tenant, caller.quota, how.delivered, now)
+            caller, claim, now = arrival.caller, arrival.claim, self.services.clock.now()
+            tokens = how.delivered if claim is None else claim.uncharged(how.delivered)
+            self._quotas.spend(caller.tenant, caller.quota, tokens, now)
+            self._let_go(arrival)
 
         reports = Reports(self.services.clock.now, lambda gap_s: self._ledger.gap(model, gap_s), ended)
         exchange = Exchange(generations, answer, reports)
@@ -129,15 +155,69 @@ class FrontDoor:
         exchange.start(self.services.generator)
         return exchange
 
+    async def find(self, request_id: str, caller: Caller) -> Resumed:
+        """A resumable request, wherever it runs. Raises `not_found` also for other tenants' ids, and `draining`,
+        `queue_full`, `not_allowed`."""
+        resumer, meter = self.services.resumer, self.services.meter
+        try:
+            if resumer is None:
+                raise TandemError("not_found", f"this router cannot resume the request {request_id!r}")
+            found = await resumer.resume(request_id, caller.tenant)
+            caller.check_model(found.generation.model)
+        except TandemError as error:
+            meter.add("tandem_resumes_total", 1.0, error.code)
+            raise
+        meter.add("tandem_resumes_total", 1.0, "found")
+        return found
+
+    def renderer(self, model: str) -> Renderer:
+        """Whose tokens are the model's. Raises `model_not_found`."""
+        renderer = self.services.renderers.get(model)
+        if renderer is None:
+            raise TandemError("model_not_found", f"the model {model!r} is not served here", param="model")
+        return renderer
+
+    def rejoin(self, caller: Caller, resumed: Resumed, rejoining: Rejoining, answer: Answer) -> Exchange:
+        """Go on with the answer of a resumable request."""
+        generation = resumed.generation
+        arrival = self.arrivals.again(generation, caller)
+
+        def ended(how: Ended) -> None:
+            if self._open.get(arrival.request_id) is exchange:
+                del self._open[arrival.request_id]
+            self._ledger.resumed(arrival, how, generation.model)
+            self._quotas.spend(caller.tenant, caller.quota, how.delivered, self.services.clock.now())
+            self._let_go(arrival)
+
+        reports = Reports(self.services.clock.now, lambda gap_s: self._ledger.gap(generation.model, gap_s), ended)
+        exchange = Exchange((generation,), answer, reports)
+        exchange.start(rejoining)
+        if not exchange.ended:
+            self._open[arrival.request_id] = exchange
+            self.arrivals.hold(arrival)
+        return exchange
+
     def refused(self, arrival: Arrival, error: TandemError) -> None:
-        """A request ended before it was started: count it, keep its span, let go of its id."""
-        self.arrivals.release(arrival)
+        """A request ended before it was started: count it, keep its span, let go of its id and key."""
+        self._let_go(arrival)
         self._ledger.refused(arrival, error.code, error.message)
 
     def left(self, arrival: Arrival) -> None:
         """The client went away before its request was started."""
-        self.arrivals.release(arrival)
+        self._let_go(arrival)
         self._ledger.refused(arrival, "cancelled", "client disconnected")
+
+    def _let_go(self, arrival: Arrival) -> None:
+        self.arrivals.release(arrival)
+        if arrival.claim is not None:
+            self._keys.release(arrival.claim, self.services.clock.now())
+
+    def standing(self, request_id: str, caller: Caller) -> Standing | None:
+        """Where a running request is; None when none of this id runs, or it is another tenant's."""
+        exchange = self._open.get(request_id)
+        if exchange is None or exchange.generations[0].tenant != caller.tenant:
+            return None
+        return exchange.standing()
 
     def story(self, request_id: str, caller: Caller) -> tuple[Span, ...]:
         """What is known of a request that has ended; empty when it is unknown or another tenant's."""
@@ -158,20 +238,31 @@ class FrontDoor:
             raise TandemError("no_workers", f"no worker serves the model {name!r} now", retry_after_s=1.0)
         raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
 
-    async def _tokenize(self, request: ApiRequest, renderer: Renderer) -> list[bytes]:
+    async def _tokenize(self, request: ApiRequest, renderer: Renderer, within_s: float) -> list[bytes]:
         if isinstance(request, ChatRequest):
             turns = parameters.messages(request)
             self._check_sequences(request.n or 1)
             characters = sum(len(turn["content"]) for turn in turns)
-            packed = [await self.services.tokenizing.run(lambda: renderer.chat(turns), characters)]
+            packed = [await self.services.tokenizing.run(lambda: renderer.chat(turns), characters, within_s)]
         else:
             asked = parameters.prompts(request, renderer.vocab_size)
             self._check_sequences(len(asked) * (request.n or 1))
             characters = sum(len(prompt) for prompt in asked if isinstance(prompt, str))
-            packed = await self.services.tokenizing.run(lambda: _pack(asked, renderer), characters)
+            packed = await self.services.tokenizing.run(lambda: _pack(asked, renderer), characters, within_s)
         if not all(packed):
             raise TandemError("invalid_request", "the prompt has no tokens", param="prompt")
         return packed
+
+    def _check_resumable(self, generations: tuple[Generation, ...]) -> None:
+        if len(generations) > 1:
+            raise TandemError("invalid_request", "a resumable request has one prompt", param="resumable")
+        most, asked = self.settings.resumable_tokens_max, generations[0].n * generations[0].stopping.max_tokens
+        if asked > most:
+            raise TandemError(
+                "invalid_request",
+                f"n times max_tokens is {asked}, but of a resumable answer at most {most} tokens are kept",
+                param="resumable",
+            )
 
     def _check_sequences(self, count: int) -> None:
         most = self.settings.sequences_max
@@ -181,6 +272,12 @@ class FrontDoor:
                 f"{count} sequences were asked for (n times prompts); at most {most} are served",
                 param="n",
             )
+
+
+def _salt(caller: Caller, cache_salt: str | None) -> str:
+    """What keeps cached blocks apart: the tenant always, and within it whatever the client asks for. A tenant's own
+    salt has no slash, so no choice of a client's reaches another tenant's blocks."""
+    return caller.tenant_salt if cache_salt is None else f"{caller.tenant_salt}/{cache_salt}"
 
 
 def _pack(prompts: list[str | list[int]], renderer: Renderer) -> list[bytes]:

@@ -10,13 +10,20 @@ from typing import Final, Protocol
 import msgspec
 
 from router.front.openai.answer import total
-from router.generation import Generation, Generator, Running, Usage
+from router.front.standing import furthest_behind
+from router.generation import Generation, Running, Sink, Standing, Usage
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
 
 PACE_EVERY: Final = 16
 """Gaps between tokens are measured after every so many tokens of a request's first sequence: often enough for a
 histogram, seldom enough not to be noticed."""
+
+
+class Starter(Protocol):
+    """Who starts a generation, or joins it (`router.generation.Generator`, in part)."""
+
+    def start(self, generation: Generation, sink: Sink) -> Running: ...
 
 
 class Answer(Protocol):
@@ -101,7 +108,7 @@ class Exchange:
         self._first_output: float | None = None
         self._paced_at: float | None = None
 
-    def start(self, generator: Generator) -> None:
+    def start(self, generator: Starter) -> None:
         """Dispatch every generation. A refusal ends the exchange; it is not raised."""
         for number, generation in enumerate(self.generations):
             if self.ended:
@@ -114,6 +121,11 @@ class Exchange:
                 self.fail(error)
                 return
             self._running.append(running)
+
+    def standing(self) -> Standing:
+        """Where it is now, as long as it has not ended."""
+        running = [one.standing() for one, usage in zip(self._running, self._usages, strict=False) if usage is None]
+        return furthest_behind(running, sum(part.delivered for part in self._parts))
 
     def first_output(self) -> None:
         """Something is about to reach the client."""
@@ -166,4 +178,6 @@ class Exchange:
 
     def _report(self, error: TandemError | None, usage: Usage | None) -> None:
         delivered = sum(part.delivered for part in self._parts)
+        # They refer to this exchange as well: let go of them, and nobody has to look for what is left.
+        self._parts, self._running = [], []
         self._reports.on_end(Ended(error, usage, delivered, self._first_output, self._reports.now()))

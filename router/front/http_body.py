@@ -1,7 +1,8 @@
 """Reading a request body with bounds on size and patience."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from router.front.eager import Finished, Waiting, begin
@@ -15,15 +16,68 @@ class ClientGone(Exception):
     """The client closed the connection; nobody is left to answer."""
 
 
-async def read_body(receive: Receive, announced: bytes | None, settings: FrontSettings) -> bytes:
+class BodyBudget:
+    """How many bytes of request bodies the router has in hand, over all clients."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.held = 0
+        """Bytes in hand now."""
+
+    @contextmanager
+    def share(self) -> Iterator["BodyShare"]:
+        """One request's part of it, given back at the end."""
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            self.held -= share.taken
+
+    def take(self, size: int) -> None:
+        """Raises `queue_full` when that many more would be too many."""
+        if self.held + size > self._bytes_max:
+            reason = f"bodies of {self.held} bytes are being read already; {self._bytes_max} are the bound"
+            raise TandemError("queue_full", reason, retry_after_s=1.0)
+        self.held += size
+
+
+class BodyShare:
+    """What one request has of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises `queue_full`."""
+        self._budget.take(size)
+        self.taken += size
+
+
+async def read_body(receive: Receive, announced: bytes | None, settings: FrontSettings, share: BodyShare) -> bytes:
     """The whole body. Raises `body_too_large` before reading more than the limit, `deadline_exceeded` when the client
-    stops sending, and `ClientGone`."""
+    stops sending, `queue_full` when too much is in hand, and `ClientGone`."""
     if announced is not None and announced.isdigit() and int(announced) > settings.body_bytes_max:
         raise _too_large(int(announced), settings)
     first = await _next(receive, settings.body_wait_s)
     body: bytes = first.get("body", b"")
+    share.take(len(body))
     if not first.get("more_body", False) and len(body) <= settings.body_bytes_max:
         return body
+    try:
+        async with asyncio.timeout(settings.body_total_s):
+            return await _rest(receive, first, settings, share)
+    except TimeoutError:
+        raise TandemError(
+            "deadline_exceeded", f"the body was not complete within {settings.body_total_s:g} s"
+        ) from None
+
+
+async def _rest(
+    receive: Receive, first: MutableMapping[str, Any], settings: FrontSettings, share: BodyShare
+) -> bytes:
+    """A body of several pieces, the first of which has been read."""
+    body: bytes = first.get("body", b"")
     pieces, size, more = [body], len(body), bool(first.get("more_body", False))
     while more or size > settings.body_bytes_max:
         if size > settings.body_bytes_max:
@@ -31,6 +85,7 @@ async def read_body(receive: Receive, announced: bytes | None, settings: FrontSe
         message = await _next(receive, settings.body_wait_s)
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
+        share.take(len(pieces[-1]))
         more = bool(message.get("more_body", False))
     return b"".join(pieces)
 

@@ -1,48 +1,30 @@
-"""Serving the ASGI application over HTTP/1.1: uvicorn's protocol on a listening socket of our own.
-
-uvicorn's own server object brings signal handling, a poll ten times a second and process exit; the router has its
-own ways for these (`tandem.service.run`), so only the protocol is used.
-"""
+"""Serving the ASGI application over HTTP/1.1 on a listening socket of our own."""
 
 import asyncio
 import socket
-import struct
+from collections.abc import Coroutine
 from typing import Any, Final
 
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
-
 from router.front.app import RestApp
-from router.front.outlet import CONNECTION_EXTENSION, Connection
-from router.front.wire import Wire
+from router.front.http_connection import Application, HttpConnection
+from router.front.turned import Turned
 from tandem.core.errors import TandemError
 
 _BACKLOG: Final = 2048
-_KEEP_ALIVE_S: Final = 75
-_HEAD_S: Final = 30.0
+CONNECTIONS_MAX: Final = 8192
 
 
 class HttpServer:
-    """Listens, hands connections to the application, and stops in two steps."""
+    """Listens, hands connections to the application, and stops in two steps.
 
-    def __init__(self, app: RestApp) -> None:
-        self._config = uvicorn.Config(
-            app,
-            http=_Protocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            loop="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
-        self._config.load()
-        self._state = ServerState()
+    At most `connections_max` connections are open at once; who comes then is told so and let go.
+    """
+
+    def __init__(self, app: RestApp, connections_max: int = CONNECTIONS_MAX) -> None:
+        self.app: Application = app
+        self._connections_max = connections_max
+        self._connections: dict[HttpConnection, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -57,69 +39,36 @@ class HttpServer:
         """Accept no more connections; those that are open go on, and idle ones close."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._state.connections):
+        for connection in list(self._connections):
             connection.shutdown()
 
     async def close(self, within_s: float) -> None:
         """Wait for running responses, then cut what is left."""
         self.stop_listening()
-        tasks = [*self._state.tasks]
-        if tasks:
-            await asyncio.wait(tasks, timeout=within_s)
-        for task in self._state.tasks:
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=within_s)
+        for task in list(self._tasks):
             task.cancel("the router has stopped")
-        for connection in list(self._state.connections):
-            if connection.transport is not None:
-                connection.transport.close()
+        for connection in list(self._connections):
+            connection.shutdown()
 
     def _connect(self) -> asyncio.Protocol:
-        return _Protocol(config=self._config, server_state=self._state, app_state={})
+        if len(self._connections) >= self._connections_max:
+            return Turned(f"the router has {self._connections_max} connections open, which is its bound")
+        return HttpConnection(self)
 
+    # ---- router.front.http_connection.Owner ----
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, plus a bound on how long a request's head may take to arrive, and a way for the
-    application to cut a connection whose client does not read."""
+    def opened(self, connection: HttpConnection) -> None:
+        self._connections[connection] = None
 
-    _head_timer: asyncio.TimerHandle | None = None
-    _wire: Wire | None = None
+    def closed(self, connection: HttpConnection) -> None:
+        self._connections.pop(connection, None)
 
-    def connection_made(self, transport: Any) -> None:
-        connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if connection is not None and transport.get_extra_info("ssl_object") is None:
-            self._wire = Wire(connection.fileno(), transport)
-        super().connection_made(transport)
-        self._head_timer = self.loop.call_later(_HEAD_S, transport.abort)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(_HEAD_S, self.transport.abort)
-
-    def on_headers_complete(self) -> None:
-        self._head_arrived()
-        self.scope["extensions"] = {CONNECTION_EXTENSION: Connection(self._cut, self._wire)}  # type: ignore[dict-item]
-        super().on_headers_complete()
-
-    def _cut(self) -> None:
-        """Reset the connection: what the kernel still holds for a client that does not read is dropped as well."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None and not self.transport.is_closing():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_arrived()
-        if self._wire is not None:
-            self._wire.detach()
-            self._wire = None
-        super().connection_lost(exc)
-
-    def _head_arrived(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -66,6 +66,19 @@ class Ledger:
         self._count(arrival, ended, model, outcome)
         self._record(arrival, figures)
 
+    def resumed(self, arrival: Arrival, ended: Ended, model: str) -> None:
+        """A connection that went on with a resumable answer ended. It says nothing about how soon the answer came."""
+        outcome = "ok" if ended.error is None else ended.error.code
+        figures: dict[str, Attribute] = {"outcome": outcome, "model": model, "resumed_tokens": ended.delivered}
+        self._meter.add("tandem_requests_total", 1.0, model, outcome)
+        self._meter.add("tandem_output_tokens_total", float(ended.delivered), model)
+        if ended.usage is not None:
+            figures["prompt_tokens"], figures["cached_tokens"] = ended.usage.prompt_tokens, ended.usage.cached_tokens
+            figures["completion_tokens"] = ended.usage.completion_tokens
+            self._meter.add("tandem_prompt_tokens_total", float(ended.usage.prompt_tokens), model)
+            self._meter.add("tandem_cached_tokens_total", float(ended.usage.cached_tokens), _ENGINE_TIER)
+        self._record(arrival, figures)
+
     def _count(self, arrival: Arrival, ended: Ended, model: str, outcome: str) -> None:
         if ended.error is not None and ended.first_output is None and outcome != "cancelled":
             self._meter.add("tandem_refusals_total", 1.0, outcome)

@@ -56,6 +56,7 @@ class Outlet:
     __slots__ = (
         "_connection",
         "_direct",
+        "_dropping",
         "_ending",
         "_gathered",
         "_gathered_bytes",
@@ -80,6 +81,7 @@ class Outlet:
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._slow = False
+        self._dropping = False
         self._ending = False
         self._streamed = False
         self.started = False
@@ -107,7 +109,7 @@ class Outlet:
     def _write(self, body: bytes) -> None:
         if self._pump is None and not self._ending:
             self._drive({"type": "http.response.body", "body": body, "more_body": True})
-        elif not self._ending and not self._slow:
+        elif not self._ending and not self._dropping:
             self._gather(body)
 
     def _go_direct(self) -> None:
@@ -156,11 +158,17 @@ class Outlet:
     def _too_slow(self) -> None:
         if not self._slow:
             self._slow = True
+            asyncio.get_running_loop().call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        """Drop what has gathered and tell the owner. A response that has ended, be it in the same turn of the loop,
+        is not cut short: what is left is bounded, and without it the client would take a part for the whole."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time() + self._limits.farewell_s)
+        if not self._ending:
+            self._dropping = True
             self._gathered = []
-            loop = asyncio.get_running_loop()
-            if self._patience is not None:
-                self._patience.reschedule(loop.time() + self._limits.farewell_s)
-            loop.call_soon(self._on_slow)
+            self._on_slow()
 
     async def _drain(self, sending: Awaitable[None]) -> None:
         """Finish one message, then send what gathered, until nothing did. Cuts the connection of a stalled client."""

@@ -14,6 +14,7 @@ from router.front.chunk_stream import ChunkStream
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import for_client
 from router.front.exchange import Exchange
+from router.front.resumption import Rejoining
 from router.generation import Generation
 from tandem.core.errors import TandemError
 
@@ -36,7 +37,8 @@ class PublicGrpc:
             ("grpc.max_receive_message_length", self._door.settings.linger_bytes_max),
             ("grpc.so_reuseport", 0),
         )
-        server = grpc.aio.server(options=options)
+        most = self._door.settings.connections_max
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(rpc.SERVICE, self._handlers()),))
         shown = f"[{host}]" if ":" in host else host
         try:
@@ -57,6 +59,7 @@ class PublicGrpc:
     def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         return {
             "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
+            "Resume": grpc.unary_stream_rpc_method_handler(self._resume),
             "ListModels": grpc.unary_unary_rpc_method_handler(self._list_models),
         }
 
@@ -73,8 +76,25 @@ class PublicGrpc:
         arrival = self._door.arrivals.arrive(metadata.get("x-request-id"), metadata.get("traceparent"), "gen")
         await context.send_initial_metadata((("x-request-id", arrival.request_id),))
         request, generations = await self._prepare(arrival, metadata, raw, context)
-        call = _Call(self._door, arrival, request, generations)
+        start = (0,) * generations[0].n if request.resumable else None
+        call = _Call(self._door, generations[0], arrival.request_id, start)
+        call.begin(lambda stream: self._door.start(arrival, generations, stream))
         try:
+            await call.carry(context.write)
+        except TandemError as error:
+            await _abort(context, error)
+
+    async def _resume(self, raw: bytes, context: Context) -> None:
+        try:
+            caller = self._caller(_metadata(context))
+            request_id, positions = rpc.decode_resume(raw)
+            resumed = await self._door.find(request_id, caller)
+            generation = resumed.generation
+            after = positions or (0,) * generation.n
+            resumed.chars(after)
+            await context.send_initial_metadata((("x-request-id", request_id),))
+            call = _Call(self._door, generation, request_id, after)
+            call.begin(lambda stream: self._door.rejoin(caller, resumed, Rejoining(resumed, after, stream), stream))
             await call.carry(context.write)
         except TandemError as error:
             await _abort(context, error)
@@ -85,6 +105,7 @@ class PublicGrpc:
         try:
             arrival.caller = self._caller(metadata)
             self._check_size(raw)
+            self._door.claim(arrival, metadata.get("idempotency-key"), "gen", raw)
             request = rpc.decode_generate(raw)
             return request, await self._door.prepare(arrival, request)
         except TandemError as error:
@@ -104,26 +125,33 @@ class PublicGrpc:
 
 
 class _Call:
-    """One running `Generate`."""
+    """One running `Generate` or `Resume`. Of a resumable request chunks tell their place, beginning with `after`."""
 
     def __init__(
-        self, door: FrontDoor, arrival: Arrival, request: ApiRequest, generations: tuple[Generation, ...]
+        self, door: FrontDoor, generation: Generation, request_id: str, after: tuple[int, ...] | None
     ) -> None:
         self._door = door
         self._patience: asyncio.Timeout | None = None
-        self._timeout_s = generations[0].timeout_s
-        request_id = arrival.request_id
+        self._timeout_s = generation.timeout_s
+        self._request_id = request_id
+        self._positions = list(after or ())
         self._stream = ChunkStream(
-            lambda *parts: rpc.encode_chunk(request_id, rpc.ChunkParts(*parts)),
-            lambda usage: rpc.encode_usage(request_id, usage),
-            request.n or 1,
+            self._encode if after is None else self._encode_with_place,
+            lambda usage: rpc.encode_usage(request_id, usage, self._positions),
+            generation.n,
             door.settings.outlet.buffer_bytes,
             self._too_slow,
         )
-        self._exchange: Exchange = door.start(arrival, generations, self._stream)
+        self._exchange: Exchange | None = None
+
+    def begin(self, start: Callable[[ChunkStream], Exchange]) -> None:
+        """Start the exchange, whose chunks `carry` writes."""
+        self._exchange = start(self._stream)
 
     async def carry(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Write chunks until the last. Raises the error the request ends with."""
+        exchange = self._exchange
+        assert exchange is not None, "a call carries what it has begun"
         try:
             async with asyncio.timeout(self._timeout_s + self._door.settings.settle_s) as self._patience:
                 while (chunk := await self._stream.next()) is not None:
@@ -131,14 +159,22 @@ class _Call:
         except TimeoutError:
             late = TandemError("deadline_exceeded", f"the request was not finished within {self._timeout_s:g} s")
             error = self._stream.error or late
-            self._exchange.fail(error)
+            exchange.fail(error)
             raise error from None
         except TandemError as error:
-            self._exchange.fail(error)
+            exchange.fail(error)
             raise
         finally:
             self._patience = None
-            self._exchange.abandon("the client closed the call")
+            exchange.abandon("the client closed the call")
+
+    def _encode(self, *parts: Any) -> bytes:
+        return rpc.encode_chunk(self._request_id, rpc.ChunkParts(*parts))
+
+    def _encode_with_place(self, *parts: Any) -> bytes:
+        shown = rpc.ChunkParts(*parts)
+        self._positions[shown.index] += len(shown.tokens)
+        return rpc.encode_chunk(self._request_id, shown, self._positions)
 
     def _too_slow(self) -> None:
         """The client does not read, so a write in progress will not end by itself."""

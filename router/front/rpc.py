@@ -54,6 +54,8 @@ def decode_generate(raw: bytes) -> ChatRequest | CompletionRequest:
     except DecodeError as error:
         raise TandemError("invalid_request", f"the message is not a GenerateRequest: {error}") from error
     values: dict[str, Any] = {"model": message.model, "stream": True, **_parameters(message.parameters)}
+    if message.resumable:
+        values["resumable"] = True
     logprobs = message.parameters.logprobs if message.parameters.HasField("logprobs") else None
     match message.WhichOneof("input"):
         case "chat":
@@ -70,6 +72,16 @@ def decode_generate(raw: bytes) -> ChatRequest | CompletionRequest:
     if logprobs is not None:
         values["logprobs"] = logprobs
     return convert(values, CompletionRequest)
+
+
+def decode_resume(raw: bytes) -> tuple[str, tuple[int, ...]]:
+    """A request's id and where to go on, empty for its beginning. Raises `invalid_request`."""
+    message = pb.ResumeRequest()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise TandemError("invalid_request", f"the message is not a ResumeRequest: {error}") from error
+    return message.request_id, tuple(message.positions)
 
 
 def _parameters(parameters: pb.Parameters) -> dict[str, Any]:
@@ -91,9 +103,11 @@ def _message(turn: pb.Message) -> dict[str, str]:
     return {"role": turn.role, "content": turn.content, **named}
 
 
-def encode_chunk(request_id: str, parts: ChunkParts) -> bytes:
-    """A chunk with tokens."""
-    chunk = pb.GenerateChunk(request_id=request_id, index=parts.index, tokens=parts.tokens, text=parts.text)
+def encode_chunk(request_id: str, parts: ChunkParts, positions: Sequence[int] = ()) -> bytes:
+    """A chunk with tokens; `positions` are for a resumable request."""
+    chunk = pb.GenerateChunk(
+        request_id=request_id, index=parts.index, tokens=parts.tokens, text=parts.text, positions=positions
+    )
     if parts.finish is not None:
         chunk.finish_reason = parts.finish
     if isinstance(parts.stop_reason, str):
@@ -106,14 +120,14 @@ def encode_chunk(request_id: str, parts: ChunkParts) -> bytes:
     return bytes(chunk.SerializeToString())
 
 
-def encode_usage(request_id: str, usage: Usage) -> bytes:
+def encode_usage(request_id: str, usage: Usage, positions: Sequence[int] = ()) -> bytes:
     """The last chunk."""
     counts = pb.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
     )
-    return bytes(pb.GenerateChunk(request_id=request_id, usage=counts).SerializeToString())
+    return bytes(pb.GenerateChunk(request_id=request_id, usage=counts, positions=positions).SerializeToString())
 
 
 def encode_models(models: Sequence[ServedModel]) -> bytes:

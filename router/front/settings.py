@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from router.front.idempotency import IdempotencySettings
 from router.front.outlet import OutletLimits
 
 
@@ -20,12 +21,21 @@ class FrontSettings:
     body_bytes_max: int = 8 << 20
     body_wait_s: float = 30.0
     """How long the next piece of a request body may take to arrive."""
+    body_total_s: float = 120.0
+    """How long a whole request body may take to arrive, however steadily it comes."""
     linger_bytes_max: int = 64 << 20
     """How much of a refused body is still read, so that the client gets to see the refusal."""
     linger_s: float = 2.0
     settle_s: float = 5.0
     """How long after its deadline a request is ended here, should nothing else have ended it."""
+    connections_max: int = 8192
+    """HTTP connections open at once; fewer when the process may not have as many file descriptors."""
+    bodies_bytes_max: int = 256 << 20
+    """Bytes of request bodies in hand at once, from all clients; beyond it requests are refused."""
     sequences_max: int = 128
     """Prompts times n of one request."""
+    idempotency: IdempotencySettings = field(default_factory=IdempotencySettings)
+    resumable_tokens_max: int = 131_072
+    """Output tokens that a resumable request may ask for, all sequences together: they are all kept."""
     outlet: OutletLimits = field(default_factory=OutletLimits)
     slo: SloSettings = field(default_factory=SloSettings)

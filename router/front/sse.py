@@ -153,6 +153,7 @@ class CollectedAnswer:
 
     def finish(self, usage: Usage) -> None:
         choices = [choice for part in self._parts for choice in part.choices()]
+        self._parts.clear()
         respond(self._outlet, 200, self._form.whole(choices, usage), self._headers)
 
     def fail(self, error: TandemError) -> None:

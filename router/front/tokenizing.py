@@ -1,4 +1,4 @@
-"""Where tokenizing runs: at once for short text, elsewhere for long text, so that the loop keeps its pace."""
+"""Where tokenizing runs: on the loop for short text, elsewhere for long text, so that the loop keeps its pace."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -9,13 +9,16 @@ T = TypeVar("T")
 class Tokenizing(Protocol):
     """The seam. `router.front.tokenizing_threads` is the real one."""
 
-    async def run(self, work: Callable[[], T], characters: int) -> T:
-        """Do `work`, which renders and tokenizes that many characters. Raises `queue_full` and what `work` raises."""
+    async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
+        """Do `work`, which renders and tokenizes that many characters.
+
+        Raises `queue_full`, `deadline_exceeded` when it is not done in time, and what `work` raises.
+        """
         ...
 
 
 class Inline:
     """Does everything at once: for tests and simulation, where time does not pass while computing."""
 
-    async def run(self, work: Callable[[], T], characters: int) -> T:
+    async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
         return work()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from router.front.tokenizing_turns import Turns
 from tandem.core.errors import TandemError
 
 T = TypeVar("T")
@@ -17,18 +18,24 @@ class Threaded:
         self._inline_characters = inline_characters
         self._waiting_max = waiting_max
         self._waiting = 0
+        self._turns = Turns()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
-    async def run(self, work: Callable[[], T], characters: int) -> T:
+    async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
         if characters <= self._inline_characters:
-            return work()
+            return await self._turns.run(work, characters)
         if self._waiting >= self._waiting_max:
             raise TandemError(
                 "queue_full", f"{self._waiting} long prompts are waiting to be tokenized", retry_after_s=1.0
             )
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            async with asyncio.timeout(within_s):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise TandemError(
+                "deadline_exceeded", f"the prompt was not tokenized within {max(0.0, within_s):.1f} s"
+            ) from None
         finally:
             self._waiting -= 1
 

@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, order=True):
         return f"{self.prefill}→{self.decode}" if self.prefill else self.decode
 
 
-class Breakdown(msgspec.Struct, frozen=True):
+class Breakdown(msgspec.Struct, frozen=True, gc=False):
     """Expected cost in milliseconds. `interference` is what running sequences lose, not this request."""
 
     queue_ms: float
@@ -51,7 +51,10 @@ class Breakdown(msgspec.Struct, frozen=True):
 class Placement(msgspec.Struct, frozen=True):
     """Where a request goes. `mode` is `disaggregated` or `local`; `costs` has the winner first.
 
+    `path` is the transport that carried last from `prefill` to `decode`. `unproved` are pairs, (prefill, decode),
+    left out because nobody has asked for their canary yet.
     `prefill_tokens` are the prompt tokens expected to be computed, `cached_tokens` those expected not to be.
+    `decode_cached_tokens` are the leading ones that decode has in whole blocks, so that nobody sends them.
     """
 
     mode: str
@@ -61,6 +64,9 @@ class Placement(msgspec.Struct, frozen=True):
     cached_tokens: int
     costs: tuple[tuple[Candidate, Breakdown], ...]
     reasons: tuple[str, ...]
+    decode_cached_tokens: int = 0
+    path: str = ""
+    unproved: tuple[tuple[str, str], ...] = ()
 
     def cost_table(self) -> str:
         """The costs as text, one candidate per line, for traces."""

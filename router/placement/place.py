@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from router.placement.costs import CostModel
 from router.placement.decision import Breakdown, Candidate, Placement, PlacementRequest, Unplaced
+from router.placement.pairs import UNSEEN, Pairs, look
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
@@ -24,19 +25,30 @@ class _Sorted:
     prefills: list[WorkerView] = field(default_factory=list)
     failed_before: list[WorkerView] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    pairs_left_out: dict[str, list[str]] = field(default_factory=dict)
+    unproved: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs (prefill, decode) whose canary nobody has asked for yet."""
     saturated: bool = False
 
     def leave_out(self, worker: WorkerView, reason: str) -> None:
         self.left_out.setdefault(reason, []).append(worker.worker_id)
 
+    def leave_out_pair(self, prefill: WorkerView, decode: WorkerView, reason: str) -> None:
+        self.pairs_left_out.setdefault(reason, []).append(str(Candidate(decode.worker_id, prefill.worker_id)))
+
     def sentences(self) -> tuple[str, ...]:
-        return tuple(f"{_names(workers)} left out: {reason}" for reason, workers in self.left_out.items())
+        left_out = (*self.left_out.items(), *self.pairs_left_out.items())
+        return tuple(f"{_names(names)} left out: {reason}" for reason, names in left_out)
 
 
 def place(
-    request: PlacementRequest, workers: Sequence[WorkerView], model: CostModel, settings: PlacementSettings
+    request: PlacementRequest,
+    workers: Sequence[WorkerView],
+    model: CostModel,
+    settings: PlacementSettings,
+    pairs: Pairs | None = None,
 ) -> Placement | Unplaced:
-    """Choose workers for a request, or say why there are none."""
+    """Choose workers for a request, or say why there are none. Without `pairs` every pair is trusted."""
     found = _sort(request, workers, settings)
     note = ""
     if not found.decodes and found.failed_before:
@@ -44,9 +56,9 @@ def place(
         note = "only workers that already failed this request are left"
     if not found.decodes:
         return Unplaced(_why_none(found), found.sentences() or (f"no worker serves {request.model}",))
-    priced = _price_all(request, found, model, settings)
+    priced = _price_all(request, found, model, settings, pairs)
     reasons = (_sentence(request, priced, found, settings), *((note,) if note else ()), *found.sentences())
-    return _placement(request, priced, reasons)
+    return _placement(request, priced, reasons, pairs, tuple(found.unproved))
 
 
 def _sort(request: PlacementRequest, workers: Sequence[WorkerView], settings: PlacementSettings) -> _Sorted:
@@ -54,7 +66,9 @@ def _sort(request: PlacementRequest, workers: Sequence[WorkerView], settings: Pl
     for worker in workers:
         if worker.model != request.model:
             continue
-        if worker.draining:
+        if not worker.ready:
+            found.leave_out(worker, "not ready yet")
+        elif worker.draining:
             found.leave_out(worker, "draining")
         elif not _fits(request, worker):
             found.leave_out(worker, f"{request.prompt_tokens} prompt tokens never fit its blocks or context")
@@ -91,21 +105,19 @@ def _why_none(found: _Sorted) -> str:
 
 
 def _price_all(
-    request: PlacementRequest, found: _Sorted, model: CostModel, settings: PlacementSettings
+    request: PlacementRequest, found: _Sorted, model: CostModel, settings: PlacementSettings, pairs: Pairs | None
 ) -> list[Priced]:
-    prefills = _cheapest_prefills(request, found.prefills, model, settings.candidates_max)
+    prefills = _prefills_by_cost(request, found.prefills, model)
     locals_ = [(_price_local(request, worker, model, settings), worker) for worker in found.decodes]
     if len(locals_) > settings.candidates_max:
         locals_.sort(key=lambda item: (item[0].total_ms - item[0].interference_ms, item[1].worker_id))
         del locals_[settings.candidates_max :]
     priced: list[Priced] = []
+    prompts: dict[str, tuple[float, float]] = {}
     for cost, worker in locals_:
-        partners = prefills.get(worker.pairing, ())
         if not _must_be_local(request, worker, settings):
-            priced.extend(
-                (_price_pair(request, prefill, worker, cost, model, settings), worker, prefill)
-                for prefill in partners
-            )
+            partners = _partners(worker, prefills.get(worker.pairing, []), found, pairs, settings.candidates_max)
+            priced += _price_pairs(request, worker, partners, cost, model, settings, prompts)
             if settings.prefer == "disaggregated" and partners:
                 continue
         priced.append((cost, worker, None))
@@ -132,18 +144,38 @@ def _uncached(request: PlacementRequest, worker: WorkerView) -> int:
     return max(1, request.prompt_tokens - request.cached.get(worker.worker_id, 0))
 
 
-def _cheapest_prefills(
-    request: PlacementRequest, workers: list[WorkerView], model: CostModel, most: int
+def _partners(
+    decode: WorkerView, prefills: list[WorkerView], found: _Sorted, pairs: Pairs | None, most: int
+) -> list[WorkerView]:
+    """The first of `prefills` whose blocks are known to reach `decode`; the others before them are left out."""
+    if pairs is None:
+        return prefills[:most]
+    partners: list[WorkerView] = []
+    for prefill in prefills:
+        if len(partners) == most:
+            break
+        pair = pairs.get((prefill.worker_id, decode.worker_id), UNSEEN)
+        if pair.usable:
+            partners.append(prefill)
+            continue
+        found.leave_out_pair(prefill, decode, pair.reason)
+        if pair is UNSEEN:
+            found.unproved.append((prefill.worker_id, decode.worker_id))
+    return partners
+
+
+def _prefills_by_cost(
+    request: PlacementRequest, workers: list[WorkerView], model: CostModel
 ) -> dict[int, list[WorkerView]]:
+    """Prefill workers by pairing, the cheapest for this request first."""
+
     def cost(worker: WorkerView) -> tuple[float, int, str]:
         tokens = worker.queued_prompt_tokens + _uncached(request, worker)
         return model.prefill_ms(worker.worker_id, tokens), worker.sequences_in_flight, worker.worker_id
 
     by_pairing: dict[int, list[WorkerView]] = {}
     for worker in sorted(workers, key=cost) if len(workers) > 1 else workers:
-        partners = by_pairing.setdefault(worker.pairing, [])
-        if len(partners) < most:
-            partners.append(worker)
+        by_pairing.setdefault(worker.pairing, []).append(worker)
     return by_pairing
 
 
@@ -160,25 +192,33 @@ def _price_local(
     )
 
 
-def _price_pair(
+def _price_pairs(
     request: PlacementRequest,
-    prefill: WorkerView,
     decode: WorkerView,
+    prefills: list[WorkerView],
     local: Breakdown,
     model: CostModel,
     settings: PlacementSettings,
-) -> Breakdown:
-    prefill_ms = model.prefill_ms(prefill.worker_id, _uncached(request, prefill))
+    prompts: dict[str, tuple[float, float]],
+) -> list[Priced]:
+    """`decode` with each of `prefills`. `prompts` keeps what waiting and computing cost there: it is the same for
+    every decode worker."""
     layout = decode.layout
     moved_bytes = _uncached(request, decode) * layout.block_bytes // layout.block_tokens
-    exposed_ms = max(0.0, model.transfer_ms(moved_bytes) - settings.transfer_overlap * prefill_ms)
-    return Breakdown(
-        queue_ms=model.prefill_ms(prefill.worker_id, prefill.queued_prompt_tokens),
-        prefill_ms=prefill_ms,
-        transfer_ms=settings.transfer_setup_ms + exposed_ms,
-        decode_ms=local.decode_ms,
-        interference_ms=0.0,
-    )
+    transfer_ms = model.transfer_ms(moved_bytes)
+    overlap, setup_ms = settings.transfer_overlap, settings.transfer_setup_ms
+    priced: list[Priced] = []
+    for prefill in prefills:
+        worker_id = prefill.worker_id
+        known = prompts.get(worker_id)
+        if known is None:
+            queue_ms = model.prefill_ms(worker_id, prefill.queued_prompt_tokens)
+            known = prompts[worker_id] = queue_ms, model.prefill_ms(worker_id, _uncached(request, prefill))
+        queue_ms, prefill_ms = known
+        exposed_ms = max(0.0, transfer_ms - overlap * prefill_ms)
+        cost = Breakdown(queue_ms, prefill_ms, setup_ms + exposed_ms, local.decode_ms, 0.0)
+        priced.append((cost, decode, prefill))
+    return priced
 
 
 def _decode_ms(request: PlacementRequest, worker: WorkerView, model: CostModel, settings: PlacementSettings) -> float:
@@ -190,7 +230,13 @@ def _decode_ms(request: PlacementRequest, worker: WorkerView, model: CostModel, 
     return answer_ms * (1.0 + short / needed)
 
 
-def _placement(request: PlacementRequest, priced: list[Priced], reasons: tuple[str, ...]) -> Placement:
+def _placement(
+    request: PlacementRequest,
+    priced: list[Priced],
+    reasons: tuple[str, ...],
+    pairs: Pairs | None,
+    unproved: tuple[tuple[str, str], ...],
+) -> Placement:
     _, decode, prefill = priced[0]
     computing = decode if prefill is None else prefill
     uncached = _uncached(request, computing)
@@ -202,6 +248,9 @@ def _placement(request: PlacementRequest, priced: list[Priced], reasons: tuple[s
         cached_tokens=request.prompt_tokens - uncached,
         costs=tuple((Candidate(d.worker_id, "" if p is None else p.worker_id), cost) for cost, d, p in priced[:16]),
         reasons=reasons,
+        path="" if prefill is None else look(pairs, prefill.worker_id, decode.worker_id).path,
+        unproved=unproved,
+        decode_cached_tokens=request.cached.get(decode.worker_id, 0),
     )
 
 
@@ -232,6 +281,8 @@ def _why_local(
         return "no prefill worker can take it"
     if _must_be_local(request, decode, settings):
         return f"{_uncached(request, decode)} uncached tokens are not worth a transfer"
+    if found.pairs_left_out and all(prefill is None for _, _, prefill in priced):
+        return "no pair with it has been proved to carry blocks, or none carries them now"
     partners = [worker for worker in found.prefills if worker.pairing == decode.pairing]
     return _lead(priced) if partners else _why_unpaired(decode, found.prefills[0])
 

@@ -26,6 +26,8 @@ class WorkerView:
     blocks: int
     context_tokens: int
     draining: bool = False
+    ready: bool = True
+    """Whether it takes more than canaries."""
     load: Load | None = None
     sequences_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
@@ -48,6 +50,7 @@ class WorkerView:
             blocks=hello.blocks,
             context_tokens=hello.context_tokens,
             draining=hello.draining,
+            ready=not hello.unready,
         )
 
     @property

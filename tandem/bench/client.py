@@ -2,9 +2,10 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from tandem.core.errors import TandemError
 
 _READ_BYTES: Final = 64 * 1024
 _IDLE_S: Final = 2.0
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,13 @@ class Client:
         self._tls = ssl.create_default_context() if target.tls else None
         self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def exchange(self, method: str, path: str, body: bytes = b"") -> "Exchange":
+    async def exchange(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = _NO_HEADERS
+    ) -> "Exchange":
         """Send a request; use the result as a context manager around reading the answer. Raises `OSError`."""
         reader, writer = self._kept() or await self._connect()
         exchange = Exchange(self, reader, writer)
-        writer.write(self._request(method, path, body))
+        writer.write(self._request(method, path, body, headers))
         return exchange
 
     def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
@@ -106,12 +110,13 @@ class Client:
         host, port = self._target.host, self._target.port
         return await asyncio.open_connection(host, port, ssl=self._tls, limit=4 * _READ_BYTES)
 
-    def _request(self, method: str, path: str, body: bytes) -> bytes:
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         head = [
             f"{method} {self._target.base}{path} HTTP/1.1",
             f"Host: {self._target.authority}",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
+            *(f"{name}: {value}" for name, value in headers.items()),
         ]
         if self._target.key:
             head.append(f"Authorization: Bearer {self._target.key}")

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from router.generation import Standing
 from tandem.bench.client import Client, Target
 from tandem.bench.wire import BadAnswer
 from tandem.core.errors import TandemError
@@ -36,16 +37,45 @@ class _Refusal(msgspec.Struct):
     error: _Problem
 
 
-class _Answer(msgspec.Struct):
+class Running(msgspec.Struct, frozen=True, tag_field="status", tag="running"):
+    """A request that has not ended, as a router tells it."""
+
+    stage: str
+    prefill: str | None
+    decode: str | None
+    tokens: int
+    attempts: int
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.stage, self.prefill, self.decode, self.tokens, self.attempts)
+
+
+class Ended(msgspec.Struct, frozen=True, tag_field="status", tag="ended"):
+    """A request that has ended, as a router tells it."""
+
     spans: tuple[Span, ...]
 
 
-async def spans_of(target: Target, request_id: str) -> tuple[Span, ...]:
+async def look_up(target: Target, request_id: str) -> Running | Ended:
     """What a router knows of a request. Raises `not_found` with the router's own sentence, `link_lost`."""
     status, body = await ask(target, "GET", f"/v1/requests/{request_id}")
     if status != 200:
         raise TandemError("not_found", refusal(status, body))
-    return msgspec.json.decode(body, type=_Answer).spans
+    return read_standing(body)
+
+
+def read_standing(body: bytes) -> Running | Ended:
+    """The answer to `GET /v1/requests/{id}`. Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(body, type=Running | Ended)
+
+
+async def spans_of(target: Target, request_id: str) -> tuple[Span, ...]:
+    """The spans of a request that has ended. Raises `not_found`, also while it runs, and `link_lost`."""
+    found = await look_up(target, request_id)
+    if isinstance(found, Running):
+        raise TandemError("not_found", f"the request {request_id!r} has not ended yet")
+    return found.spans
 
 
 def refusal(status: int, body: bytes) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from router.generation import Standing
 from tandem.bench.client import parse_target
-from tandem.cli.ask import spans_of
+from tandem.cli.ask import Running, look_up
 from tandem.cli.request_story import tell
 from tandem.cli.timeline import render
 from tandem.core.errors import TandemError
@@ -26,9 +27,24 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", options.request_id):
         raise TandemError("bad_setting", f"{options.request_id!r} is not a request id")
-    spans = asyncio.run(spans_of(parse_target(options.url, options.api_key), options.request_id))
+    found = asyncio.run(look_up(parse_target(options.url, options.api_key), options.request_id))
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(spans), indent=2).decode())
+        shown = found if isinstance(found, Running) else found.spans
+        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    elif isinstance(found, Running):
+        print(f"{options.request_id} is running: {standing_line(found.standing)}")
     else:
-        print(render(tell(spans), shutil.get_terminal_size((100, 24)).columns))
+        print(render(tell(found.spans), shutil.get_terminal_size((100, 24)).columns))
     return 0
+
+
+def standing_line(standing: Standing) -> str:
+    """Where a running request is, in one line."""
+    if standing.decode is None:
+        where = "waiting for a worker"
+    elif standing.prefill is None:
+        where = f"on {standing.decode}, which computes the prompt itself"
+    else:
+        where = f"prefill on {standing.prefill}, decode on {standing.decode}"
+    again = f", attempt {standing.attempts}" if standing.attempts > 1 else ""
+    return f"stage {standing.stage}, {where}, {standing.tokens} tokens so far{again}"

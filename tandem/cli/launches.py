@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tandem.cli.drill import pace
 from tandem.cli.member import Member
 from tandem.cli.service_spec import ModelService, Pool, quantity
 from tandem.cli.supervisor import ROUTER
@@ -16,13 +17,14 @@ _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 @dataclass(frozen=True)
 class Places:
-    """The files and ports of a run."""
+    """The files and ports of a run, and whether it is one for drills."""
 
     fleet_file: Path
     key_file: Path
     sockets: Path
     port: int
     grpc_port: int | None
+    drills: bool = False
 
 
 def members_of(
@@ -33,14 +35,19 @@ def members_of(
     router_flags: Sequence[str] = (),
 ) -> list[Member]:
     """The router first, then every worker of every pool. `router_flags` are added to the router's command line."""
-    workers = [(pool, f"{pool.name}-{index}") for pool in service.spec.pools for index in range(pool.replicas)]
+    workers = [(pool, index) for pool in service.spec.pools for index in range(pool.replicas)]
     threads = threads_per_worker(cores, len(workers))
+    router = Member(Command(ROUTER, [*_router(service, places), *router_flags], environment), ROUTER)
+    return [router, *(worker_of(service, places, pool, index, threads, environment) for pool, index in workers)]
+
+
+def worker_of(
+    service: ModelService, places: Places, pool: Pool, index: int, threads: int, environment: Mapping[str, str]
+) -> Member:
+    """The worker number `index`, from 0, of a pool."""
+    name = f"{pool.name}-{index}"
     with_threads = {**environment, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
-    members = [Member(Command(ROUTER, [*_router(service, places), *router_flags], environment), ROUTER)]
-    for pool, name in workers:
-        command = Command(name, _worker(service, pool, name, places, threads), with_threads)
-        members.append(Member(command, pool.role))
-    return members
+    return Member(Command(name, _worker(service, pool, name, places, threads), with_threads), pool.role)
 
 
 def threads_per_worker(cores: int, workers: int) -> int:
@@ -58,6 +65,7 @@ def _router(service: ModelService, places: Places) -> list[str]:
         "model": service.spec.model.source,
         "model_name": service.model_name,
         "engine": service.spec.engine.type,
+        **(pace.ROUTER if places.drills else {}),
     }
     return [sys.executable, "-m", "router", "--events", *_flags(settings)]
 
@@ -77,8 +85,10 @@ def _worker(service: ModelService, pool: Pool, name: str, places: Places, thread
         "ticket_key_file": places.key_file,
         "socket_directory": places.sockets,
         "metrics_bind": "127.0.0.1:0",
+        "simulated.preset": engine.preset,
         "torch.device": engine.device,
         "torch.threads": threads if engine.type == "torch" else None,
+        **(pace.worker_settings(engine.type) if places.drills else {}),
     }
     module = "prefill_worker" if pool.role == "prefill" else "decode_worker"
     return [sys.executable, "-m", module, "--events", *_flags(settings)]

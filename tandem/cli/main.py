@@ -26,8 +26,11 @@ class Command:
 COMMANDS: Final = {
     "up": Command("tandem.cli.up", "run a router and its workers on this machine"),
     "demo": Command("tandem.cli.demo", "one chat request through prefill, transfer and decode, explained"),
+    "scale": Command("tandem.cli.scale", "other numbers of workers for a running platform; no stream breaks"),
+    "drain": Command("tandem.cli.drain", "let one worker leave a running platform; no stream breaks"),
     "bench": Command("tandem.cli.bench", "replay a workload against an OpenAI URL and report latencies and goodput"),
     "explain": Command("tandem.cli.explain", "where a request went, why, and where its time and bytes went"),
+    "drill": Command("tandem.cli.drill.command", "strike a running platform under load and judge every answer"),
     "sim": Command("tandem.sim.command", "simulated clusters with faults, on virtual time"),
 }
 

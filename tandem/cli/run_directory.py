@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +34,22 @@ class RunDirectory:
     def fleet_file(self) -> Path:
         return self.path / "fleet.json"
 
+    @property
+    def control_socket(self) -> Path:
+        return self.path / "control"
+
     def draw_key(self, entropy: Entropy) -> None:
         """Write a fresh ticket key as hex. It lives as long as the run and never shows in a command line."""
         self._write(self.key_file, entropy.token(_KEY_BYTES).hex() + "\n")
 
-    def publish(self, addresses: Sequence[str]) -> None:
-        """Replace the fleet file at once: a reader sees the old list or the new one."""
-        self._write(self.fleet_file, json.dumps({"workers": [{"address": address} for address in addresses]}))
+    def publish(self, addresses: Sequence[str], drains: Mapping[str, float]) -> None:
+        """Replace the fleet file at once: a reader sees the old list or the new one. `drains` says within how many
+        seconds some of the workers are to leave, by address."""
+        workers: list[dict[str, object]] = [{"address": address} for address in addresses]
+        for worker in workers:
+            if (within_s := drains.get(str(worker["address"]))) is not None:
+                worker["drain_within_s"] = within_s
+        self._write(self.fleet_file, json.dumps({"workers": workers}))
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")

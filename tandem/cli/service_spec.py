@@ -8,6 +8,7 @@ import msgspec
 import yaml
 
 from tandem.core.errors import TandemError
+from tandem.engine.simulated.presets import PRESETS
 
 API_VERSION: Final = "tandem.dev/v1alpha1"
 KIND: Final = "ModelService"
@@ -15,7 +16,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS: Final = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_REPLICAS_MAX: Final = 256
+REPLICAS_MAX: Final = 256
 
 
 class _Strict(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -34,9 +35,11 @@ class Model(_Strict, frozen=True):
 
 
 class EngineSpec(_Strict, frozen=True):
-    """None leaves a setting to the engine. `kv_memory` is a quantity such as `512Mi`."""
+    """None leaves a setting to the engine. `kv_memory` is a quantity such as `512Mi`; `preset` says whose step times
+    the simulated engine has."""
 
     type: Literal["torch", "simulated"] = "torch"
+    preset: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     device: Literal["cpu", "cuda"] | None = None
     block_tokens: int | None = None
@@ -105,6 +108,8 @@ def check(service: ModelService) -> str | None:
         return f"apiVersion and kind must be {API_VERSION} and {KIND}, not {service.api_version} and {service.kind}"
     if not _NAME.fullmatch(service.metadata.name):
         return f"metadata.name {service.metadata.name!r} must be lower-case letters, digits and dashes"
+    if spec.engine.preset is not None and (spec.engine.type != "simulated" or spec.engine.preset not in PRESETS):
+        return f"spec.engine.preset is {spec.engine.preset!r}: the simulated engine has {', '.join(PRESETS)}"
     if spec.engine.block_tokens is not None and not 1 <= spec.engine.block_tokens <= 1024:
         return f"spec.engine.blockTokens is {spec.engine.block_tokens}, not between 1 and 1024"
     if spec.engine.kv_memory is not None and quantity(spec.engine.kv_memory) is None:
@@ -122,8 +127,8 @@ def _check_pools(pools: tuple[Pool, ...]) -> str | None:
             return f"{path}.name {pool.name!r} must be lower-case letters, digits and dashes"
         if pool.name == "router" or pool.name in [other.name for other in pools[:index]]:
             return f"{path}.name {pool.name!r} is taken"
-        if not 0 <= pool.replicas <= _REPLICAS_MAX:
-            return f"{path}.replicas is {pool.replicas}, not between 0 and {_REPLICAS_MAX}"
+        if not 0 <= pool.replicas <= REPLICAS_MAX:
+            return f"{path}.replicas is {pool.replicas}, not between 0 and {REPLICAS_MAX}"
     if not any(pool.replicas for pool in pools if pool.role != "prefill"):
         return "spec.pools has no worker that can decode: give a pool of role decode or unified a replica"
     return None

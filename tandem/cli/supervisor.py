@@ -1,51 +1,47 @@
-"""Keeps a router and its workers running: starts them together, restarts what crashes, stops in order.
+"""Keeps a router and its workers running: starts them together, restarts what crashes, adds, drains, stops in order.
 
 Runs on asyncio and the `ProcessControl` seam only, so that tests drive it on virtual time.
 """
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from tandem.cli.member import Member
 from tandem.cli.restart import RestartPolicy, exit_reason
+from tandem.cli.stopping import Stopper, StopTimes, send
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.service.processes import Process, ProcessControl
 
-ROUTER = "router"
+ROUTER: Final = "router"
+_LOOK_EVERY_S: Final = 0.05
 
 
 class FleetDirectory(Protocol):
     """Where the addresses of live workers are published for the router."""
 
-    def publish(self, addresses: Sequence[str]) -> None: ...
-
-
-@dataclass(frozen=True)
-class StopTimes:
-    """How long members may take to stop: after the first signal, after the second, before they are killed."""
-
-    drain_s: float = 35.0
-    hurry_s: float = 3.0
+    def publish(self, addresses: Sequence[str], drains: Mapping[str, float]) -> None:
+        """`drains` says within how many seconds some of them are to leave."""
+        ...
 
 
 class Supervisor:
-    """Owns the members. `changed(member, sentence)` tells of every change of state, the sentence when it matters."""
+    """Owns the members; the list is changed in place. `changed(member, sentence)` tells of every change of state, the
+    sentence when it matters."""
 
     def __init__(
         self,
         control: ProcessControl,
-        members: Sequence[Member],
+        members: list[Member],
         fleet: FleetDirectory,
         clock: Clock,
         changed: Callable[[Member, str], None],
         policy: RestartPolicy | None = None,
         times: StopTimes | None = None,
     ) -> None:
-        self.members = tuple(members)
+        self.members = members
         self._control = control
         self._fleet = fleet
         self._clock = clock
@@ -53,15 +49,19 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._times = times or StopTimes()
         self._processes: dict[str, Process] = {}
+        self._stopper = Stopper(self._processes, clock, self._times)
+        self._removals = {member.name: asyncio.Event() for member in members}
+        self._group: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._all_ready = asyncio.Event()
 
     async def run(self) -> None:
         """Until `stop` was called and everything has ended. Raises `engine_failed` when a member cannot start."""
-        self._fleet.publish(())
+        self._fleet.publish((), {})
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 for member in self.members:
                     group.create_task(self._keep(member), name=f"keep {member.name}")
                 group.create_task(self._stop_in_order(), name="stop")
@@ -75,25 +75,88 @@ class Supervisor:
     def stop(self) -> None:
         """Drain and end: streams may finish first."""
         self._stopping.set()
+        for removal in self._removals.values():
+            removal.set()
 
     def hurry(self) -> None:
         """Stop without waiting for streams."""
-        self._stopping.set()
         self._hurrying.set()
+        self.stop()
+
+    # ---- while everything runs ----
+
+    async def add(self, member: Member, within_s: float) -> None:
+        """Start one more and wait until it is ready. Raises `engine_failed`, `deadline_exceeded`, `draining`; then
+        it is not a member."""
+        if self._group is None or self._stopping.is_set():
+            raise TandemError("draining", "the platform is stopping")
+        self.members.append(member)
+        self._removals[member.name] = asyncio.Event()
+        keeping = self._group.create_task(self._keep_added(member), name=f"keep {member.name}")
+        deadline = self._clock.now() + within_s
+        while not member.ever_ready and not keeping.done():
+            if self._clock.now() >= deadline:
+                await self.leave(member, 0.0, remove=True)
+                raise TandemError("deadline_exceeded", f"{member.name} was not ready within {within_s:g} s")
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if keeping.done() and (error := keeping.result()) is not None:
+            raise error
+
+    async def leave(self, member: Member, within_s: float, *, remove: bool) -> None:
+        """Drain a worker and wait until its process has ended. Another life follows, unless it is to be removed.
+
+        The router passes the request on, so that it knows from the start by when the streams must be elsewhere; a
+        worker that it does not reach is signalled.
+        """
+        member.drain_within_s, member.removed, member.farewell = within_s, remove, None
+        if remove:
+            self._removals[member.name].set()
+        there = self._stopper.running([member.name])
+        if member.state == "ready":
+            self._publish()
+            self._changed(member, f"{member.name} drains, for at most {within_s:g} s")
+            await self._stopper.gone(there, self._times.ask_s, unless=lambda: member.state != "ready")
+        if member.state != "draining":
+            send(there.values(), signal.SIGTERM)
+        if not await self._stopper.gone(there, within_s + self._times.hurry_s, unless=self._hurrying.is_set):
+            await self._stopper.insist(there)
+        while remove and member in self.members:  # noqa: ASYNC110  (the end of a task that belongs to the group)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     # ---- one member ----
 
     async def _keep(self, member: Member) -> None:
         exits = 0
-        while not self._stopping.is_set():
+        while not self._ends(member):
             began = self._clock.now()
             status = await self._one_life(member)
-            if self._stopping.is_set():
+            if self._ends(member):
                 break
+            if member.drain_within_s is not None:
+                exits = 0
+                how = "has drained" if member.farewell is not None else exit_reason(status)
+                self._changed(member, f"{member.name} {how}; starting it again")
+                continue
             exits = self._policy.row(exits, self._clock.now() - began)
             await self._wait_to_restart(member, status, exits)
         member.state, member.pid = "stopped", None
-        self._changed(member, "")
+        if member.removed:
+            self.members.remove(member)
+        self._changed(member, f"{member.name} has left" if member.removed else "")
+        self._look_whether_all_ready()
+
+    async def _keep_added(self, member: Member) -> TandemError | None:
+        """As `_keep`; that it cannot start is no reason to end the others."""
+        try:
+            await self._keep(member)
+        except TandemError as error:
+            self.members.remove(member)
+            self._changed(member, f"{member.name} could not start: {error.message}")
+            return error
+        return None
+
+    def _ends(self, member: Member) -> bool:
+        return self._stopping.is_set() or member.removed
 
     async def _one_life(self, member: Member) -> int:
         """Start the process and stay until it ends."""
@@ -129,6 +192,9 @@ class Supervisor:
 
     def _ready(self, member: Member) -> None:
         self._changed(member, f"{member.name} is ready")
+        self._look_whether_all_ready()
+
+    def _look_whether_all_ready(self) -> None:
         if all(other.state == "ready" for other in self.members):
             self._all_ready.set()
 
@@ -149,13 +215,14 @@ class Supervisor:
         self._changed(member, f"{reason}; starting it again in {wait_s:g} s")
         try:
             async with asyncio.timeout(wait_s):
-                await self._stopping.wait()
+                await self._removals[member.name].wait()
         except TimeoutError:
             return
 
     def _publish(self) -> None:
-        workers = [member for member in self.members if member.role != ROUTER]
-        self._fleet.publish([member.address for member in workers if member.address])
+        workers = [member for member in self.members if member.role != ROUTER and member.address]
+        drains = {each.address: each.drain_within_s for each in workers if each.drain_within_s is not None}
+        self._fleet.publish([member.address for member in workers], drains)
 
     # ---- stopping ----
 
@@ -169,25 +236,7 @@ class Supervisor:
         for member in members:
             member.state = "stopping"
             self._changed(member, "")
-        self._signal(members, signal.SIGTERM)
-        if not await self._gone(members, self._times.drain_s, self._hurrying):
-            self._signal(members, signal.SIGTERM)
-            if not await self._gone(members, self._times.hurry_s):
-                self._signal(members, signal.SIGKILL)
-
-    async def _gone(self, members: Sequence[Member], within_s: float, unless: asyncio.Event | None = None) -> bool:
-        """Wait until none of them runs, at most `within_s` or until `unless` is set; whether they are gone."""
-        deadline = self._clock.now() + within_s
-        while any(member.name in self._processes for member in members):
-            if self._clock.now() >= deadline or (unless is not None and unless.is_set()):
-                return False
-            await asyncio.sleep(0.05)
-        return True
-
-    def _signal(self, members: Sequence[Member], number: int) -> None:
-        for member in members:
-            if member.name in self._processes:
-                self._processes[member.name].signal(number)
+        await self._stopper.end([member.name for member in members], self._hurrying)
 
 
 def _first(errors: BaseExceptionGroup[TandemError]) -> TandemError:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from tandem.cli.board import Board, LineBoard, TableBoard
+from tandem.cli.drill import pace
 from tandem.cli.platform import Platform
 from tandem.cli.run_directory import tail
 from tandem.cli.supervisor import Supervisor
@@ -20,7 +21,7 @@ from tandem.core.errors import TandemError
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
     options = parse(arguments)
-    platform = Platform(options.service, os.environ)
+    platform = Platform(options.service, os.environ, drills=options.drills)
     with cleaning_up(platform):
         asyncio.run(_up(platform, options))
     return 0
@@ -51,6 +52,8 @@ async def _up(platform: Platform, options: UpOptions) -> None:
         _on_signals(supervisor, asked, board)
         await platform.ready(supervisor, options.start_s)
         board.say(f"{platform.service.model_name} is served at {platform.url}/v1\n\n{platform.curl()}\n")
+        if options.drills:
+            board.say(pace.notice(platform.url, options.service.spec.engine))
         await asked.wait()
 
     with board:
@@ -61,7 +64,7 @@ async def _up(platform: Platform, options: UpOptions) -> None:
 def _board(platform: Platform, plain: bool) -> Board:
     console = Console()
     if console.is_terminal and not plain:
-        return TableBoard(console, platform.members, lambda: platform.figures.line)
+        return TableBoard(console, platform.members, lambda: platform.watch.line)
     return LineBoard(_print)
 
 

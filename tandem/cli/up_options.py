@@ -21,10 +21,12 @@ from tandem.cli.service_spec import (
     read_service,
 )
 from tandem.core.errors import TandemError
+from tandem.engine.simulated.presets import PRESETS
 
 _SPEC_FLAGS = (
     "model",
     "engine",
+    "preset",
     "dtype",
     "device",
     "block_tokens",
@@ -43,6 +45,8 @@ class UpOptions:
     service: ModelService
     start_s: float
     plain: bool
+    drills: bool = False
+    """Workers let `tandem drill` damage them, and are paced for it."""
 
 
 def parse(arguments: Sequence[str]) -> UpOptions:
@@ -59,7 +63,7 @@ def parse(arguments: Sequence[str]) -> UpOptions:
     problem = check(service)
     if problem is not None:
         raise TandemError("bad_setting", problem)
-    return UpOptions(service, given.start_timeout, given.plain)
+    return UpOptions(service, given.start_timeout, given.plain, given.drills)
 
 
 def _from_file(given: argparse.Namespace) -> ModelService:
@@ -73,6 +77,7 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
     source = given.model or "demo"
     engine = EngineSpec(
         type=given.engine or "torch",
+        preset=given.preset,
         dtype=given.dtype,
         device=given.device,
         block_tokens=given.block_tokens,
@@ -114,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--model", help="demo, a Hugging Face model directory, or a hub id (default demo)")
     group.add_argument("--name", help="what clients call the model (default: from --model)")
     group.add_argument("--engine", choices=("torch", "simulated"), help="default torch")
+    group.add_argument("--preset", choices=tuple(PRESETS), help="step times of the simulated engine")
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     group.add_argument("--device", choices=("cpu", "cuda"), help="default cpu")
     group.add_argument("--block-tokens", type=int, help="tokens per KV block")
@@ -126,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--grpc-port", type=int, help="public gRPC port (default: none)")
     parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds until everything must be ready")
     parser.add_argument("--plain", action="store_true", help="lines instead of a table, as when not on a terminal")
+    parser.add_argument(
+        "--drills", action="store_true", help="for `tandem drill` only: slower, smaller, and workers can be damaged"
+    )
     return parser
 
 

@@ -18,3 +18,5 @@ class Deadlines:
     lease_s: float = 30.0
     drain_s: float = 30.0
     connect_s: float = 5.0
+    resumable_lease_s: float = 15.0
+    """How long a resumable request goes on, and its answer is kept, for a client or a router to come back."""

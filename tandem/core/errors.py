@@ -29,6 +29,8 @@ _KINDS: Final = (
     ErrorKind("model_not_found", 404, "NOT_FOUND", "invalid_request_error", False),
     ErrorKind("not_found", 404, "NOT_FOUND", "invalid_request_error", False),
     ErrorKind("method_not_allowed", 405, "UNIMPLEMENTED", "invalid_request_error", False),
+    ErrorKind("conflict", 409, "ABORTED", "invalid_request_error", True),
+    ErrorKind("taken_over", 409, "ABORTED", "invalid_request_error", False),
     ErrorKind("body_too_large", 413, "INVALID_ARGUMENT", "invalid_request_error", False),
     ErrorKind("over_quota", 429, "RESOURCE_EXHAUSTED", "rate_limit_error", True),
     ErrorKind("cancelled", 499, "CANCELLED", "cancelled", False),

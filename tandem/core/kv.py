@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
+import msgspec
+
 NAME_BYTES: Final = 16
 
 
@@ -106,8 +108,7 @@ class Layout:
         return None
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(msgspec.Struct, frozen=True, gc=False):
     """One copy of a block: the holder's incarnation, the slot, and the slot's generation when it was written.
 
     `digests` holds one 64-bit word per KV head over all layers, little-endian, bound to (epoch, name, generation).

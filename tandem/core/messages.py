@@ -62,6 +62,16 @@ class Submit(msgspec.Struct, frozen=True):
     remote: RemoteKv | None = None
     export: Export | None = None
     traceparent: str = ""
+    canary: bool = False
+    """It only proves that blocks can travel: its blocks get no public name, a worker that is not ready takes it too,
+    and where a fetch fails it ends instead of computing."""
+    resume: bytes = b""
+    """Of a resumable request, what another router needs to go on with it, sealed (`router.dispatch.seal`); workers
+    only keep it. Empty otherwise."""
+    resume_key: bytes = b""
+    """Under which a router claims a resumable request; nobody without the service's key can name it."""
+    kept: "tuple[SequenceOutput, ...]" = ()
+    """Of a resumable request, what was accepted before this attempt, for whoever claims it."""
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -85,6 +95,24 @@ class SampleFirst(msgspec.Struct, frozen=True):
     handle: int
 
 
+class Keep(msgspec.Struct, frozen=True):
+    """Of a resumable request, outputs accepted from another worker: they belong to what a claim gets to hear."""
+
+    handle: int
+    outputs: "tuple[SequenceOutput, ...]"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Hand over the resumable request that is known here under one of `keys`, whoever it belonged to.
+
+    The answer is everything told of it so far as `StepOutputs` under `handle`, then `Claimed`, then whatever else
+    comes of it; or `Unclaimed`. A router that it is taken from gets `AttemptFailed` with `taken_over`.
+    """
+
+    handle: int
+    keys: tuple[bytes, ...]
+
+
 class Drain(msgspec.Struct, frozen=True):
     """Refuse new work with `draining`, finish what runs within `within_s`, then leave."""
 
@@ -97,7 +125,7 @@ class Ping(msgspec.Struct, frozen=True):
     count: int
 
 
-WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Drain | Ping
+WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping
 
 
 # ---- to the router, tokens stream ----------------------------------------------------------------------------
@@ -122,6 +150,12 @@ class Hello(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     addresses: tuple[str, ...]
     draining: bool = False
+    unready: bool = False
+    """The worker is alive and takes nothing but canaries until it says `Ready`."""
+    canary: str = ""
+    """How its own KV path was proved: `self`, or empty when it was not."""
+    problems: tuple[str, ...] = ()
+    """Transports it does without, one sentence each."""
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
@@ -182,6 +216,27 @@ class AttemptReport(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
 
 
+class Claimed(msgspec.Struct, frozen=True):
+    """A resumable attempt belongs to this router now; what had been told of it came before this message."""
+
+    handle: int
+    resume: bytes
+    attempt: int
+    mode: str
+    left_s: float
+    """Until the request's deadline, by the worker's clock."""
+    starts: tuple[tuple[int, int], ...]
+    """(sequence, first position) of every sequence the attempt was to generate."""
+    transferred: bool = False
+    """Its fetch has ended, which a router before this one has heard."""
+
+
+class Unclaimed(msgspec.Struct, frozen=True):
+    """Nothing is known here under the keys of a `Claim`."""
+
+    handle: int
+
+
 class Pong(msgspec.Struct, frozen=True):
     """The worker's heartbeat; `epoch` changes when the worker is a new incarnation."""
 
@@ -195,7 +250,36 @@ class Draining(msgspec.Struct, frozen=True):
     within_s: float
 
 
-RouterMessage = Hello | StepOutputs | AttemptFailed | AttemptReport | Pong | Draining
+class Ready(msgspec.Struct, frozen=True):
+    """A worker that introduced itself as `unready` takes work from now on. Replaces what it said of its KV path."""
+
+    addresses: tuple[str, ...]
+    canary: str
+    problems: tuple[str, ...] = ()
+
+
+class Transferred(msgspec.Struct, frozen=True):
+    """A fetch of this attempt has ended: how the blocks came from `holder`, told at once.
+
+    `path` is the transport tried last, empty when there was none to try; `code` is empty when every block landed,
+    otherwise a key of `tandem.core.errors.KINDS`; `passed_over` says which preferred transports failed before, and
+    why.
+    """
+
+    handle: int
+    holder: str
+    holder_epoch: int
+    path: str
+    seconds: float
+    bytes: int
+    code: str = ""
+    message: str = ""
+    passed_over: tuple[str, ...] = ()
+
+
+RouterMessage = (
+    Hello | StepOutputs | AttemptFailed | AttemptReport | Pong | Draining | Ready | Transferred | Claimed | Unclaimed
+)
 
 
 # ---- state stream --------------------------------------------------------------------------------------------

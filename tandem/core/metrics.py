@@ -25,6 +25,7 @@ _TOKENS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
 _METRICS: Final = (
     Metric("tandem_requests_total", "counter", "Requests by how they ended.", ("model", "outcome")),
     Metric("tandem_refusals_total", "counter", "Requests refused before any work, by error code.", ("code",)),
+    Metric("tandem_resumes_total", "counter", "Clients that came back, by what they found.", ("outcome",)),
     Metric("tandem_requests_running", "gauge", "Requests between admission and their end."),
     Metric("tandem_ttft_seconds", "histogram", "Arrival to first token.", ("model",), _MS),
     Metric("tandem_itl_seconds", "histogram", "Gap between tokens of a stream; sampled.", ("model",), _MS),
@@ -38,14 +39,36 @@ _METRICS: Final = (
     Metric("tandem_attempts_total", "counter", "Attempts by outcome.", ("outcome",)),
     Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
     Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
+    Metric("tandem_health", "gauge", "1 for the state this service is in, 0 for the others.", ("state",)),
+    Metric(
+        "tandem_canaries_total",
+        "counter",
+        "Canaries by scope (self or pair), path, outcome.",
+        ("scope", "path", "outcome"),
+    ),
+    Metric("tandem_pairs", "gauge", "Pairs of a prefill and a decode worker by state.", ("state",)),
+    Metric("tandem_pair_changes_total", "counter", "Pairs that entered a state.", ("state",)),
     Metric("tandem_step_seconds", "histogram", "Engine step time.", ("role",), _MS),
     Metric("tandem_batch_sequences", "histogram", "Sequences in a step.", ("role",), _TOKENS),
     Metric(
-        "tandem_kv_blocks", "gauge", "KV blocks by state: free (cached ones included), cached, exported.", ("state",)
+        "tandem_kv_blocks",
+        "gauge",
+        "KV blocks by state: free (cached ones included), cached, used (not free; in quarantine too), exported.",
+        ("state",),
     ),
+    Metric("tandem_sequences", "gauge", "Sequences on a worker by state: running, waiting.", ("state",)),
     Metric("tandem_preemptions_total", "counter", "Sequences preempted for lack of blocks."),
     Metric("tandem_kv_transfer_bytes_total", "counter", "KV bytes pulled, by the path that carried them.", ("path",)),
     Metric("tandem_kv_transfer_seconds", "histogram", "Pull time.", ("path",), _MS),
+    Metric(
+        "tandem_kv_transport_usable", "gauge", "1 where a transport has passed this worker's own canary.", ("path",)
+    ),
+    Metric(
+        "tandem_kv_fallbacks_total",
+        "counter",
+        "Fetches not carried by the holder's preferred transport.",
+        ("preferred", "path"),
+    ),
     Metric("tandem_kv_blocks_refused_total", "counter", "Pulled blocks not used, by reason.", ("reason",)),
 )
 

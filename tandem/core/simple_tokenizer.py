@@ -3,6 +3,7 @@
 The simulated engine speaks it. Router and workers share it, so that text means the same on both ends.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -34,12 +35,21 @@ def piece(token: int) -> bytes:
     """The bytes one token stands for; concatenated over a sequence they are its text in UTF-8."""
     if token < BYTE_IDS:
         return bytes((token,))
-    return b" " + _word(token - BYTE_IDS).encode()
+    return _spoken(token).encode()
 
 
-def decode(tokens: tuple[int, ...]) -> str:
+def decode(tokens: Sequence[int]) -> str:
     """The text of a sequence; bytes that are not UTF-8 become U+FFFD."""
-    return b"".join(piece(token) for token in tokens).decode("utf-8", "replace")
+    for token in tokens:
+        if token < BYTE_IDS:
+            return b"".join(map(piece, tokens)).decode("utf-8", "replace")
+    return "".join(map(_spoken, tokens))
+
+
+@lru_cache(maxsize=VOCAB_SIZE)
+def _spoken(token: int) -> str:
+    """The text of a word, which needs no other tokens to be whole."""
+    return " " + _word(token - BYTE_IDS)
 
 
 def _word(number: int) -> str:

@@ -1,5 +1,7 @@
 """Who may enter the batch: the most urgent waiting sequence, when its blocks fit."""
 
+from dataclasses import dataclass
+
 from tandem.core.errors import TandemError
 from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import EngineInfo, FetchJob, FetchTarget, Work
@@ -38,6 +40,15 @@ def _blocks_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
+@dataclass(frozen=True)
+class Shortage:
+    """What the sequence that is next waits for: so many available blocks, or room for so many more sequences."""
+
+    sequence: Sequence
+    blocks: int
+    width: int
+
+
 class Admission:
     """Moves sequences from the queues into the batch and reserves their blocks."""
 
@@ -46,6 +57,9 @@ class Admission:
         self._settings = settings
         self._outbox = outbox
         self._blocked: tuple[Sequence, int, bool] | None = None
+        self._blocked_by: Shortage | None = None
+        self.shortage: Shortage | None = None
+        """Why nobody could be admitted when that was tried last, if it was for want of blocks or of room."""
 
     def next(self, budget_left: bool, now: float) -> Sequence | None:
         """Admit the most urgent sequence that may enter now; None when none may.
@@ -53,8 +67,12 @@ class Admission:
         Without budget only fetches enter. Nobody overtakes a sequence that waits for blocks.
         """
         sequence = self._candidate(budget_left)
-        if sequence is None or not self._fits(sequence) or not self._reserve(sequence):
+        if sequence is None:
+            self.shortage = None
             return None
+        if not self._fits(sequence) or not self._reserve(sequence):
+            return None
+        self.shortage = None
         self._residence.unqueue(sequence)
         self._enter(sequence, now)
         return sequence
@@ -71,8 +89,12 @@ class Admission:
         batch = self._residence.batch
         width = sequence.job.live if sequence.is_trunk else 1
         if batch.width and batch.width + width > self._settings.max_sequences:
+            self.shortage = Shortage(sequence, 0, width)
             return False
-        return self._blocked != self._block_state(sequence)
+        if self._blocked == self._block_state(sequence):
+            self.shortage = self._blocked_by
+            return False
+        return True
 
     def _may_export(self, sequence: Sequence) -> bool:
         """Whether exports stay below their share; alone, any work may exceed it."""
@@ -96,16 +118,20 @@ class Admission:
         residence = self._residence
         pool, size = residence.pool, residence.block_tokens
         sequence.extend_names(sequence.job.work.root, size)
-        state = self._block_state(sequence)
+        state, available = self._block_state(sequence), pool.available
         matched = pool.match(sequence.names)
         for slot in matched:
             pool.ref(slot)
         needed = _blocks_for(sequence.length, size) - len(matched)
         spare = int(self._settings.watermark * pool.blocks) if residence.batch.width else 0
         if needed + spare > pool.available:
+            # What is found here but used by nobody counts as available until it is shared.
+            wanted = needed + spare + available - pool.available
             pool.release_table(matched)
             self._blocked = state
-            self._explain(sequence, f"waits: {needed} blocks wanted, {pool.available} available")
+            width = sequence.job.live if sequence.is_trunk else 1
+            self.shortage = self._blocked_by = Shortage(sequence, wanted, width)
+            self._explain(sequence, f"waits: {wanted} blocks wanted, {pool.available} available")
             return False
         self._blocked = None
         sequence.grow(matched)
@@ -127,11 +153,11 @@ class Admission:
         job = sequence.job
         if job.admitted is None:
             job.admitted = now
-            if job.work.mode == "decode":
-                self._start_fetch(job, sequence)
+            if job.work.mode == "decode" and not job.prefill_lost:
+                self._start_fetch(job, sequence, now)
         self._residence.settle(sequence)
 
-    def _start_fetch(self, job: Job, root: Sequence) -> None:
+    def _start_fetch(self, job: Job, root: Sequence, now: float) -> None:
         """Ask for the blocks that are not here. An empty job is sent too: its pull tells prefill to let go."""
         residence = self._residence
         size = residence.block_tokens
@@ -144,7 +170,7 @@ class Admission:
             for index in range(root.computed // size, len(names))
         )  # fmt: skip
         if targets:
-            job.fetch = Fetch(targets)
+            job.fetch = Fetch(targets, now)
         self._outbox.fetch(FetchJob(job.work.work_id, targets))
 
     def _explain(self, sequence: Sequence, reason: str) -> None:

@@ -37,6 +37,10 @@ class Batch:
         elif new is None:
             self.width -= self._width.pop(sequence)
 
+    def width_of(self, sequence: Sequence) -> int:
+        """What an admitted sequence contributes to the width."""
+        return self._width[sequence]
+
     def _group(self, phase: Phase) -> dict[Sequence, None] | None:
         if phase is Phase.DECODE:
             return self.decoding

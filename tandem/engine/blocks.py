@@ -135,6 +135,19 @@ class BlockPool:
         assert self._names[slot] is None
         self._digests[slot] = digests
 
+    def condemn(self, slot: int) -> None:
+        """The slot's bytes are not those of its block: nobody finds it from now on. Its users keep it."""
+        name = self._names[slot]
+        self._digests[slot] = None
+        if name is None:
+            return
+        self._names[slot] = None
+        del self._by_name[name]
+        self._changed(name, False)
+        if slot in self._cached:
+            del self._cached[slot]
+            self._free.append(slot)
+
     def find(self, name: bytes) -> int | None:
         return self._by_name.get(name)
 

@@ -10,7 +10,9 @@ result; two words that change places do so unless their difference is a multiple
 finds accidents, not attackers (DESIGN §5). Any tensor library with wrapping int64 arithmetic computes the same.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -25,6 +27,9 @@ _ROW_SEED: Final = 0x74616E64656D2D72
 _WORD_SEED: Final = 0x74616E64656D2D63
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _U64: Final = (1 << 64) - 1
+_COPY: Final = Struct("<QQ")
+_SMALL_BYTES: Final = 4096
+"""Up to this size, what a call costs is more than what the bytes cost."""
 
 
 def row_weights(count: int) -> Words:
@@ -75,6 +80,14 @@ class Digester:
         digests: Words = columns @ self._word_weights
         return digests.astype("<i8").tobytes()
 
+    def content_words_each(self, blocks: Sequence[Bytes]) -> list[bytes]:
+        """The content words of several blocks; small ones are put together first."""
+        if len(blocks) == 1 or self._block_bytes > _SMALL_BYTES:
+            return [self.content_words(block) for block in blocks]
+        joined = b"".join(blocks)
+        assert len(joined) == self._block_bytes * len(blocks), "a block has another size"
+        return self.content_words_of(np.frombuffer(joined, dtype=self._dtype).reshape(len(blocks), -1))
+
     def content_words_of(self, blocks: NDArray[np.generic]) -> list[bytes]:
         """The same for many small blocks at once, given as rows of one contiguous array."""
         words = blocks.view(self._dtype).reshape(len(blocks), self._rows, -1).astype(np.int64, copy=False)
@@ -84,16 +97,12 @@ class Digester:
         return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
-def _mask(count: int, epoch: int, name: bytes, generation: int) -> int:
-    raw = (epoch & _U64).to_bytes(8, "little") + generation.to_bytes(8, "little") + name
-    word = blake2b(raw, digest_size=8, person=b"tandem-kv-bind").digest()
-    return int.from_bytes(word * count, "little")
-
-
 def bind(words: bytes, epoch: int, name: bytes, generation: int) -> bytes:
     """Tie content words to one copy: a stale handle then fails even where the bytes happen to be equal."""
-    mask = _mask(len(words) // 8, epoch, name, generation)
-    return (int.from_bytes(words, "little") ^ mask).to_bytes(len(words), "little")
+    size = len(words)
+    word = blake2b(_COPY.pack(epoch & _U64, generation) + name, digest_size=8, person=b"tandem-kv-bind").digest()
+    mask = int.from_bytes(word if size == 8 else word * (size // 8), "little")
+    return (int.from_bytes(words, "little") ^ mask).to_bytes(size, "little")
 
 
 def unbind(bound: bytes, epoch: int, name: bytes, generation: int) -> bytes:

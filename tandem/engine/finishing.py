@@ -1,6 +1,10 @@
 """When a sequence ends: a pure rule over one new output position."""
 
+from typing import Final
+
 from tandem.engine.sequence import Job
+
+_GOES_ON: Final = (None, None)
 
 
 def finish_of(job: Job, token: int, position: int) -> tuple[str | None, int | None]:
@@ -8,12 +12,8 @@ def finish_of(job: Job, token: int, position: int) -> tuple[str | None, int | No
 
     End tokens below or at `min_tokens` do not end a sequence: drawing them there is forbidden anyway.
     """
-    stopping = job.work.stopping
-    if position > stopping.min_tokens:
-        if token in job.stop_tokens:
-            return "stop", token
-        if token in job.eos:
-            return "stop", None
-    if position >= stopping.max_tokens:
+    if position > job.min_tokens and token in job.ends:
+        return "stop", (token if token in job.stop_tokens else None)
+    if position >= job.max_tokens:
         return "length", None
-    return None, None
+    return _GOES_ON

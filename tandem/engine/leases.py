@@ -59,6 +59,10 @@ class LeaseTable:
         """How often each slot is pinned."""
         return dict(self._pins)
 
+    def finished(self) -> tuple[Lease, ...]:
+        """Leases whose work is over: they are there for their peer alone."""
+        return tuple(lease for lease in self._leases.values() if lease.expires != inf)
+
     # -- the work's side --
 
     def buried(self, lease_id: str) -> bool:
@@ -119,7 +123,8 @@ class LeaseTable:
         if slot is None:
             return Pending()
         words = self.pool.digests(slot)
-        assert words is not None
+        if words is None:
+            return Gone("its copy here was damaged")
         generation = self.pool.generation(slot)
         return Handle(epoch, name, slot, generation, bind(words, epoch, name, generation))
 
@@ -154,6 +159,17 @@ class LeaseTable:
         self.expired += len(ended)
         self._soonest = min((lease.expires for lease in self._leases.values()), default=inf)
         return ended
+
+    def check(self) -> None:
+        """Assert that leases and tombstones are apart, tombstones bounded, and pins the ones that leases hold."""
+        assert len(self._tombstones) <= self.tombstones_max, f"{len(self._tombstones)} tombstones"
+        assert self._leases.keys().isdisjoint(self._tombstones), "a lease that has ended is open"
+        held: dict[int, int] = {}
+        for lease in self._leases.values():
+            for slot in lease.exports.values():
+                if slot is not None:
+                    held[slot] = held.get(slot, 0) + 1
+        assert held == self._pins, f"leases hold {held}, pinned are {self._pins}"
 
     def release_all(self) -> None:
         """End every lease: the incarnation is over."""

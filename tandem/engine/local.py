@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tandem.core.clock import Clock
 from tandem.core.kv import Handle, Layout
+from tandem.engine.digest import Digester, bind
 from tandem.engine.plan import Runner
 from tandem.engine.protocol import (
     BlockMemory,
@@ -37,6 +38,9 @@ class LocalEngine:
         self._ended: asyncio.Event | None = None
         self._flush_due = False
         self._load_sent = float("-inf")
+        self._load_stale = False
+        """Something has happened since the load figures were sent: the next are due soon, even if no more happens."""
+        self._load_timer: asyncio.TimerHandle | None = None
         self._watchers: dict[str, list[Callable[[], None]]] = {}
 
     # -- engine --
@@ -71,6 +75,8 @@ class LocalEngine:
                 await self._turn()
         finally:
             self._listener = None
+            if self._load_timer is not None:
+                self._load_timer.cancel()
             self._ended.set()
 
     async def _turn(self) -> None:
@@ -163,6 +169,17 @@ class LocalEngine:
         self.scheduler.release_lease(lease_id)
         self._changed()
 
+    def recheck(self, lease_id: str, name: bytes) -> bool:
+        found = self.look(lease_id, name)
+        if not isinstance(found, Handle):
+            return False
+        words = Digester(self.layout).content_words(self.memory.block(found.slot))
+        if bind(words, found.epoch, name, found.generation) == found.digests:
+            return False
+        self.scheduler.condemn(found.slot, self._clock.now())
+        self._changed()
+        return True
+
     def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
         self._watchers.setdefault(lease_id, []).append(wake)
 
@@ -194,6 +211,7 @@ class LocalEngine:
     def _changed(self) -> None:
         """A command came: look for work, and tell what it brought about soon, even while a step runs."""
         self._wake.set()
+        self._load_stale = True
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -208,13 +226,24 @@ class LocalEngine:
     def _deliver(self, report: StepReport | None) -> None:
         """Give a report to the listener, with the load figures when they are due, and wake who watches leases."""
         now = self._clock.now()
-        every_s = self._settings.idle_load_every_s if report is None else self._settings.load_every_s
-        if now - self._load_sent >= every_s:
-            self._load_sent = now
+        self._load_stale = self._load_stale or report is not None
+        due = self._load_sent + (
+            self._settings.load_every_s if self._load_stale else self._settings.idle_load_every_s
+        )
+        if now >= due:
+            self._load_sent, self._load_stale = now, False
             report = _with_load(report, self.scheduler)
+        elif self._load_stale and self._load_timer is None:
+            self._load_timer = asyncio.get_running_loop().call_at(due, self._tell_load)
         if report is not None and self._listener is not None:
             self._listener(report)
         self._notify()
+
+    def _tell_load(self) -> None:
+        """What happened after the last figures shows in these, be it during a long step."""
+        self._load_timer = None
+        if self._listener is not None:
+            self._deliver(self.scheduler.take_report())
 
     def _notify(self) -> None:
         for lease_id in self.scheduler.leases.take_touched():

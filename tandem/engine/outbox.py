@@ -1,6 +1,5 @@
 """Collects what happened until somebody takes it as one `StepReport`."""
 
-from tandem.core.messages import TokenLogprob
 from tandem.engine.protocol import Emitted, FetchJob, KvChange, StepReport, WorkEnded, WorkFailed, WorkStats
 
 
@@ -11,24 +10,12 @@ class Outbox:
         self._clear()
 
     def _clear(self) -> None:
-        self._emitted: list[Emitted] = []
+        self.emitted: list[Emitted] = []
         self._failed: list[WorkFailed] = []
         self._ended: list[WorkEnded] = []
         self._fetches: list[FetchJob] = []
+        self._withdrawn: list[int] = []
         self._reasons: dict[str, None] = {}
-
-    def emit(
-        self,
-        work_id: int,
-        sequence: int,
-        position: int,
-        token: int,
-        finish: str | None,
-        stop_reason: int | None,
-        logprob: TokenLogprob | None,
-        relayed: bool,
-    ) -> None:
-        self._emitted.append(Emitted(work_id, sequence, position, token, finish, stop_reason, logprob, relayed))
 
     def fail(self, work_id: int, code: str, message: str) -> None:
         self._failed.append(WorkFailed(work_id, code, message))
@@ -39,19 +26,23 @@ class Outbox:
     def fetch(self, job: FetchJob) -> None:
         self._fetches.append(job)
 
+    def withdraw(self, work_id: int) -> None:
+        self._withdrawn.append(work_id)
+
     def explain(self, reason: str) -> None:
         self._reasons[reason] = None
 
     def take(self, kv: KvChange) -> StepReport | None:
         """Everything since the last call, together with changed names; None when there is nothing to tell."""
-        happened = self._emitted or self._failed or self._ended or self._fetches or self._reasons
+        happened = self.emitted or self._failed or self._ended or self._fetches or self._reasons or self._withdrawn
         if not (happened or kv.stored or kv.removed):
             return None
         report = StepReport(
-            emitted=tuple(self._emitted),
+            emitted=tuple(self.emitted),
             failed=tuple(self._failed),
             ended=tuple(self._ended),
             fetches=tuple(self._fetches),
+            withdrawn=tuple(self._withdrawn),
             kv=kv,
             reasons=tuple(self._reasons),
         )

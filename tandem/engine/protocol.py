@@ -48,6 +48,8 @@ class Work:
     priority: int = 0
     lease_id: str = ""
     lease_s: float = 0.0
+    private: bool = False
+    """Its blocks get no public name: they are in no event, snapshot or prefix cache, and free when it is over."""
 
 
 class Emitted(msgspec.Struct, frozen=True, gc=False):
@@ -133,6 +135,8 @@ class StepReport:
     failed: tuple[WorkFailed, ...] = ()
     ended: tuple[WorkEnded, ...] = ()
     fetches: tuple[FetchJob, ...] = ()
+    withdrawn: tuple[int, ...] = ()
+    """Works whose fetch is to be stopped: their slots went to others. Once it has ended they wait for new ones."""
     kv: KvChange = field(default_factory=KvChange)
     load: Load | None = None
     reasons: tuple[str, ...] = ()
@@ -199,6 +203,11 @@ class BlockSpace(Protocol):
 
     def release(self, lease_id: str) -> None:
         """End the lease. Unknown leases are remembered for a while, so that a later opening finds a tombstone."""
+        ...
+
+    def recheck(self, lease_id: str, name: bytes) -> bool:
+        """Compare a block under the lease with its digest. True when it was damaged: then it is forgotten under its
+        name and lease, and works that attend to it fail."""
         ...
 
     def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
@@ -287,7 +296,8 @@ class Engine(Protocol):
         ...
 
     def sample_first(self, work_id: int) -> None:
-        """Draw the next position here; what the fetch does not bring is computed."""
+        """Prefill is lost. Draw here what has not been provided; what a fetch that runs does not bring is computed,
+        and none begins any more."""
         ...
 
     def snapshot(self) -> tuple[bytes, ...]:

@@ -35,6 +35,12 @@ class Residence:
         self.ready_again = False
         """A sequence became ready to run; a plan that came out empty is worth making again."""
         self._landed: dict[int, int] = {}
+        self._arrivals = 0
+
+    def next_arrival(self) -> int:
+        """The next place in the order in which works came."""
+        self._arrivals += 1
+        return self._arrivals
 
     # -- phases --
 
@@ -45,7 +51,8 @@ class Residence:
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
         job = sequence.job
-        first_fetch = job.work.mode == "decode" and sequence is job.root and job.admitted is None
+        fetches = job.work.mode == "decode" and not job.prefill_lost
+        first_fetch = fetches and sequence is job.root and job.admitted is None
         return self.fetchable if first_fetch else self.computable
 
     def unqueue(self, sequence: Sequence) -> None:
@@ -131,11 +138,14 @@ class Residence:
         slot = sequence.table[block]
         if block >= len(sequence.names):
             sequence.extend_names(sequence.job.work.root, self.block_tokens)
-        if block < len(sequence.names) and self.settings.prefix_cache:
+        if block < len(sequence.names) and self._publishes(sequence.job):
             self.pool.publish(slot, sequence.names[block], digests)
         else:
             self.pool.seal(slot, digests)
         self.export(sequence, block)
+
+    def _publishes(self, job: Job) -> bool:
+        return self.settings.prefix_cache and not job.work.private
 
     def export(self, sequence: Sequence, block: int) -> None:
         """Pin a complete block under the work's lease, when it has one and the block belongs to its root."""
@@ -187,21 +197,46 @@ class Residence:
 
     # -- blocks under transfer --
 
-    def landed(self, job: Job, index: int, digests: bytes) -> None:
+    def blocks_ready(self, job: Job) -> None:
+        """Prefill has computed the whole prompt of a decode work."""
+        if not job.ready:
+            job.ready = True
+            if job.root in self.fetchable:
+                self.fetchable.push(job.root)
+
+    def prefill_lost(self, job: Job) -> None:
+        """Nobody has the blocks of a decode work. A fetch that runs finds out; one that waits does not begin."""
+        job.prefill_lost = True
+        if job.root in self.fetchable:
+            self.fetchable.discard(job.root)
+            self.computable.push(job.root)
+
+    def put_off(self, job: Job, now: float) -> None:
+        """Take its blocks from a work that fetches. It waits again as soon as its fetch has ended."""
+        self.drop(job.root, Phase.WAITING)
+        job.withdrawn = True
+        job.ready = False
+        job.admitted = None
+        job.queued = now
+        job.tokens_reused = job.tokens_pulled = 0
+
+    def landed(self, job: Job, index: int, digests: bytes, now: float) -> None:
         """Target `index` of the work's fetch holds verified bytes."""
         root, fetch = job.root, job.fetch
         target = fetch.pending.pop(index, None) if fetch is not None else None
         if target is None:
             return
         assert root.table[index] == target.slot
+        assert fetch is not None
+        fetch.moved = now
         job.tokens_pulled += target.tokens
         self._landed[target.slot] = target.generation
         root.filled.add(index)
-        if target.tokens == self.block_tokens and self.settings.prefix_cache:
+        if target.tokens == self.block_tokens and self._publishes(job):
             self.pool.publish(target.slot, target.name, digests)
         else:
             self.pool.seal(target.slot, digests)
-        if fetch is not None and not fetch.pending:
+        if not fetch.pending:
             self.settle(root)
 
     def fetch_ended(self, work_id: int, job: Job | None, late: Iterable[int]) -> None:
@@ -210,6 +245,9 @@ class Residence:
         for slot in self.abandoned.pop(work_id, ()):
             if slot not in late_slots:
                 self.pool.unquarantine(slot)
+        if job is not None and job.withdrawn:
+            job.withdrawn = False
+            self._queue_of(job.root).push(job.root)
         if job is None or job.fetch is None:
             return
         fetch, root = job.fetch, job.root

@@ -6,14 +6,16 @@ is not written by anybody else before that step has ended.
 """
 
 import heapq
+from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load, TokenLogprob
 from tandem.engine.admission import Admission, refuse_impossible
 from tandem.engine.finishing import finish_of
+from tandem.engine.idle_fetches import IdleFetches
 from tandem.engine.outbox import Outbox
 from tandem.engine.plan import Drawn, Step, StepResult
-from tandem.engine.protocol import EngineInfo, FirstTokens, StepReport, Work
+from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, StepReport, Work
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Job, Phase, Sequence
 from tandem.engine.settings import SchedulerSettings
@@ -21,6 +23,10 @@ from tandem.engine.step_budget import StepBudget
 from tandem.engine.step_draft import Draft, Entry
 from tandem.engine.step_planner import StepPlanner
 from tandem.engine.throughput import Throughput
+
+_PREFILL: Final = Phase.PREFILL
+_DECODE: Final = Phase.DECODE
+_DONE: Final = Phase.DONE
 
 
 class Scheduler:
@@ -35,12 +41,12 @@ class Scheduler:
         self._budget = StepBudget(settings)
         admission = Admission(self.residence, settings, self._outbox)
         self._planner = StepPlanner(self.residence, admission, self._budget)
+        self._idle_fetches = IdleFetches(self.residence, admission, self._outbox, settings)
         self._throughput = Throughput()
         self._jobs: dict[int, Job] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._flight: Draft | None = None
         self._steps = 0
-        self._arrivals = 0
 
     # -- commands --
 
@@ -56,9 +62,8 @@ class Scheduler:
             raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
         if work.mode == "prefill" and self.leases.exists(work.lease_id):
             raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
-        self._arrivals += 1
         size = self.info.layout.block_tokens
-        job = Job(work, self._arrivals, now, self.info.eos_token_ids, size)
+        job = Job(work, self.residence.next_arrival(), now, self.info.eos_token_ids, size)
         self._jobs[work.work_id] = job
         self.residence.enqueue(job.root)
         if job.leased:
@@ -86,15 +91,17 @@ class Scheduler:
         if branch.outputs != branch.forced:
             return
         branch.awaits_first = False
+        self.residence.blocks_ready(job)
         self._accept(branch, token, None, now, emit=relay, relayed=relay)
         if branch.phase is Phase.PARKED:
             self.residence.settle(branch)
 
     def sample_first(self, work_id: int) -> None:
-        """Draw here what has not been provided; what a fetch does not bring is computed."""
+        """Draw here what has not been provided; what a fetch does not bring is computed, and none begins any more."""
         job = self._jobs.get(work_id)
         if job is None or job.work.mode != "decode":
             return
+        self.residence.prefill_lost(job)
         for branch in job.branches.values():
             branch.awaits_first = False
             if branch.phase is Phase.PARKED:
@@ -106,7 +113,7 @@ class Scheduler:
         """Block `index` of the work's fetch is in its slot and verified."""
         job = self._jobs.get(work_id)
         if job is not None:
-            self.residence.landed(job, index, digests)
+            self.residence.landed(job, index, digests, now)
             self._note_prefilled(job, now)
 
     def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
@@ -122,6 +129,13 @@ class Scheduler:
         """No late byte can reach these slots any more."""
         for slot in slots:
             self.residence.pool.unquarantine(slot)
+
+    def condemn(self, slot: int, now: float) -> None:
+        """The bytes of a complete block are damaged: nobody uses it any more, and who has used it fails."""
+        self.residence.pool.condemn(slot)
+        for job in tuple(self._jobs.values()):
+            if any(slot in sequence.table for sequence in job.sequences):
+                self._fail(job, "kv_corrupt", "a KV block that it attends to was damaged in memory", now)
 
     def release_lease(self, lease_id: str) -> None:
         """The peer wants nothing more under this lease, or it must never open."""
@@ -139,6 +153,8 @@ class Scheduler:
             if draft.entries or not (self.residence.ready_again or draft.preempted):
                 break
             draft = self._planner.draft(now)
+        for job in self._idle_fetches.give_way(now):
+            heapq.heappush(self._deadlines, (now + self.settings.queue_s, job.work.work_id))
         step = None
         if draft.entries:
             self._steps += 1
@@ -151,22 +167,25 @@ class Scheduler:
         draft, self._flight = self._flight, None
         assert draft is not None, "no step runs"
         assert result.number == self._steps, f"step {self._steps} runs, not {result.number}"
-        load = draft.load()
-        self._budget.observe(load, result.compute_s)
-        self._throughput.observe(load, result.compute_s)
+        if not draft.unmeasured:
+            load = draft.load()
+            self._budget.observe(load, result.compute_s)
+            self._throughput.observe(load, result.compute_s)
         for source, _ in draft.copies.values():
             self.residence.pool.release(source)
         taken = 0
         for entry in draft.entries.values():
-            digests = result.digests[taken : taken + len(entry.complete)]
-            taken += len(entry.complete)
-            phase = entry.sequence.phase
-            if phase is Phase.DECODE or phase is Phase.PREFILL:
-                self._advance(entry, digests, now)
+            phase, count = entry.sequence.phase, len(entry.complete)
+            if phase is _DECODE or phase is _PREFILL:
+                if count or entry.prefill:
+                    self._advance(entry, result.digests[taken : taken + count], now)
+                else:
+                    entry.sequence.computed = entry.end
+            taken += count
         for drawn in result.drawn:
             self._take_drawn(drawn, now)
         for entry in draft.entries.values():
-            if entry.prefill and entry.sequence.phase is Phase.PREFILL:
+            if entry.prefill and entry.sequence.phase is _PREFILL:
                 self.residence.settle(entry.sequence)
         return self.take_report()
 
@@ -193,11 +212,11 @@ class Scheduler:
         """Accept a drawn token, unless its sequence is gone or learned the position in another way."""
         job = self._jobs.get(drawn.work_id)
         branch = job.branches.get(drawn.sequence) if job is not None else None
-        if branch is None or branch.done or drawn.position != branch.outputs + 1:
+        if branch is None or branch.phase is _DONE or drawn.position != branch.outputs + 1:
             return
-        decoding = branch.phase is Phase.DECODE
-        self._accept(branch, drawn.token, drawn.logprob, now)
-        if not decoding and not branch.done:
+        decoding = branch.phase is _DECODE
+        finish = self._accept(branch, drawn.token, drawn.logprob, now)
+        if not decoding and finish is None and not branch.done:
             self.residence.settle(branch)
 
     def _accept(
@@ -208,21 +227,24 @@ class Scheduler:
         now: float,
         emit: bool = True,
         relayed: bool = False,
-    ) -> None:
-        """The next position of a branch is `token`: tell, and end the branch where that ends it."""
-        job = branch.job
-        branch.append(token)
-        position = branch.outputs
-        finish, stop_reason = finish_of(job, token, position)
+    ) -> str | None:
+        """The next position of a branch is `token`: tell, and end the branch where that ends it; gives its finish."""
+        job, position = branch.job, branch.append(token)
+        finish, stop_reason = None, None
+        if position >= job.max_tokens or token in job.ends:
+            finish, stop_reason = finish_of(job, token, position)
         if job.first_token is None:
             job.first_token = now
         if emit:
-            self._outbox.emit(job.work.work_id, branch.index, position, token, finish, stop_reason, logprob, relayed)
-        if job.work.mode == "prefill":
+            self._outbox.emitted.append(
+                Emitted(job.work_id, branch.index, position, token, finish, stop_reason, logprob, relayed)
+            )
+        if job.prefills:
             job.first.append((branch.index, token, finish))
             self._close(branch, now)
         elif finish is not None:
             self._close(branch, now)
+        return finish
 
     # -- ends --
 
@@ -272,8 +294,8 @@ class Scheduler:
                 continue
             if now >= job.work.deadline:
                 self._fail(job, "deadline_exceeded", "the request's deadline passed on the worker", now)
-            elif job.admitted is None:
-                waited = now - job.submitted
+            elif job.admitted is None and now >= job.queued + self.settings.queue_s:
+                waited = now - job.queued
                 self._fail(job, "deadline_exceeded", f"waited {waited:.1f} s for a place on the worker", now)
 
     def _note_prefilled(self, job: Job, now: float) -> None:
@@ -293,6 +315,7 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][1] not in self._jobs:
             heapq.heappop(self._deadlines)
         soonest = min(self._deadlines[0][0] if self._deadlines else float("inf"), self.leases.next_expiry)
+        soonest = min(soonest, self._idle_fetches.next_look(now))
         return soonest if soonest != float("inf") else None
 
     def load(self) -> Load:
@@ -312,6 +335,10 @@ class Scheduler:
             preemptions=residence.preemptions,
         )
 
+    def overdue_s(self, now: float) -> float:
+        """By how much the work that is most overdue has missed its deadline; 0 when none has."""
+        return max((now - job.work.deadline for job in self._jobs.values()), default=0.0)
+
     def snapshot(self) -> tuple[bytes, ...]:
         """Names of all full blocks available now."""
         return self.residence.pool.snapshot()
@@ -328,4 +355,8 @@ class Scheduler:
         self.residence.pool.check(refs)
         for sequence in self.residence.batch:
             assert self._jobs[sequence.job.work.work_id] is sequence.job, "a sequence outlives its work"
+        waiting = len(self.residence.fetchable) + len(self.residence.computable)
+        # Submits are refused at the first bound; what is preempted beyond it was admitted within the second.
+        assert waiting <= self.settings.max_waiting + self.settings.max_sequences, f"{waiting} sequences wait"
+        self.leases.check()
         assert self.residence.export_due == sum(job.export_due for job in self._jobs.values())

@@ -46,6 +46,7 @@ class Sequence:
         "index",
         "job",
         "known",
+        "last",
         "length",
         "names",
         "outputs",
@@ -61,6 +62,8 @@ class Sequence:
         self.index = index
         self.seed = seed
         self.tokens = bytearray(tokens)
+        self.last = tokens[-4:]
+        """The last known token, packed."""
         self.length = len(tokens) // 4
         self.known = self.length
         """Tokens that came with the work: prompt and forced output."""
@@ -92,11 +95,13 @@ class Sequence:
         fetch = self.job.fetch
         return fetch is not None and bool(fetch.pending) and self is self.job.root
 
-    def append(self, token: int) -> None:
-        """The next output position is known."""
-        self.tokens += token.to_bytes(4, "little")
+    def append(self, token: int) -> int:
+        """The next output position is known; gives its number."""
+        self.last = packed = token.to_bytes(4, "little")
+        self.tokens += packed
         self.length += 1
-        self.outputs += 1
+        self.outputs = position = self.outputs + 1
+        return position
 
     def packed(self, start: int, end: int) -> bytes:
         return bytes(self.tokens[4 * start : 4 * end])
@@ -134,7 +139,10 @@ class Sequence:
 
     def draw(self) -> Draw:
         """How the next position is to be sampled."""
-        work, position = self.job.work, self.outputs + 1
+        job, position = self.job, self.outputs + 1
+        if position > job.min_tokens and not job.needs_history:
+            return Draw(job.work_id, self.index, self.seed, position, job.sampling)
+        work = job.work
         prompt = output = b""
         if self.job.needs_history:
             prompt, output = work.prompt, bytes(self.tokens[len(work.prompt) :])
@@ -152,8 +160,13 @@ class Job:
         self.order = (-work.priority, arrival)
         """Sorts works: higher priority first, then earlier arrival. Preemption goes from the other end."""
         eos = () if work.stopping.ignore_eos else eos_token_ids
-        self.eos = frozenset(eos)
+        self.work_id = work.work_id
+        self.prefills = work.mode == "prefill"
+        self.sampling = work.sampling
+        self.min_tokens = work.stopping.min_tokens
+        self.max_tokens = work.stopping.max_tokens
         self.end_tokens = tuple(dict.fromkeys((*eos, *work.stopping.stop_token_ids)))
+        self.ends = frozenset(self.end_tokens)
         self.stop_tokens = frozenset(work.stopping.stop_token_ids)
         self.needs_history = work.sampling.needs_history
         self.branches = {branch.sequence: self._sequence(branch) for branch in work.branches}
@@ -166,6 +179,16 @@ class Job:
         self.fetch: Fetch | None = None
         self.leased = work.mode == "prefill" and work.lease_id != ""
         self.submitted = now
+        self.queued = now
+        """When it began to wait for its place, the last time."""
+        self.ready = False
+        """Of a decode work: prefill has drawn its first position, so all its blocks can be fetched."""
+        self.prefill_lost = False
+        """Of a decode work: nobody has its blocks, they are computed here."""
+        self.room_made = self.idle_turns = 0
+        """How often it gave its blocks back to one that could use them at once, and after having been idle."""
+        self.withdrawn = False
+        """Its blocks went to others; it waits for its fetch to end, and then for new ones."""
         self.admitted: float | None = None
         self.prefilled: float | None = None
         self.first_token: float | None = None
@@ -227,10 +250,18 @@ class Job:
 
 
 class Fetch:
-    """Blocks of a decode work that somebody is bringing. `pending` are the targets that have not landed."""
+    """Blocks of a decode work that somebody is bringing. `pending` are the targets that have not landed, `moved` is
+    when the last one did, or when it began."""
 
-    def __init__(self, targets: Items[FetchTarget]) -> None:
+    def __init__(self, targets: Items[FetchTarget], now: float) -> None:
+        self.moved = now
         self.pending = {target.index: target for target in targets}
+        self._targets = len(targets)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing has landed yet."""
+        return len(self.pending) == self._targets
 
 
 def _common_prefix(outputs: Items[tuple[int, ...]]) -> bytes:

@@ -12,6 +12,8 @@ class SchedulerSettings:
     `itl_target_s`: prompts are chunked so that steps with running sequences stay below it. `export_share`: the
     part of the pool that blocks under export leases may hold before new prefills wait. `watermark`: the part of
     the pool kept free when admitting next to running sequences, so that their growth does not preempt at once.
+    `queue_s`: how long a work waits for its place; workers take it from `Deadlines`. `fetch_idle_s`: a fetch that has
+    brought nothing for so long gives its blocks back when others wait for blocks.
     """
 
     max_sequences: int = 256
@@ -20,6 +22,7 @@ class SchedulerSettings:
     itl_target_s: float = 0.05
     max_waiting: int = 1024
     queue_s: float = 10.0
+    fetch_idle_s: float = 2.0
     export_share: float = 0.5
     watermark: float = 0.01
     prefix_cache: bool = True
@@ -29,7 +32,7 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         for name in ("max_sequences", "max_batched_tokens", "min_prefill_tokens", "max_waiting"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("itl_target_s", "queue_s", "load_every_s", "idle_load_every_s"):
+        for name in ("itl_target_s", "queue_s", "fetch_idle_s", "load_every_s", "idle_load_every_s"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("export_share", 0 < self.export_share <= 1, "above 0 and at most 1")
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")

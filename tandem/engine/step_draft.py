@@ -1,21 +1,20 @@
 """A step while it is being planned, and the notes needed to read its result."""
 
+import msgspec
+
 from tandem.engine.plan import BlockRef, Row, Step
 from tandem.engine.sequence import Sequence
 from tandem.engine.step_budget import StepLoad
 
 
-class Entry:
+class Entry(msgspec.Struct, gc=False):
     """One row and what it will have brought about: `end` positions computed, `complete` block indexes."""
 
-    __slots__ = ("complete", "copies", "end", "prefill", "row", "sequence")
-
-    def __init__(self, sequence: Sequence, row: Row, end: int, complete: tuple[int, ...], prefill: bool) -> None:
-        self.sequence = sequence
-        self.row = row
-        self.end = end
-        self.complete = complete
-        self.prefill = prefill
+    sequence: Sequence
+    row: Row
+    end: int
+    complete: tuple[int, ...]
+    prefill: bool
 
 
 class Draft:
@@ -27,30 +26,39 @@ class Draft:
         self.claims: dict[bytes, None] = {}
         """Names of blocks that complete in this step: others need not compute them too."""
         self.preempted = False
+        self.unmeasured = False
+        """It has a private prompt in it: small, and as often as not the first step ever. Its time says nothing."""
         self.decode_rows = 0
+        self.decode_context = 0.0
+        self._pieces = 0
+        self._tokens = 0
+        self._context = 0.0
 
     def add(self, entry: Entry) -> None:
         self.entries[entry.sequence] = entry
+        self._count(entry, 1)
 
     def drop(self, sequence: Sequence) -> None:
         entry = self.entries.pop(sequence, None)
-        if entry is not None and not entry.prefill:
-            self.decode_rows -= 1
+        if entry is not None:
+            self._count(entry, -1)
         self.copies.pop(sequence, None)
         self.preempted = True
 
+    def _count(self, entry: Entry, sign: int) -> None:
+        if entry.prefill:
+            count = entry.row.count
+            self.unmeasured |= entry.sequence.job.work.private
+            self._pieces += sign
+            self._tokens += sign * count
+            self._context += sign * count * (entry.row.start + count / 2)
+        else:
+            self.decode_rows += sign
+            self.decode_context += sign * entry.row.start
+
     def load(self) -> StepLoad:
         """The work in it, as the step-time model sees it."""
-        tokens, context, pieces, decode_context = 0, 0.0, 0, 0.0
-        for entry in self.entries.values():
-            if entry.prefill:
-                count = entry.row.count
-                pieces += 1
-                tokens += count
-                context += count * (entry.row.start + count / 2)
-            else:
-                decode_context += entry.row.start
-        return StepLoad(self.decode_rows, tokens, context, pieces, decode_context)
+        return StepLoad(self.decode_rows, self._tokens, self._context, self._pieces, self.decode_context)
 
     def step(self, number: int, landed: tuple[int, ...], block_tokens: int) -> Step:
         """The finished plan. Only a root's last block can be partial when it is complete: a tail."""
@@ -61,7 +69,7 @@ class Draft:
                 complete.append(BlockRef(entry.sequence.table[block], tokens))
         return Step(
             number=number,
-            rows=tuple(entry.row for entry in self.entries.values()),
+            rows=tuple([entry.row for entry in self.entries.values()]),
             copies=tuple(self.copies.values()),
             landed=landed,
             complete=tuple(complete),

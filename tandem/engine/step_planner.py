@@ -1,6 +1,7 @@
 """Composes one step: a token for every running sequence, then as much of the prompts as the budget allows."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from tandem.engine.admission import Admission
 from tandem.engine.plan import Row
@@ -8,6 +9,8 @@ from tandem.engine.residence import Residence
 from tandem.engine.sequence import Phase, Sequence
 from tandem.engine.step_budget import Allowance, StepBudget
 from tandem.engine.step_draft import Draft, Entry
+
+_DECODE: Final = Phase.DECODE
 
 
 @dataclass
@@ -23,7 +26,7 @@ class StepPlanner:
         draft = Draft()
         self.residence.ready_again = False
         for sequence in tuple(self.residence.batch.decoding):
-            if sequence.phase is Phase.DECODE:
+            if sequence.phase is _DECODE:
                 self._decode(sequence, draft)
         allowance = self.budget.open(draft.load())
         for sequence in self.residence.batch.prefills():
@@ -44,9 +47,10 @@ class StepPlanner:
         if (start // size == len(sequence.table) or sequence.cow) and not self._writable(sequence, start + 1, draft):
             return
         complete = (start // size,) if (start + 1) % size == 0 else ()
-        row = Row(bytes(sequence.tokens[-4:]), start, sequence.packed_table(), True, (sequence.draw(),))
-        draft.add(Entry(sequence, row, start + 1, complete, False))
+        row = Row(sequence.last, start, sequence.table_packed or sequence.packed_table(), True, (sequence.draw(),))
+        draft.entries[sequence] = Entry(sequence, row, start + 1, complete, False)
         draft.decode_rows += 1
+        draft.decode_context += start
 
     def _prefill(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
         """Add the sequence's next chunk and take it off the allowance."""

@@ -4,13 +4,18 @@ import heapq
 
 from tandem.engine.sequence import Phase, Sequence
 
+_Key = tuple[bool, int, int, int]
+
 
 class WaitingQueue:
-    """A heap by (priority, arrival, branch). What stops waiting in another way is skipped when it comes up."""
+    """A heap by (not ready, priority, arrival, branch). What stops waiting in another way is skipped later on.
+
+    A work is *ready* when everything it waits for, but its place here, is there.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], int, Sequence]] = []
-        self._waiting: dict[Sequence, None] = {}
+        self._heap: list[tuple[_Key, Sequence]] = []
+        self._waiting: dict[Sequence, _Key] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -20,21 +25,26 @@ class WaitingQueue:
         """Known tokens of all that wait."""
         return sum(sequence.length for sequence in self._waiting)
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._waiting
+
     def push(self, sequence: Sequence) -> None:
+        """Let it wait; in the place that its work calls for now, when it waits already."""
         assert sequence.phase is Phase.WAITING
-        assert sequence not in self._waiting
-        self._waiting[sequence] = None
-        heapq.heappush(self._heap, (sequence.job.order, sequence.index, sequence))
+        key = (not sequence.job.ready, *sequence.job.order, sequence.index)
+        if self._waiting.get(sequence) != key:
+            self._waiting[sequence] = key
+            heapq.heappush(self._heap, (key, sequence))
 
     def head(self) -> Sequence | None:
         """Who is next; stays in the queue."""
-        while self._heap and self._heap[0][2] not in self._waiting:
+        while self._heap and self._waiting.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        return self._heap[0][1] if self._heap else None
 
     def discard(self, sequence: Sequence) -> None:
         """The sequence waits no longer: admitted or gone."""
         self._waiting.pop(sequence, None)
         if len(self._heap) > 2 * len(self._waiting) + 64:
-            self._heap = [entry for entry in self._heap if entry[2] in self._waiting]
+            self._heap = [entry for entry in self._heap if self._waiting.get(entry[1]) == entry[0]]
             heapq.heapify(self._heap)

@@ -7,8 +7,10 @@ from typing import Any, Final
 from protos import worker_pb2 as pb
 from tandem.core.messages import (
     Cancel,
+    Claim,
     Drain,
     Export,
+    Keep,
     Ping,
     ProvideFirst,
     RemoteKv,
@@ -17,6 +19,7 @@ from tandem.core.messages import (
     WorkerCommand,
 )
 from tandem.core.request import Branch, Sampling, Stopping
+from tandem.service.outputs_rpc import fill_step, read_step
 
 _U64: Final = (1 << 64) - 1
 
@@ -55,6 +58,11 @@ def _fill_submit(out: pb.Command, message: Submit) -> None:
     submit.tenant_salt = message.tenant_salt
     submit.priority = message.priority
     submit.traceparent = message.traceparent
+    submit.canary = message.canary
+    if message.resume:
+        submit.resume = message.resume
+        submit.resume_key = message.resume_key
+        fill_step(submit.kept, message.kept)
     if message.remote is not None:
         _fill_remote(submit.remote, message.remote)
     if message.export is not None:
@@ -109,6 +117,16 @@ def _fill_sample_first(out: pb.Command, message: SampleFirst) -> None:
     out.sample_first.handle = message.handle
 
 
+def _fill_keep(out: pb.Command, message: Keep) -> None:
+    out.keep.handle = message.handle
+    fill_step(out.keep.outputs, message.outputs)
+
+
+def _fill_claim(out: pb.Command, message: Claim) -> None:
+    out.claim.handle = message.handle
+    out.claim.keys.extend(message.keys)
+
+
 def _fill_drain(out: pb.Command, message: Drain) -> None:
     out.drain.within_s = message.within_s
 
@@ -136,6 +154,10 @@ def _read_submit(submit: pb.Submit) -> Submit:
         remote=_read_remote(submit.remote) if submit.HasField("remote") else None,
         export=_read_export(submit.export) if submit.HasField("export") else None,
         traceparent=submit.traceparent,
+        canary=submit.canary,
+        resume=submit.resume,
+        resume_key=submit.resume_key,
+        kept=read_step(submit.kept).outputs if submit.HasField("kept") else (),
     )
 
 
@@ -181,6 +203,8 @@ _FILL: Final[Mapping[type, Callable[[pb.Command, Any], None]]] = MappingProxyTyp
         Cancel: _fill_cancel,
         ProvideFirst: _fill_first,
         SampleFirst: _fill_sample_first,
+        Keep: _fill_keep,
+        Claim: _fill_claim,
         Drain: _fill_drain,
         Ping: _fill_ping,
     }
@@ -192,6 +216,8 @@ _READ: Final[Mapping[str, Callable[[Any], WorkerCommand]]] = MappingProxyType(
         "cancel": _read_cancel,
         "provide_first": lambda first: ProvideFirst(first.handle, first.sequence, first.token),
         "sample_first": lambda first: SampleFirst(first.handle),
+        "keep": lambda keep: Keep(keep.handle, read_step(keep.outputs).outputs),
+        "claim": lambda claim: Claim(claim.handle, tuple(claim.keys)),
         "drain": lambda drain: Drain(drain.within_s),
         "ping": lambda ping: Ping(ping.count),
     }

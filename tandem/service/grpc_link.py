@@ -24,6 +24,7 @@ from tandem.core.messages import (
 from tandem.service import link_rpc
 from tandem.service.grpc_stream import END_FRAME, GrpcChannel, GrpcLink, Stream
 from tandem.service.link import RouterLink, WorkerLink
+from tandem.service.link_address import GRPC, LinkAddress, parse_address, split_host
 from tandem.service.link_queue import LinkLimits
 
 TOKENS: Final = f"/{link_rpc.SERVICE}/Tokens"
@@ -78,8 +79,9 @@ class GrpcDialer:
         self._running: set[asyncio.Task[None]] = set()
 
     async def dial(self, address: str, timeout_s: float) -> RouterLink:
-        """Connect both streams. Raises `link_lost`, or `protocol_mismatch` when the worker refuses our version."""
-        channel = self._channel(address)
+        """Connect both streams. Raises `link_lost`, `protocol_mismatch` when the worker refuses our version, and
+        `bad_setting` for an address that is none."""
+        channel = self._channel(parse_address(address).target)
         metadata = (
             ("tandem-protocol", str(self._protocol)),
             ("tandem-link", self._entropy.token(16).hex()),
@@ -102,10 +104,10 @@ class GrpcDialer:
         task.add_done_callback(self._running.discard)
         return link
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is not None:
-            return grpc.aio.secure_channel(address, self._credentials, options=_OPTIONS)
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+            return grpc.aio.secure_channel(target, self._credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
 
 
 def _call(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...]) -> Any:
@@ -194,11 +196,11 @@ class GrpcLinkServer:
             "State": grpc.stream_stream_rpc_method_handler(self._serve_state),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(link_rpc.SERVICE, handlers),))
-        host = self._bind.rpartition(":")[0]
+        host = split_host(self._bind)[0]
         port = self._bind_port(server)
         await server.start()
         self._server = server
-        return f"{self._advertise or host}:{port}"
+        return str(LinkAddress(GRPC, self._advertise or host, port))
 
     def _bind_port(self, server: grpc.aio.Server) -> int:
         try:

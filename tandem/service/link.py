@@ -1,7 +1,8 @@
 """The `Link` seam between a router and a worker: two ordered message streams that live and die together.
 
-Implementations: `tandem.service.grpc_link` (one HTTP/2 channel, two streams) and `tandem.service.memory_link`
-(queues with delays and faults, for tests and simulation). `tests/contract/test_link.py` defines the behaviour.
+Implementations: `tandem.service.tcp_dialer` and `tcp_server` (two TCP connections), `tandem.service.grpc_link` (one
+HTTP/2 channel, two streams) and `tandem.service.memory_link` (queues with delays and faults, for tests and
+simulation). `tests/contract/test_link.py` defines the behaviour.
 """
 
 from collections.abc import Awaitable, Callable

@@ -16,17 +16,21 @@ from tandem.core.kv import Layout
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
+    Claimed,
     Draining,
     Hello,
     KvDelta,
     KvSnapshot,
     Load,
     Pong,
+    Ready,
     RouterMessage,
     SnapshotRequest,
     StateRequest,
     StateUpdate,
     StepOutputs,
+    Transferred,
+    Unclaimed,
 )
 from tandem.core.spans import Attribute, Span
 from tandem.service.commands_rpc import decode_commands, encode_command
@@ -108,6 +112,9 @@ def _fill_hello(out: pb.RouterEvent, message: Hello) -> None:
     hello.eos_token_ids.extend(message.eos_token_ids)
     hello.addresses.extend(message.addresses)
     hello.draining = message.draining
+    hello.unready = message.unready
+    hello.canary = message.canary
+    hello.problems.extend(message.problems)
     for name in Layout.__dataclass_fields__:
         setattr(hello.layout, name, getattr(message.layout, name))
 
@@ -128,6 +135,9 @@ def _read_hello(hello: pb.Hello) -> Hello:
         eos_token_ids=tuple(hello.eos_token_ids),
         addresses=tuple(hello.addresses),
         draining=hello.draining,
+        unready=hello.unready,
+        canary=hello.canary,
+        problems=tuple(hello.problems),
     )
 
 
@@ -183,6 +193,38 @@ def _read_span(span: pb.Span) -> Span:
     )
 
 
+def _fill_ready(out: pb.RouterEvent, message: Ready) -> None:
+    out.ready.SetInParent()
+    out.ready.addresses.extend(message.addresses)
+    out.ready.canary = message.canary
+    out.ready.problems.extend(message.problems)
+
+
+def _fill_transferred(out: pb.RouterEvent, message: Transferred) -> None:
+    for name in message.__struct_fields__[:-1]:
+        setattr(out.transferred, name, getattr(message, name))
+    out.transferred.passed_over.extend(message.passed_over)
+
+
+def _read_transferred(message: pb.Transferred) -> Transferred:
+    scalars: dict[str, Any] = {name: getattr(message, name) for name in Transferred.__struct_fields__[:-1]}
+    return Transferred(**scalars, passed_over=tuple(message.passed_over))
+
+
+def _fill_claimed(out: pb.RouterEvent, message: Claimed) -> None:
+    claimed = out.claimed
+    for name in ("handle", "resume", "attempt", "mode", "left_s", "transferred"):
+        setattr(claimed, name, getattr(message, name))
+    claimed.sequences.extend([sequence for sequence, _ in message.starts])
+    claimed.starts.extend([start for _, start in message.starts])
+
+
+def _read_claimed(message: pb.Claimed) -> Claimed:
+    starts = tuple(zip(message.sequences, message.starts, strict=False))
+    told = (message.handle, message.resume, message.attempt, message.mode, message.left_s)
+    return Claimed(*told, starts, message.transferred)
+
+
 def _fill_step(out: pb.RouterEvent, message: StepOutputs) -> None:
     out.step_outputs.SetInParent()
     fill_step(out.step_outputs, message.outputs)
@@ -196,6 +238,10 @@ _FILL_EVENT: Final[Mapping[type, Callable[[pb.RouterEvent, Any], None]]] = Mappi
         AttemptReport: _fill_report,
         Pong: lambda out, message: _copy_fields(out.pong, message),
         Draining: lambda out, message: _copy_fields(out.draining, message),
+        Ready: _fill_ready,
+        Transferred: _fill_transferred,
+        Claimed: _fill_claimed,
+        Unclaimed: lambda out, message: _copy_fields(out.unclaimed, message),
     }
 )
 
@@ -207,6 +253,10 @@ _READ_EVENT: Final[Mapping[str, Callable[[Any], RouterMessage]]] = MappingProxyT
         "attempt_report": _read_report,
         "pong": _read_fields(Pong),
         "draining": _read_fields(Draining),
+        "ready": lambda ready: Ready(tuple(ready.addresses), ready.canary, tuple(ready.problems)),
+        "transferred": _read_transferred,
+        "claimed": _read_claimed,
+        "unclaimed": _read_fields(Unclaimed),
     }
 )
 

@@ -20,6 +20,9 @@ class InstantPolicy:
     def delay_s(self, source: str, target: str) -> float | None:
         return 0.0
 
+    def repeats(self, source: str, target: str) -> bool:
+        return False
+
 
 class MemoryLinks:
     """One simulated network of routers and workers."""

@@ -25,6 +25,10 @@ class LinkPolicy(Protocol):
         """
         ...
 
+    def repeats(self, source: str, target: str) -> bool:
+        """Whether the frame that has just departed arrives twice, as if a lower layer had repeated it."""
+        ...
+
 
 class Network(Protocol):
     """What a wire needs of the network it is part of."""
@@ -50,13 +54,14 @@ _NETWORK: Final = Context()
 class Wire:
     """One direction of one stream: items arrive in order, each after the delay the policy gives it."""
 
-    def __init__(self, network: Network, source: str, target: str, arrive: Callable[[Item], None]) -> None:
+    def __init__(self, network: Network, source: str, target: str, arrive: "Callable[[Item, bool], None]") -> None:
+        """`arrive` is given an item, and whether it has been given it before."""
         self._network = network
         self._source = source
         self._target = target
         self._arrive = arrive
         self._held: deque[Item] = deque()
-        self._flying: deque[tuple[Item, asyncio.TimerHandle]] = deque()
+        self._flying: deque[tuple[Item, bool, asyncio.TimerHandle]] = deque()
         self._last_due = 0.0
 
     def put(self, item: Item) -> None:
@@ -67,7 +72,7 @@ class Wire:
     def lose(self) -> None:
         """Drop everything that is on the way."""
         self._held.clear()
-        for _, timer in self._flying:
+        for _, _, timer in self._flying:
             timer.cancel()
         self._flying.clear()
 
@@ -79,11 +84,18 @@ class Wire:
                 self._network.hold(self._depart)
                 return
             self._last_due = max(self._last_due, loop.time() + delay)
-            self._flying.append((self._held.popleft(), loop.call_at(self._last_due, self._land, context=_NETWORK)))
+            item = self._held.popleft()
+            self._fly(item, again=False)
+            if not isinstance(item, str) and self._network.policy.repeats(self._source, self._target):
+                self._fly(item, again=True)
+
+    def _fly(self, item: Item, *, again: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._flying.append((item, again, loop.call_at(self._last_due, self._land, context=_NETWORK)))
 
     def _land(self) -> None:
-        item, _ = self._flying.popleft()
-        self._arrive(item)
+        item, again, _ = self._flying.popleft()
+        self._arrive(item, again)
 
 
 class MemoryChannel(Generic[Out, In]):
@@ -131,15 +143,15 @@ class MemoryChannel(Generic[Out, In]):
         if reason is not None:
             self.wire.put(reason)
 
-    def arrived(self, item: Item) -> None:
-        """Something from the peer."""
+    def arrived(self, item: Item, again: bool) -> None:
+        """Something from the peer, once more when `again`."""
         assert self.other is not None
         if isinstance(item, str):
             self.inbox.end(item, drop=False)
             if self.on_peer_end is not None:
                 self.on_peer_end()
         else:
-            self.other.delivered(len(item))
+            self.other.delivered(0 if again else len(item))
             self.inbox.put(item)
 
     def delivered(self, messages: int) -> None:

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 STOP_S: Final = 10.0
 """Bound of the last clean-up."""
+TELL_EVERY_S: Final = 0.5
+"""How often a draining service looks at what it still holds, to say so when it changed."""
 
 
 class Service(Protocol):
@@ -43,6 +45,10 @@ class Service(Protocol):
 
     async def drain(self, within_s: float) -> None:
         """Refuse new work, let what runs end, at most for `within_s`; then cancel the rest."""
+        ...
+
+    def held(self) -> Mapping[str, int]:
+        """What keeps the service from leaving, as counts by kind; asked while it drains."""
         ...
 
     async def stop(self) -> None:
@@ -86,12 +92,23 @@ async def _run_roots(service: Service, stop: StopSignal, health: Health, drain_s
             if await _first(service.serve(), stop.asked.wait()) == 0:
                 health.ready()
                 within_s = await _leave(service, stop, drain_s)
-            health.draining()
-            await _first(_bounded(service.drain(within_s), within_s + STOP_S, "drain"), stop.hurried.wait())
+            await _drain(service, stop, health, within_s)
             for root in roots:
                 root.cancel()
     except BaseExceptionGroup as failed:
         raise _leaf(failed) from None
+
+
+async def _drain(service: Service, stop: StopSignal, health: Health, within_s: float) -> None:
+    """Until the service has let go of everything, its bound has passed, or a second signal came."""
+
+    async def tell() -> None:
+        while True:
+            health.draining(service.held())
+            await asyncio.sleep(TELL_EVERY_S)
+
+    draining = _bounded(service.drain(within_s), within_s + STOP_S, "drain")
+    await _first(draining, stop.hurried.wait(), tell())
 
 
 async def _root(name: str, root: Callable[[], Awaitable[None]]) -> None:
@@ -144,11 +161,12 @@ def serve_process(
     drain_s: float,
     *,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    health: Health | None = None,
 ) -> int:
     """The edge of a service process: signals in, exit status out, one sentence on standard error when it fails."""
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(_serve(build, events, drain_s))
+            runner.run(_serve(build, events, drain_s, health or Health(events)))
     except TandemError as error:
         return fail(events, error)
     except Exception as error:  # noqa: BLE001 the edge of the process: whatever it is, say it in one sentence
@@ -165,9 +183,9 @@ def fail(events: EventLines, error: TandemError) -> int:
     return 1
 
 
-async def _serve(build: Callable[[EventLines], Service], events: EventLines, drain_s: float) -> None:
+async def _serve(build: Callable[[EventLines], Service], events: EventLines, drain_s: float, health: Health) -> None:
     stop = StopSignal()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.ask)
-    await run_service(build(events), stop, Health(events), drain_s)
+    await run_service(build(events), stop, health, drain_s)

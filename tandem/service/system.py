@@ -1,10 +1,13 @@
 """The real clock and entropy. Simulated code never imports this module."""
 
 import os
+import resource
 import time
 from typing import Final
 
 _POOL_BYTES: Final = 4096
+DESCRIPTORS_KEPT: Final = 128
+"""File descriptors a service leaves for anything but its clients' connections: links, logs, libraries."""
 
 
 class SystemClock:
@@ -38,3 +41,13 @@ class SystemEntropy:
             start, end = 0, size
         self._used = end
         return self._pool[start:end]
+
+
+def descriptors(wanted: int) -> int:
+    """Raise this process's bound on open file descriptors to `wanted`, as far as it may; gives the bound."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft)

@@ -5,31 +5,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from tandem.core.spans import Recorder, Span
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
+
+
+class _Kept(msgspec.Struct, gc=False):
+    """One request's spans, packed."""
+
+    count: int
+    pieces: tuple[bytes, ...]
+
 
 class RingRecorder:
-    """Keeps the spans of the last `requests_max` requests, `spans_max` each; the oldest request goes first."""
+    """Keeps the spans of the last `requests_max` requests, `spans_max` each; the oldest request goes first.
+
+    Spans are written for every request and read for hardly any, so they are kept packed: thousands of requests as
+    objects are megabytes that the collector walks through and that push everything else out of the processor's cache.
+    """
 
     def __init__(self, requests_max: int = 4096, spans_max: int = 256) -> None:
         assert requests_max > 0, requests_max
         assert spans_max > 0, spans_max
         self._requests_max = requests_max
         self._spans_max = spans_max
-        self._kept: OrderedDict[str, list[Span]] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def record(self, request_id: str, spans: Sequence[Span]) -> None:
         kept = self._kept.get(request_id)
         if kept is None:
-            kept = self._kept[request_id] = []
+            kept = self._kept[request_id] = _Kept(0, ())
             if len(self._kept) > self._requests_max:
                 self._kept.popitem(last=False)
-        kept.extend(spans[: max(0, self._spans_max - len(kept))])
+        new = spans[: self._spans_max - kept.count]
+        if new:
+            kept.count += len(new)
+            kept.pieces = (*kept.pieces, _pack(new))
 
     def spans(self, request_id: str) -> tuple[Span, ...]:
-        return tuple(sorted(self._kept.get(request_id, ()), key=lambda span: span.start_s))
+        kept = self._kept.get(request_id)
+        found = [] if kept is None else [span for piece in kept.pieces for span in _unpack(piece)]
+        return tuple(sorted(found, key=lambda span: span.start_s))
 
 
 class SpanExporter(Protocol):

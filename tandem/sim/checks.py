@@ -33,6 +33,8 @@ class Outcome:
     tokens: int = 0
     ttft_s: float | None = None
     longest_pause_s: float = 0.0
+    away_s: float = 0.0
+    """How long its client had no connection."""
     ended_s: float | None = None
 
 
@@ -54,6 +56,8 @@ class CheckingSink:
         self._arrived = arrived
         self._last = arrived
         self.ended: Callable[[], None] = lambda: None
+        self.cut: Callable[[], None] | None = None
+        """Told when the router dies, by a client that comes back; its request is not over then."""
         self.broken: Callable[[Violation], None] = _raise
         """Told of a broken promise. The world notes it and stops; raising here would blame the router's tasks."""
 
@@ -106,7 +110,19 @@ class CheckingSink:
 
     def disconnected(self) -> None:
         """The router died, and the connection with it."""
-        self._end("disconnected", "")
+        if self.cut is not None:
+            self.cut()
+        else:
+            self._end("disconnected", "")
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """How many tokens of each sequence have come."""
+        return tuple(len(seen.tokens) for seen in self._seen)
+
+    def resumed(self) -> None:
+        """The client has a connection again; what it waited until now was its own."""
+        self._last = self._now()
 
     def cancelled(self) -> None:
         """The client went away; nothing may come after this."""

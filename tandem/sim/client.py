@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from router.generation import Generation
+from router.generation import Generation, Running
 from tandem.core.clock import Clock
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
 from tandem.core.spans import TraceContext
 from tandem.sim.checks import CheckingSink, Outcome, Violation
+from tandem.sim.returning import ReturningClient
 from tandem.sim.router_node import RouterNode
+from tandem.sim.slow_client import StallingClient
 from tandem.sim.trace import Trace
 from tandem.sim.traffic import SimRequest
 from tandem.sim.truth import Oracle
@@ -72,21 +75,44 @@ async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: 
     sink.ended = ended.set
     sink.broken = ground.broken
     arrived(sink.outcome)
+    if request.resumable:
+        lease_s = router.lease_s
+        await ReturningClient(request, sink, router, clock, lease_s).live(_generation(request, ground))
+        return
+    running: Running | None = None
+
+    def too_slow() -> None:
+        assert running is not None
+        router.cancel(running, "slow_client")
+
+    stalls = request.stalls_after > 0
+    way_out = StallingClient(sink, request.stalls_after, request.stalls_s, too_slow) if stalls else None
     try:
-        running = router.ask(_generation(request, ground), sink)
+        running = router.ask(_generation(request, ground), sink, way_out)
     except TandemError as error:
         sink.failed(error)
         return
     patience_s = _timeout_s(request, ground) + _LATE_S
-    try:
-        async with asyncio.timeout(min(request.cancel_after_s or patience_s, patience_s)):
-            await ended.wait()
-    except TimeoutError:
-        if request.cancel_after_s is None or request.cancel_after_s > patience_s:
-            reason = f"{request.request_id} had no end {_LATE_S:g} s after its deadline"
-            raise Violation(reason, request.request_id) from None
-        running.cancel("client went away")
-        sink.cancelled()
+    if await _ended_within(ended, min(request.cancel_after_s or patience_s, patience_s), ground):
+        return
+    if request.cancel_after_s is None or request.cancel_after_s > patience_s:
+        reason = f"{request.request_id} had no end {_LATE_S:g} s after its deadline"
+        raise Violation(reason, request.request_id)
+    router.cancel(running, "client went away")
+    sink.cancelled()
+
+
+async def _ended_within(ended: asyncio.Event, seconds: float, ground: ClientGround) -> bool:
+    """Wait for the end, and longer by as long as the router is stopped: it can neither answer nor be told."""
+    began = ground.clock.now()
+    while not ended.is_set():
+        left_s = began + seconds + ground.router.frozen_s(began) - ground.clock.now()
+        if left_s <= 0 and ground.router.frozen_since is None:
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(left_s, 0.01)):
+                await ended.wait()
+    return True
 
 
 async def _router_found(ground: ClientGround) -> None:
@@ -119,4 +145,5 @@ def _generation(request: SimRequest, ground: ClientGround) -> Generation:
         received_wall=ground.clock.wall(),
         trace=context,
         priority=request.priority,
+        resume=b"" if request.resumable else None,
     )

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
+from tandem.sim.message_faults import Lose, Repeat, draw_loss, draw_repeat
+from tandem.sim.pair_faults import BreakPair, draw_pair_fault
+from tandem.sim.router_faults import FreezeRouter, draw_router_freeze
+from tandem.sim.shortage import Shortage, draw_shortage
 
 ROUTER: Final = "router"
 """The node of the router, as worker names are those of workers."""
@@ -101,7 +105,35 @@ class RestartRouter:
     back_after_s: float
 
 
-Fault = Kill | EngineError | Freeze | Corrupt | Damage | Cut | Break | Partition | Slow | RestartRouter
+@dataclass(frozen=True)
+class Leave:
+    """The worker is asked to leave within `within_s`, by its router or by a signal, and is replaced when it has."""
+
+    at_s: float
+    worker: str
+    within_s: float
+    by_signal: bool
+    back_after_s: float
+
+
+Fault = (
+    Kill
+    | EngineError
+    | Freeze
+    | Corrupt
+    | Damage
+    | Cut
+    | Break
+    | Partition
+    | Slow
+    | RestartRouter
+    | Leave
+    | BreakPair
+    | Repeat
+    | Lose
+    | FreezeRouter
+    | Shortage
+)
 
 KINDS: Final = (
     "kill",
@@ -115,18 +147,26 @@ KINDS: Final = (
     "partition",
     "slow",
     "router",
+    "repeat",
+    "lose",
+    "stop-router",
+    "shortage",
+    "sever",
 )
 
 
 @dataclass(frozen=True)
 class FaultProfile:
     """How much a seed breaks: exactly `kills` workers, corrupted blocks with chance `corrupt_share`, and `others`
-    faults more of these `kinds`. All begin within `span_s`."""
+    faults more of these `kinds`; `drains` workers leave in good order. All begin within `span_s`."""
 
     kills: int = 1
     corrupt_share: float = 0.5
     others: int = 0
     kinds: tuple[str, ...] = KINDS
+    drains: int = 0
+    pairs: int = 0
+    """Pairs of workers between which nothing travels for a while."""
     span_s: float = 8.0
 
 
@@ -145,6 +185,10 @@ def draw_faults(profile: FaultProfile, seed: int, workers: tuple[str, ...]) -> t
         kind = profile.kinds[below(own, len(profile.kinds))]
         at_s = unit(own) * profile.span_s
         faults.extend(_reboot(at_s, workers, own) if kind == "reboot" else (_draw(kind, at_s, workers, own),))
+    faults.extend(_leave(profile, workers, entropy.fork(f"drain {number}")) for number in range(profile.drains))
+    for number in range(profile.pairs):
+        own = entropy.fork(f"pair {number}")
+        faults.append(draw_pair_fault(unit(own) * profile.span_s, workers, own))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
@@ -171,8 +215,26 @@ def _draw(kind: str, at_s: float, workers: tuple[str, ...], entropy: Entropy) ->
         case "slow":
             one, other = _ends(worker, workers, entropy)
             return Slow(at_s, one, other, 0.5 + unit(entropy) * 5.0, 50.0)
+        case "repeat":
+            return draw_repeat(at_s, worker, entropy)
+        case "lose":
+            return draw_loss(at_s, worker, entropy)
+        case "stop-router":
+            return draw_router_freeze(at_s, entropy)
+        case "shortage":
+            return draw_shortage(at_s, worker, entropy)
+        case "sever":
+            one, other = _ends(worker, workers, entropy)
+            return Partition(at_s, one, other, 6.5 + unit(entropy) * 3.0, below(entropy, 2) == 0)
         case _:
             return RestartRouter(at_s, 0.1 + unit(entropy) * 1.5)
+
+
+def _leave(profile: FaultProfile, workers: tuple[str, ...], entropy: Entropy) -> Leave:
+    """Bounds are too short for the longest streams half of the time."""
+    at_s, worker = unit(entropy) * profile.span_s, workers[below(entropy, len(workers))]
+    within_s = 0.1 + unit(entropy) * (1.0 if below(entropy, 2) else 8.0)
+    return Leave(at_s, worker, within_s, below(entropy, 2) == 0, _short_or_long(entropy))
 
 
 def _reboot(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> tuple[Fault, ...]:

@@ -6,14 +6,17 @@ from typing import Final
 
 from router.settings import RouterSettings
 from tandem.sim.checks import Outcome
+from tandem.sim.slow_client import EVENT_BYTES, LIMITS
 from tandem.sim.traffic import SimRequest
 
 _SLACK_S: Final = 0.01
+_TOO_MANY_RETRIES: Final = "too many requests are being retried"
 
 
 @dataclass
 class Record:
-    """What a world remembers for judging: when no worker that decodes could be used, and what struck those."""
+    """What a world remembers for judging: when no worker that decodes could be used (or the router was stopped), and
+    what struck those."""
 
     outages: list[tuple[float, float]]
     """(from, to) in virtual seconds."""
@@ -32,7 +35,7 @@ class Record:
 def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, record: Record) -> str | None:
     """Why this end is wrong, or None."""
     if outcome.end == "done":
-        return _stall(outcome, settings, record.stall_s)
+        return _stall(request, outcome, settings, record)
     if outcome.end == "disconnected":
         return None
     if outcome.end == "cancelled":
@@ -41,13 +44,22 @@ def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, r
         return f"it is {outcome.end}"
     since, until = outcome.asked_s, outcome.asked_s + outcome.ended_s
     match outcome.error:
+        case _ if _TOO_MANY_RETRIES in outcome.reason:
+            justified = _crowded(settings)
         case "deadline_exceeded":
             justified = request.timeout_s is not None and outcome.ended_s >= request.timeout_s - _SLACK_S
+        case "not_found":
+            # A router's queue dies with it, and a worker's death with its router leaves nothing to go on with.
+            justified = request.resumable and (not outcome.tokens or record.struck(since, until) > 0)
         case "queue_full":
             justified = _crowded(settings)
         case "no_workers" | "worker_lost":
             down_s = record.outage_s(since, until)
             justified = down_s > 0 or record.struck(since, until) >= settings.retry.fruitless_attempts_max
+        case "slow_client":
+            most = request.n * (request.stopping.max_tokens + 1) * EVENT_BYTES
+            slow = request.stalls_s >= LIMITS.stall_s - _SLACK_S or most >= LIMITS.buffer_bytes
+            justified = request.stalls_after > 0 and slow
         case _:
             justified = False
     return (
@@ -55,10 +67,13 @@ def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, r
     )
 
 
-def _stall(outcome: Outcome, settings: RouterSettings, stall_s: float) -> str | None:
-    """A right answer that came much later than any fault takes to be noticed was held up by something else."""
+def _stall(request: SimRequest, outcome: Outcome, settings: RouterSettings, record: Record) -> str | None:
+    """A right answer that came much later than any fault takes to be noticed was held up by something else: neither
+    by its own client, nor by an outage of everything that decodes or of the router."""
     waited_s = max(outcome.ttft_s or 0.0, outcome.longest_pause_s)
-    if waited_s <= stall_s or _crowded(settings):
+    out_s = record.outage_s(outcome.asked_s, outcome.asked_s + (outcome.ended_s or 0.0))
+    own_s = request.stalls_s + outcome.away_s
+    if waited_s <= record.stall_s + out_s + own_s or _crowded(settings):
         return None
     return f"it stood still for {waited_s:.2f} s"
 

@@ -52,14 +52,53 @@ class Process:
 _PROCESS: ContextVar[Process] = ContextVar("process")
 
 
+class _Handle(asyncio.Handle):
+    """asyncio's, made in one call: there is one for every turn of every task."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], loop: Any, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same for a moment in virtual time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: Any,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Runs callbacks in order of virtual time, ties in order of scheduling. `time()` starts at 0.
 
-    `_ready`, `_scheduled` and `_timer_cancelled_count` are `BaseEventLoop`'s own queues (CPython 3.11 to 3.14).
+    `_ready` and `_timer_cancelled_count` are `BaseEventLoop`'s own (CPython 3.11 to 3.14); timers are kept here, with
+    a number each, so that the heap compares numbers and not objects.
     """
 
     _ready: deque[Any]
-    _scheduled: list[Any]
     _stopping: bool
     _timer_cancelled_count: int
 
@@ -69,6 +108,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._limit_s = limit_s
         self._spins = 0
         self._frozen: dict[Process, None] = {}
+        self._timers: list[tuple[float, int, Any]] = []
+        self._timers_set = 0
         self.steps = 0
         self.after_step: Callable[[], None] | None = None
         """Called after each round of callbacks: the place for invariants."""
@@ -94,22 +135,49 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for process in tuple(self._frozen):
             self.thaw(process)
 
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, context)
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, timer))
+        return timer
+
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
     def _run_once(self) -> None:
-        self._drop_cancelled_timers()
-        if not self._ready and not self._scheduled and not self._stopping:
-            raise Deadlock(f"nothing is ready and no timer is set at virtual time {self._now:.6f}")
-        if not self._ready and self._scheduled:
-            self._advance(max(self._now, self._scheduled[0]._when))
-            if self._now > self._limit_s:
-                raise TimeLimit(f"virtual time passed {self._limit_s} s")
-        while self._scheduled and self._scheduled[0]._when <= self._now:
-            handle = heapq.heappop(self._scheduled)
-            handle._scheduled = False
-            self._ready.append(handle)
-        for _ in range(len(self._ready)):
-            ready = self._ready.popleft()
-            if not ready._cancelled and not (self._frozen and _held(ready)):
-                ready._run()
+        ready, timers = self._ready, self._timers
+        if self._timer_cancelled_count:
+            self._drop_cancelled_timers()
+            timers = self._timers
+        if not ready:
+            self._jump()
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False
+            if timer._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled and not (self._frozen and _held(handle)):
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - what a callback raises is the exception handler's
+                    self.call_exception_handler({"message": f"{handle!r} failed", "exception": error})
         self.steps += 1
         self._spins += 1
         if self._spins > _SPINS_MAX:
@@ -118,27 +186,35 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self.after_step is not None:
             self.after_step()
 
+    def _jump(self) -> None:
+        """Nothing is ready: go to the next timer."""
+        if self._timers:
+            self._advance(max(self._now, self._timers[0][0]))
+            if self._now > self._limit_s:
+                raise TimeLimit(f"virtual time passed {self._limit_s} s")
+        elif not self._stopping:
+            raise Deadlock(f"nothing is ready and no timer is set at virtual time {self._now:.6f}")
+
     def _advance(self, now: float) -> None:
         if now > self._now:
             self._now, self._spins = now, 0
 
     def _drop_cancelled_timers(self) -> None:
-        if self._timer_cancelled_count * 2 > len(self._scheduled) > 100:
+        if self._timer_cancelled_count * 2 > len(self._timers) > 100:
             self._sweep_cancelled_timers()
-        while self._scheduled and self._scheduled[0]._cancelled:
+        while self._timers and self._timers[0][2]._cancelled:
             self._timer_cancelled_count -= 1
-            handle = heapq.heappop(self._scheduled)
-            handle._scheduled = False
+            heapq.heappop(self._timers)[2]._scheduled = False
 
     def _sweep_cancelled_timers(self) -> None:
         kept = []
-        for handle in self._scheduled:
-            if handle._cancelled:
-                handle._scheduled = False
+        for entry in self._timers:
+            if entry[2]._cancelled:
+                entry[2]._scheduled = False
             else:
-                kept.append(handle)
+                kept.append(entry)
         heapq.heapify(kept)
-        self._scheduled = kept
+        self._timers = kept
         self._timer_cancelled_count = 0
 
     def _process_events(self, event_list: Any) -> None:

@@ -8,6 +8,7 @@ from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.service.memory_link import MemoryLinks
 from tandem.sim.checks import Violation
+from tandem.sim.drains import Drains
 from tandem.sim.faults import (
     ROUTER,
     Break,
@@ -18,14 +19,19 @@ from tandem.sim.faults import (
     Fault,
     Freeze,
     Kill,
+    Leave,
     Partition,
     RestartRouter,
     Slow,
 )
 from tandem.sim.loop import VirtualLoop
+from tandem.sim.message_faults import Lose, Repeat, lose, repeat
 from tandem.sim.network import SimNetwork
 from tandem.sim.node import WorkerNode
+from tandem.sim.pair_faults import BreakPair, break_pair
+from tandem.sim.router_faults import FreezeRouter, freeze_router
 from tandem.sim.router_node import RouterNode
+from tandem.sim.shortage import Shortage, withhold
 from tandem.sim.trace import Trace
 
 _NEXT_STEP_S = 2.0
@@ -60,6 +66,7 @@ class Misfortune:
         self.struck: list[tuple[float, str]] = []
         """When something happened to the work of which node."""
         network.broken = self._broken
+        self._drains = Drains(clock, nodes, router, self._strike, self._struck)
 
     async def carry_out(self, fault: Fault, began: float) -> None:
         """Wait for the fault's time, do it, and undo what does not undo itself."""
@@ -87,6 +94,18 @@ class Misfortune:
                 await self._slow(fault)
             case RestartRouter():
                 await self._restart_router(fault.back_after_s)
+            case Leave():
+                await self._drains.carry_out(fault)
+            case BreakPair():
+                await break_pair(fault, self._network)
+            case Repeat():
+                repeat(fault, self._network)
+            case Lose():
+                lose(fault, self._network)
+            case FreezeRouter():
+                await freeze_router(fault, self._router)
+            case Shortage():
+                await withhold(fault, self._nodes[fault.worker])
 
     def tick(self) -> None:
         """Damage what was to be damaged as soon as it is there."""
@@ -99,6 +118,12 @@ class Misfortune:
                 self._damaging[name] = count - 1
                 if count == 1:
                     del self._damaging[name]
+
+    def calm_s(self) -> float:
+        """For how long nothing has been broken, stopped, lost or slow."""
+        if self._network.disturbed or self._router.frozen_since is not None:
+            return 0.0
+        return self._clock.now() - self.struck[-1][0] if self.struck else float("inf")
 
     def calm(self) -> None:
         """Nothing that was prepared happens any more."""
@@ -197,3 +222,6 @@ class Misfortune:
 
     def _strike(self, node: str) -> None:
         self.struck.append((self._clock.now(), node))
+
+    def _struck(self, node: str, since: float) -> bool:
+        return any(name == node and at >= since for at, name in self.struck)

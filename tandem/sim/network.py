@@ -12,6 +12,11 @@ from tandem.core.entropy import SeededEntropy, below
 Path = tuple[str, str]
 """From one node to another."""
 
+ASK: Final = "ask"
+ANSWER: Final = "answer"
+ACKNOWLEDGE: Final = "acknowledge"
+"""The messages of a pull."""
+
 _BATCH: Final = 256
 
 
@@ -34,8 +39,15 @@ class SimNetwork:
         self._pulls = SeededEntropy(seed, "pulls")
         self._corrupt: dict[str, int] = {}
         self._blocked: dict[Path, int] = {}
+        self._spoiled: dict[Path, int] = {}
         self._slowed: dict[Path, list[float]] = {}
         self._breaks: dict[Path, int] = {}
+        self._repeats: dict[Path, int] = {}
+        self._losses: dict[tuple[str, str], int] = {}
+        self.repeated = 0
+        """Frames that arrived twice so far."""
+        self.lost: dict[str, int] = {}
+        """Messages of pulls that did not arrive so far, by kind."""
         self.corrupted = 0
         """Blocks that were changed on their way so far."""
         self.broken: Callable[[str, str], None] = lambda _source, _target: None
@@ -56,21 +68,47 @@ class SimNetwork:
         if self._blocked[path] == 0:
             del self._blocked[path]
 
+    def spoil(self, path: Path) -> None:
+        """Change every block that goes this way, once more."""
+        self._spoiled[path] = self._spoiled.get(path, 0) + 1
+
+    def unspoil(self, path: Path) -> None:
+        self._spoiled[path] -= 1
+        if self._spoiled[path] == 0:
+            del self._spoiled[path]
+
     def slow(self, path: Path, factor: float) -> None:
         """Everything takes `factor` times as long in this direction."""
         self._slowed.setdefault(path, []).append(factor)
 
     def quicken(self, path: Path, factor: float) -> None:
         self._slowed[path].remove(factor)
+        if not self._slowed[path]:
+            del self._slowed[path]
 
     def break_at(self, path: Path, frames: int) -> None:
         """`broken` is to be called when so many frames more have departed on this path."""
         self._breaks[path] = frames
 
+    def repeat(self, path: Path, frames: int) -> None:
+        """The next `frames` frames on this path arrive twice."""
+        self._repeats[path] = self._repeats.get(path, 0) + frames
+
+    def lose(self, holder: str, what: str, count: int) -> None:
+        """The next `count` messages of this kind, of pulls of this holder's blocks, do not arrive."""
+        self._losses[holder, what] = self._losses.get((holder, what), 0) + count
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether a path is blocked or slow now."""
+        return bool(self._blocked or self._slowed)
+
     def forgive(self) -> None:
-        """Nothing that was prepared happens any more: no block is changed, no link breaks."""
+        """Nothing that was prepared happens any more: no block is changed, no link breaks, nothing is lost."""
         self._corrupt.clear()
         self._breaks.clear()
+        self._repeats.clear()
+        self._losses.clear()
 
     # -- policies --
 
@@ -82,6 +120,23 @@ class SimNetwork:
             self._count(path, source, target)
         return self._links.within(self._profile.link_delay_s) * self._factor(path)
 
+    def repeats(self, source: str, target: str) -> bool:
+        if not self._repeats:
+            return False
+        path = _node(source), _node(target)
+        left = self._repeats.get(path, 0)
+        self._repeats[path] = max(0, left - 1)
+        self.repeated += left > 0
+        return left > 0
+
+    def loses(self, holder: str, receiver: str, what: str) -> bool:
+        left = self._losses.get((holder, what), 0) if self._losses else 0
+        if left == 0 or holder == receiver:
+            return False
+        self._losses[holder, what] = left - 1
+        self.lost[what] = self.lost.get(what, 0) + 1
+        return True
+
     def carries(self, holder: str, receiver: str) -> bool:
         return (holder, receiver) not in self._blocked and (receiver, holder) not in self._blocked
 
@@ -92,10 +147,11 @@ class SimNetwork:
         return size / self._profile.bytes_per_s * self._factor((holder, receiver))
 
     def arrived(self, holder: str, receiver: str, data: bytes) -> bytes:
-        left = self._corrupt.get(holder, 0)
-        if left == 0 or not data:
+        left, spoiled = self._corrupt.get(holder, 0), (holder, receiver) in self._spoiled
+        # What a worker pulls from itself does not pass the network.
+        if not (left or spoiled) or not data or holder == receiver:
             return data
-        self._corrupt[holder] = left - 1
+        self._corrupt[holder] = max(0, left - 1)
         self.corrupted += 1
         changed = bytearray(data)
         changed[below(self._pulls, len(changed))] ^= 1 << below(self._pulls, 8)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from decode_worker.service import decode_worker
 from kv_transfer.memory import MemoryFabric
@@ -24,6 +25,9 @@ from tandem.sim.watch import Broken, WatchedRunner, WatchedTransport
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.simple_decoder import SimpleDecoder
+
+_OVERDUE_S: Final = 0.5
+"""How late a worker may notice a deadline: the longest step, and then some."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,11 @@ class Incarnation:
     engine: LocalEngine
     service: WorkerService
     transport: WatchedTransport
+    drain_s: float
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     loaded: bool = False
+    left: bool = False
+    """It was asked to leave, and has."""
     thawed_s: float = float("-inf")
     """When it went on after having been frozen."""
     failure: BaseException | None = None
@@ -105,7 +112,8 @@ class WorkerNode:
         ground = self._ground
         entropy = self._entropy.fork(f"{self.name}/{self.incarnations}")
         runner = WatchedRunner(ground.model)
-        engine = LocalEngine(runner, ground.scheduler, self._clock, entropy.u64())
+        scheduler = replace(ground.scheduler, queue_s=ground.deadlines.queue_s)
+        engine = LocalEngine(runner, scheduler, self._clock, entropy.u64())
         transport = WatchedTransport(ground.fabric, self.name, lambda: engine.epoch, ground.broken)
         parts = Parts(
             engine,
@@ -117,14 +125,16 @@ class WorkerNode:
             deadlines=ground.deadlines,
         )
         process = Process(f"{self.name}/{self.incarnations}")
-        self._now = Incarnation(process, runner, engine, self._service(parts, engine, transport), transport)
+        self._now = Incarnation(
+            process, runner, engine, self._service(parts, engine, transport), transport, ground.deadlines.drain_s
+        )
         self._life = ground.loop.create_task(_live(self._now), name=f"process {self.name}", context=process.context)
 
     def _service(self, parts: Parts, engine: LocalEngine, transport: WatchedTransport) -> WorkerService:
         server, begin, keyring = self._ground.links.server(self.name), engine.begin_epoch, self._ground.keyring
         if self.role == "prefill":
             return prefill_worker(parts, self.name, server, [transport], keyring, begin)
-        return decode_worker(parts, self.name, server, [transport], begin, role=self.role)
+        return decode_worker(parts, self.name, server, [transport], begin, role=self.role, keyring=keyring)
 
     def kill(self) -> None:
         """The process is gone between two instructions: nothing it would still do reaches anybody."""
@@ -164,7 +174,16 @@ class WorkerNode:
         looks = (now.runner.steps, now.service.host.attempts, pool.used, pool.quarantined, len(scheduler.leases))
         if looks != now.checked:
             scheduler.check()
+            now.service.host.check()
             now.checked = looks
+            self._check_deadlines(now)
+
+    def _check_deadlines(self, now: Incarnation) -> None:
+        """No work lives much longer than it may; a process that was stopped needs a moment to notice."""
+        at = self._clock.now()
+        late_s = max(now.engine.scheduler.overdue_s(at), now.service.host.overdue_s(at))
+        if late_s > _OVERDUE_S and not now.process.frozen and at - now.thawed_s > _OVERDUE_S:
+            raise AssertionError(f"{self.name} works on something whose deadline passed {late_s:.2f} s ago")
 
     def held(self) -> str | None:
         """What this worker still holds for anybody, in one sentence; None when everything is free."""
@@ -190,7 +209,7 @@ class WorkerNode:
     def damage_tail(self) -> bool:
         """Change a byte of a partial block that waits to be pulled and that nobody here will read again."""
         now = self.incarnation
-        if now is None:
+        if now is None or not now.service.host.ready:
             return False
         slot = _idle_tail(now.engine.scheduler)
         if slot is None:
@@ -214,9 +233,14 @@ async def _live(now: Incarnation) -> None:
         await now.service.start()
         now.loaded = True
         async with asyncio.TaskGroup() as group:
-            for name, root in now.service.roots().items():
-                group.create_task(_run(root), name=name)
+            roots = [group.create_task(_run(root), name=name) for name, root in now.service.roots().items()]
             await now.service.serve()
+            within_s = await now.service.asked_to_leave()
+            await now.service.drain(within_s if within_s is not None else now.drain_s)
+            for task in roots:
+                task.cancel()
+        now.left = True
+        now.ended.set()
     except Exception as error:  # noqa: BLE001 - the edge of a simulated process
         now.failure = error
         now.ended.set()

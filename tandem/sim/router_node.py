@@ -7,7 +7,8 @@ from kv_transfer.tickets import Keyring
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
-from router.generation import Generation, Running
+from router.fleet.prober import PairProber
+from router.generation import Generation, Running, Sink
 from router.placement import CostModel
 from router.settings import RouterSettings
 from tandem.core.clock import Clock
@@ -24,7 +25,7 @@ from tandem.sim.watch import Broken, WatchedIndex
 
 @dataclass(frozen=True)
 class RouterGround:
-    """What every incarnation of the router stands on. `names` are those its index may hold."""
+    """What every incarnation of the router stands on. `names` are those its index may hold, None for any."""
 
     loop: VirtualLoop
     clock: Clock
@@ -34,7 +35,7 @@ class RouterGround:
     meter: Meter
     recorder: Recorder
     members: tuple[str, ...]
-    names: frozenset[bytes]
+    names: frozenset[bytes] | None
     broken: Broken
 
 
@@ -47,6 +48,7 @@ class RouterLife:
     dispatcher: Dispatcher
     index: WatchedIndex
     running: asyncio.Task[None]
+    process: Process
 
 
 class RouterNode:
@@ -60,6 +62,9 @@ class RouterNode:
         self.life: RouterLife | None = None
         self.deaths: list[tuple[float, str]] = []
         """When a router died, and its name."""
+        self.frozen_since: float | None = None
+        self.freezes: list[tuple[float, float]] = []
+        """From when to when a router's process was stopped."""
 
     def start(self) -> None:
         """Begin a new incarnation."""
@@ -69,11 +74,13 @@ class RouterNode:
         settings, process = ground.settings, Process(name)
         index = WatchedIndex(ground.names, ground.broken)
         dialer = ground.links.dialer(name)
-        fleet = Fleet(dialer, ground.clock, settings.deadlines, index, ground.meter, settings.fleet)
+        entropy, clock, pairs = self._entropy.fork(name), ground.clock, settings.fleet.pairs
+        prober = PairProber(pairs, ground.keyring, clock, entropy.fork("pairs"), settings.deadlines, ground.meter)
+        fleet = Fleet(dialer, clock, settings.deadlines, index, ground.meter, settings.fleet, prober)
         tools = Tools(
             ground.loop,
             ground.clock,
-            self._entropy.fork(name),
+            entropy,
             ground.keyring,
             settings,
             CostModel(settings.priors),
@@ -83,10 +90,12 @@ class RouterNode:
         dispatcher = Dispatcher(fleet, tools)
         fleet.set_members(ground.members)
         running = ground.loop.create_task(fleet.run(dispatcher), name=name, context=process.context)
-        self.life = RouterLife(name, fleet, dispatcher, index, running)
+        self.life = RouterLife(name, fleet, dispatcher, index, running, process)
 
     def kill(self) -> None:
         """The process is gone, and with it the connections of all its clients."""
+        if self.frozen_since is not None:
+            self.thaw()
         life, self.life = self.life, None
         assert life is not None, "the router is dead already"
         self.deaths.append((self._ground.clock.now(), life.name))
@@ -98,18 +107,62 @@ class RouterNode:
         life.running.cancel()
         life.dispatcher.close(TandemError("internal", "this process is dead"))
 
-    def ask(self, generation: Generation, sink: CheckingSink) -> Running:
-        """Start a generation for a client whose connection lives no longer than this router."""
+    def ask(self, generation: Generation, sink: CheckingSink, way_out: Sink | None = None) -> Running:
+        """Start a generation for a client whose connection lives no longer than this router. What it yields goes
+        through `way_out` to the client's sink, if there is one."""
         assert self.life is not None, "nobody listens"
-        running = self.life.dispatcher.start(generation, sink)
+        assert self.frozen_since is None, "a stopped process takes no requests"
+        running = self.life.process.context.copy().run(self.life.dispatcher.start, generation, way_out or sink)
         self._clients[generation.request_id] = sink
         return running
 
+    async def rejoin(self, generation: Generation, sink: CheckingSink, way_out: Sink) -> Running:
+        """Go on with a resumable request after what the client's sink has. Raises what the router refuses with."""
+        life = self.life
+        assert life is not None, "nobody listens"
+        finding = life.dispatcher.resume(generation.request_id, generation.tenant)
+        found = await self._ground.loop.create_task(finding, context=life.process.context)
+        if life is not self.life:
+            raise TandemError("draining", "the router died meanwhile")
+        self._clients[generation.request_id] = sink
+        return life.process.context.copy().run(found.listen, way_out, sink.positions)
+
+    def cancel(self, running: Running, reason: str) -> None:
+        """A client has gone away; the router's process learns of it, if it is still the one that was asked."""
+        if self.life is not None:
+            self.life.process.context.copy().run(running.cancel, reason)
+
     def can_be_asked(self) -> bool:
         """Whether a load balancer would send requests here."""
-        return self.life is not None and bool(self.life.dispatcher.models())
+        return self.life is not None and self.frozen_since is None and bool(self.life.dispatcher.models())
+
+    @property
+    def lease_s(self) -> float:
+        """How long resumable requests wait for their clients."""
+        return self._ground.settings.deadlines.resumable_lease_s
+
+    def freeze(self) -> None:
+        """Stop the process where it stands."""
+        assert self.life is not None
+        self._ground.loop.freeze(self.life.process)
+        self.frozen_since = self._ground.clock.now()
+
+    def thaw(self) -> None:
+        """Let it go on, late."""
+        assert self.life is not None
+        assert self.frozen_since is not None
+        self._ground.loop.thaw(self.life.process)
+        self.freezes.append((self.frozen_since, self._ground.clock.now()))
+        self.frozen_since = None
+
+    def frozen_s(self, since: float) -> float:
+        """How long a router's process has been stopped since then."""
+        now = self._ground.clock.now()
+        current = [] if self.frozen_since is None else [(self.frozen_since, now)]
+        return sum(max(0.0, end - max(since, start)) for start, end in (*self.freezes, *current))
 
     def check(self) -> None:
-        """The router's invariants."""
-        if self.life is not None:
+        """The router's invariants, unless it is stopped or has just gone on and has timers to catch up with."""
+        late = self.freezes and self._ground.clock.now() - self.freezes[-1][1] < 0.05
+        if self.life is not None and self.frozen_since is None and not late:
             self.life.dispatcher.check()

@@ -1,6 +1,6 @@
 """Seeded traffic: what clients ask for and when they lose patience. Values only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
 from tandem.core.kv import pack_tokens
@@ -22,6 +22,14 @@ class SimRequest:
     timeout_s: float | None = None
     """The client's own deadline, so short that passing it is a right end; None leaves the world's."""
     priority: int = 0
+    stalls_after: int = 0
+    """After so many outputs the client takes nothing for `stalls_s`; 0 for never."""
+    stalls_s: float = 0.0
+    resumable: bool = False
+    """When its connection breaks the client comes back `back_after_s` later, or never when that is None."""
+    back_after_s: float | None = None
+    drops_after_s: float | None = None
+    """When the connection breaks by itself, measured from arrival."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,11 @@ class TrafficProfile:
     deadline_share: float = 0.0
     deadline_s: tuple[float, float] = (0.05, 2.0)
     """Short deadlines, and the share of requests that has one."""
+    slow_share: float = 0.0
+    stall_s: tuple[float, float] = (0.2, 3.0)
+    """Clients that stop reading for a while."""
+    resumable_share: float = 0.0
+    """Clients that come back when their connection breaks, but for every fifth of them."""
     bursts: int = 0
     """How many moments draw half of all arrivals to themselves."""
     vocab: int = 50_000
@@ -89,7 +102,9 @@ def _draw_request(
     max_tokens = _between(entropy, profile.output_tokens)
     greedy = unit(entropy) < 0.3
     own = entropy.fork(request_id)
-    return SimRequest(
+    slow = own.fork("slow")
+    stalls = unit(slow) < profile.slow_share
+    request = SimRequest(
         request_id=request_id,
         arrive_s=arrive_s,
         prompt=pack_tokens(tokens),
@@ -104,6 +119,23 @@ def _draw_request(
         cancel_after_s=unit(entropy) * 2.0 if unit(entropy) < profile.cancel_share else None,
         timeout_s=_within(own, profile.deadline_s) if unit(own) < profile.deadline_share else None,
         priority=1 if unit(own) < profile.urgent_share else 0,
+    )
+    if not stalls or request.timeout_s is not None or request.cancel_after_s is not None:
+        return _returning(request, own.fork("returns"), profile)
+    return replace(request, stalls_after=1 + below(slow, max_tokens), stalls_s=_within(slow, profile.stall_s))
+
+
+def _returning(request: SimRequest, entropy: Entropy, profile: TrafficProfile) -> SimRequest:
+    """Perhaps a client that comes back; one that cancels does not."""
+    if unit(entropy) >= profile.resumable_share or request.cancel_after_s is not None:
+        return request
+    back_after_s = 0.01 + unit(entropy) * 1.5
+    drops_after_s = unit(entropy) * 1.0
+    return replace(
+        request,
+        resumable=True,
+        back_after_s=None if below(entropy, 5) == 0 else back_after_s,
+        drops_after_s=drops_after_s if below(entropy, 3) == 0 else None,
     )
 
 

@@ -66,16 +66,19 @@ class _WatchedSource:
     def acknowledge(self, lease_id: str) -> None:
         self._source.acknowledge(lease_id)
 
+    def refused(self, lease_id: str, name: bytes) -> None:
+        self._source.refused(lease_id, name)
+
 
 class WatchedIndex(MemoryIndex):
-    """An index that only knows names of full blocks that the world's requests can have."""
+    """An index that only knows names of full blocks that the world's requests can have; with None, any names."""
 
-    def __init__(self, names: frozenset[bytes], broken: Broken) -> None:
+    def __init__(self, names: frozenset[bytes] | None, broken: Broken) -> None:
         super().__init__()
         self._allowed = names
         self._broken = broken
 
     def stored(self, worker: str, names: Sequence[bytes]) -> None:
-        if not self._allowed.issuperset(names):
+        if self._allowed is not None and not self._allowed.issuperset(names):
             self._broken(Violation(f"{worker} told of a block that is no full block of any request"))
         super().stored(worker, names)

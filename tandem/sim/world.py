@@ -1,28 +1,21 @@
 """One simulated platform under traffic and faults: the real router, workers, links and KV transfer, virtual time."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kv_transfer.memory import MemoryFabric
-from kv_transfer.tickets import Keyring, TicketKey
 from router.settings import RouterSettings
-from tandem.core.entropy import SeededEntropy, unit
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.service.memory_link import MemoryLinks
 from tandem.sim.checks import Outcome, Violation
 from tandem.sim.client import ClientGround, ask
-from tandem.sim.counting import CountingMeter
 from tandem.sim.faults import Fault, FaultProfile, draw_faults
 from tandem.sim.invariants import Invariants
 from tandem.sim.judge import first_objection
 from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tandem.sim.misfortune import Misfortune
-from tandem.sim.network import NetworkProfile, SimNetwork
-from tandem.sim.node import Ground, WorkerNode
-from tandem.sim.router_node import RouterGround, RouterNode
+from tandem.sim.network import NetworkProfile
+from tandem.sim.platform import Platform, Shape, named_workers
 from tandem.sim.trace import Trace
 from tandem.sim.traffic import SimRequest, TrafficProfile, draw_traffic
 from tandem.sim.truth import foresee
@@ -33,6 +26,8 @@ _CALM: Final = TrafficProfile(
 """What is asked when all faults are over."""
 _CALM_WITHIN_S: Final = 10.0
 _FREE_WITHIN_S: Final = 2.0
+_PAIRED_WITHIN_S: Final = 30.0
+"""The longest back-off of a pair, and the canaries of all others before its own."""
 
 
 @dataclass(frozen=True)
@@ -128,82 +123,49 @@ class World:
         self._loop = loop
         self._script = script
         self._clock = LoopClock(loop)
-        self._entropy = SeededEntropy(seed, "world")
-        self._network = SimNetwork(settings.network, seed)
-        self._meter = CountingMeter()
         self._trace = Trace(self._clock.now)
-        self._links, self._fabric = MemoryLinks(self._network), MemoryFabric(self._network)
-        self._keyring = Keyring(TicketKey("sim", self._entropy.token(32)))
         self._router_settings = _router_settings(settings.router, seed)
         self._calm = draw_traffic(_CALM, seed, "calm")
-        self._oracle = foresee(settings.model, (*script.requests, *self._calm))
-        self._nodes = self._make_nodes()
-        self._router = RouterNode(self._router_ground(), self._entropy.fork("router"))
-        model = settings.model.name
-        self._clients = ClientGround(
-            seed, model, settings.timeout_s, self._clock, self._router, self._oracle, self._trace, self._note
+        model = settings.model
+        oracle = foresee(model, (*script.requests, *self._calm))
+        shape = Shape(
+            workers(settings), model, settings.scheduler, self._router_settings, settings.network, settings.skew_s
         )
-        self._invariants = Invariants(
-            self._clock, self._router_settings, model, self._nodes, self._router, settings.stall_s
+        self._platform = platform = Platform(shape, seed, loop, self._trace, oracle.names, self._note)
+        self._nodes, self._router = platform.nodes, platform.router
+        self._clients = ClientGround(
+            seed, model.name, settings.timeout_s, self._clock, self._router, oracle, self._trace, self._note
         )
         self._misfortune = Misfortune(
             loop,
             self._clock,
             self._router_settings.deadlines,
-            self._network,
-            self._links,
+            platform.network,
+            platform.links,
             self._nodes,
             self._router,
             self._trace,
+        )
+        self._invariants = Invariants(
+            self._clock,
+            self._router_settings,
+            model.name,
+            self._nodes,
+            self._router,
+            settings.stall_s,
+            self._misfortune.calm_s,
         )
         self._outcomes: list[Outcome] = []
         self._rounds = 0
         self._violation: Violation | None = None
 
-    def _make_nodes(self) -> dict[str, WorkerNode]:
-        settings = self._settings
-        ground = Ground(
-            self._loop,
-            settings.model,
-            settings.scheduler,
-            self._router_settings.deadlines,
-            self._meter,
-            self._trace,
-            self._links,
-            self._fabric,
-            self._keyring,
-            self._note,
-        )
-        return {
-            name: WorkerNode(name, role, ground, self._skewed(name), self._entropy)
-            for name, role in workers(settings)
-        }
-
-    def _router_ground(self) -> RouterGround:
-        return RouterGround(
-            self._loop,
-            self._skewed("router"),
-            self._links,
-            self._keyring,
-            self._router_settings,
-            self._meter,
-            self._trace,
-            tuple(self._nodes),
-            self._oracle.names,
-            self._note,
-        )
-
-    def _skewed(self, name: str) -> LoopClock:
-        return LoopClock(self._loop, (2 * unit(self._entropy.fork(f"skew {name}")) - 1) * self._settings.skew_s)
-
     # -- life --
 
     async def live(self) -> Report:
         """Start, serve all traffic through all faults, wait until nothing is held any more, and serve once more."""
-        for node in self._nodes.values():
-            node.start()
-        self._router.start()
-        await self._until(self._ready, 30.0, "the platform is not ready")
+        platform = self._platform
+        platform.start()
+        await platform.until(platform.ready, 30.0, "the platform is not ready")
         began = self._clock.now()
         async with asyncio.TaskGroup() as group:
             for fault in self._script.faults:
@@ -211,14 +173,16 @@ class World:
             for request in self._script.requests:
                 group.create_task(ask(request, self._clients, began, self._outcomes.append), name=request.request_id)
         self._misfortune.calm()
-        await self._until(lambda: not self._held(), self._settings.settle_s, "something is still held")
+        await platform.until(lambda: not platform.held(), self._settings.settle_s, "something is still held")
         self._judge()
         await self._serve_calm()
         return self._report(began)
 
     async def _serve_calm(self) -> None:
         """Without faults everything is as if there had never been any: right, soon, and free at once."""
-        await self._until(self._ready, _CALM_WITHIN_S, "the platform has not recovered")
+        platform = self._platform
+        await platform.until(platform.ready, _CALM_WITHIN_S, "the platform has not recovered")
+        await platform.until(platform.paired, _PAIRED_WITHIN_S, "a pair of workers has not been proved again")
         began, outcomes = self._clock.now(), list[Outcome]()
         async with asyncio.TaskGroup() as group:
             for request in self._calm:
@@ -229,16 +193,16 @@ class World:
                     f"{outcome.request_id} was {outcome.end} {outcome.error} after {outcome.ended_s} s without faults"
                 )
                 raise Violation(reason, outcome.request_id)
-        await self._until(lambda: not self._held(), _FREE_WITHIN_S, "something is still held without faults")
+        await platform.until(lambda: not platform.held(), _FREE_WITHIN_S, "something is still held without faults")
 
     def _report(self, began: float) -> Report:
         return Report(
             self._seed,
             tuple(self._outcomes),
             self._script.faults,
-            self._network.corrupted + self._misfortune.damaged,
-            self._meter.sum("tandem_placements_total", "disaggregated"),
-            self._meter.refused_blocks(),
+            self._platform.network.corrupted + self._misfortune.damaged,
+            self._platform.meter.sum("tandem_placements_total", "disaggregated"),
+            self._platform.meter.refused_blocks(),
             self._clock.now() - began,
             self._loop.steps,
             self._trace.hexdigest(),
@@ -261,25 +225,6 @@ class World:
         if self._violation is None:
             self._violation = violation
 
-    def _ready(self) -> bool:
-        """Whether the router is connected with every worker."""
-        life = self._router.life
-        return life is not None and life.dispatcher.ready() is None and not life.fleet.problems()
-
-    def _held(self) -> str | None:
-        for node in self._nodes.values():
-            if held := node.held():
-                return held
-        return None
-
-    async def _until(self, holds: Callable[[], bool], within_s: float, what: str) -> None:
-        deadline = self._clock.now() + within_s
-        while not holds():
-            if self._clock.now() > deadline:
-                life = self._router.life
-                raise Violation(f"{what} after {within_s} s: {self._held() or (life and life.fleet.problems())}")
-            await asyncio.sleep(0.05)
-
     def _judge(self) -> None:
         requests = {request.request_id: request for request in self._script.requests}
         record = self._invariants.record
@@ -291,10 +236,9 @@ class World:
             raise Violation(f"{found[0]}: {found[1]}", found[0])
 
 
-def workers(settings: WorldSettings) -> list[tuple[str, str]]:
+def workers(settings: WorldSettings) -> tuple[tuple[str, str], ...]:
     """Names and roles of a world's workers."""
-    names = [(f"p{index}", "prefill") for index in range(settings.prefill)]
-    return names + [(f"d{index}", "decode" if settings.prefill else "unified") for index in range(settings.decode)]
+    return named_workers(settings.prefill, settings.decode)
 
 
 def _router_settings(settings: RouterSettings, seed: int) -> RouterSettings:

@@ -1,12 +1,15 @@
 """The attempts a worker is running, found by the engine's work id or by a link's handle. No I/O, no clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from kv_transfer.fetch_progress import FetchReport
 from tandem.core.kv import unpack_tokens
 from tandem.core.messages import Submit
 from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
+from tandem.worker.output_log import OutputLog
 from tandem.worker.text import TextStream
 
 _TOMBSTONES_MAX = 1024
@@ -38,6 +41,8 @@ class Attempt:
     fetch: FetchReport | None = None
     fetch_started: float | None = None
     failed: bool = False
+    log: OutputLog | None = None
+    """What was said of it, when it is resumable."""
 
 
 def new_outputs(submit: Submit, decoder: Decoder) -> dict[int, Output]:
@@ -61,6 +66,8 @@ class AttemptTable:
 
     def __init__(self) -> None:
         self._by_work: dict[int, Attempt] = {}
+        self.by_work: Callable[[int], Attempt | None] = self._by_work.get
+        """Finds a running attempt; asked for every token."""
         self._by_handle: dict[tuple[int, int], Attempt] = {}
         self._tombstones: dict[tuple[int, int], None] = {}
         self._leases: dict[tuple[int, int], str] = {}
@@ -79,9 +86,6 @@ class AttemptTable:
             del self._by_handle[attempt.session_id, attempt.submit.handle]
         return attempt
 
-    def by_work(self, work_id: int) -> Attempt | None:
-        return self._by_work.get(work_id)
-
     def by_handle(self, session_id: int, handle: int) -> Attempt | None:
         return self._by_handle.get((session_id, handle))
 
@@ -90,6 +94,16 @@ class AttemptTable:
 
     def all(self) -> tuple[Attempt, ...]:
         return tuple(self._by_work.values())
+
+    def move(self, attempt: Attempt, session_id: int, handle: int) -> None:
+        """The attempt, running or ended, belongs to another router from now on, which knows it by this handle."""
+        old, new = (attempt.session_id, attempt.submit.handle), (session_id, handle)
+        if self._by_handle.pop(old, None) is not None:
+            self._by_handle[new] = attempt
+        if (lease_id := self._leases.pop(old, None)) is not None:
+            self._leases[new] = lease_id
+        attempt.session_id = session_id
+        attempt.submit = msgspec.structs.replace(attempt.submit, handle=handle)
 
     def bury(self, session_id: int, handle: int) -> None:
         """Remember a cancel without a submit. Only the latest are kept: handles are never reused."""
@@ -104,6 +118,11 @@ class AttemptTable:
         self._tombstones.pop(key, None)
         return found
 
+    def check(self) -> None:
+        """Raise `AssertionError` when a bound was passed."""
+        assert len(self._tombstones) <= _TOMBSTONES_MAX, f"{len(self._tombstones)} tombstones"
+        assert len(self._leases) <= _LEASES_MAX, f"{len(self._leases)} leases of ended attempts"
+
     def keep_lease(self, attempt: Attempt) -> None:
         """The attempt has ended, and what it computed is exported. Only the latest are kept: leases end anyway."""
         export = attempt.submit.export
@@ -116,7 +135,6 @@ class AttemptTable:
         """The lease an ended attempt has left behind, forgotten here from now on."""
         return self._leases.pop((session_id, handle), None)
 
-    def take_leases(self, session_id: int) -> tuple[str, ...]:
-        """As `take_lease`, for all attempts of a session."""
-        handles = [handle for session, handle in self._leases if session == session_id]
-        return tuple(self._leases.pop((session_id, handle)) for handle in handles)
+    def leases_of(self, session_id: int) -> tuple[int, ...]:
+        """Handles of a session's ended attempts that have left a lease behind."""
+        return tuple(handle for session, handle in self._leases if session == session_id)

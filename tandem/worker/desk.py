@@ -3,20 +3,27 @@
 Synchronous. Sessions are known by number; what is to be said to one goes through `say`, which ignores the dead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import Final
 
+from kv_transfer.fetch_progress import FetchReport
 from tandem.core.errors import TandemError
 from tandem.core.kv import tenant_root
-from tandem.core.messages import AttemptFailed, ProvideFirst, RouterMessage, StepOutputs, Submit
+from tandem.core.messages import AttemptFailed, ProvideFirst, RouterMessage, StepOutputs, Submit, Transferred
 from tandem.engine.protocol import FirstTokens, StepReport, Work, WorkStats
 from tandem.worker.attempt_spans import SpanMaker, Stamp
 from tandem.worker.attempts import Attempt, AttemptTable, new_outputs
 from tandem.worker.figures import Figures
+from tandem.worker.handover import Handover
+from tandem.worker.holding import Holding
 from tandem.worker.identity import MODES, Identity, root_name
 from tandem.worker.outputs import tell
 from tandem.worker.parts import Parts
 
 Say = Callable[[int, RouterMessage], None]
+
+SELF: Final = 0
+"""The session of the worker's own canary, which asks one worker for both sides of a hand-off."""
 
 
 class AttemptDesk:
@@ -31,8 +38,11 @@ class AttemptDesk:
         self._identity = identity
         self._root = root_name(identity.info)
         self._spans = SpanMaker(identity.role, identity.worker_id, parts.entropy)
-        self._figures = Figures(parts.meter, identity.role)
+        self._figures = Figures(parts.meter, identity.role, identity.info.blocks)
         self._table = AttemptTable()
+        self._holding = Holding(parts.deadlines.resumable_lease_s, parts.settings.resumable_bytes_max)
+        self.handover = Handover(self._table, self._holding, parts.clock, say)
+        """Gives resumable attempts to other routers."""
         self._say = say
         self._on_end = on_end
         self._works = 0
@@ -60,6 +70,7 @@ class AttemptDesk:
             attempt.outputs = new_outputs(submit, self._decoder)
             self._table.add(attempt)
             self._engine.submit(self._work(attempt))
+            self.handover.begin(attempt)
         except TandemError as error:
             self._table.remove(attempt.work_id)
             self._fail(attempt, error.code, error.message)
@@ -72,10 +83,13 @@ class AttemptDesk:
         """
         attempt = self._table.by_handle(session_id, handle)
         if attempt is None:
-            if sequence is None and not self._release(self._table.take_lease(session_id, handle)):
-                self._table.bury(session_id, handle)
+            if sequence is None:
+                self._holding.cancelled(session_id, handle, self._clock.now())
+                if not self._release(self._table.take_lease(session_id, handle)):
+                    self._table.bury(session_id, handle)
             return
         if sequence is None:
+            self._holding.drop(attempt)
             attempt.failed = True
         elif sequence in attempt.outputs:
             attempt.outputs[sequence].finished = True
@@ -98,13 +112,44 @@ class AttemptDesk:
         if attempt is not None:
             self._engine.sample_first(attempt.work_id)
 
+    def leases_wanted(self) -> tuple[str, ...]:
+        """Leases of attempts whose fetch has not ended, and the own ones of attempts that a router may claim."""
+        attempts = (attempt for attempt in self._table.all() if attempt.fetch is None and not attempt.failed)
+        fetched = tuple(each.submit.remote.lease_id for each in attempts if each.submit.remote is not None)
+        return fetched + self._holding.exports()
+
+    def overdue_s(self, now: float) -> float:
+        """By how much a resumable attempt is held beyond its lease."""
+        return self._holding.overdue_s(now)
+
+    def check(self, sessions: Container[int]) -> None:
+        """Raise `AssertionError` when something is held for nobody, or more is remembered than is allowed."""
+        for attempt in self._table.all():
+            owned = attempt.failed or attempt.session_id == SELF or attempt.session_id in sessions
+            place = attempt.session_id, attempt.submit.handle
+            assert owned or place in self._holding, f"{attempt.submit.request_id} is here and belongs to nobody"
+        self._table.check()
+
     def forget_session(self, session_id: int) -> None:
-        """A router is gone: free everything held for it."""
+        """A router is gone: free everything held for it, but for what another router may still claim."""
+        self._holding.lost(session_id, self._clock.now())
         for attempt in self._table.of_session(session_id):
-            attempt.failed = True
-            self._engine.cancel(attempt.work_id)
-        for lease_id in self._table.take_leases(session_id):
-            self._release(lease_id)
+            if (session_id, attempt.submit.handle) not in self._holding:
+                attempt.failed = True
+                self._engine.cancel(attempt.work_id)
+        for handle in self._table.leases_of(session_id):
+            if (session_id, handle) not in self._holding:
+                self._release(self._table.take_lease(session_id, handle))
+
+    def end_leases(self) -> None:
+        """Free what no router has claimed in time."""
+        for held in self._holding.expired(self._clock.now()):
+            self._abandon(held.attempt)
+
+    def abandon_held(self) -> None:
+        """Free whatever waits for another router, now."""
+        for held in self._holding.all_leased():
+            self._abandon(held.attempt)
 
     def cancel_all(self, code: str, message: str) -> int:
         """End every attempt with a typed failure; gives how many there were."""
@@ -133,10 +178,43 @@ class AttemptDesk:
         for work_id, sequence in told.stopped:
             self._engine.cancel(work_id, sequence)
 
+    def transferred(self, attempt: Attempt, fetched: FetchReport) -> None:
+        """The fetch of an attempt has ended, which its router hears at once. A canary that was not brought ends."""
+        submit = attempt.submit
+        assert submit.remote is not None, "nothing is fetched for a work without a remote"
+        told = Transferred(
+            handle=submit.handle,
+            holder=submit.remote.worker_id,
+            holder_epoch=submit.remote.epoch,
+            path=fetched.path,
+            seconds=fetched.seconds,
+            bytes=fetched.bytes,
+            code=fetched.code,
+            message=fetched.message,
+            passed_over=fetched.passed_over,
+        )
+        self._say(attempt.session_id, told)
+        if fetched.first is not None:
+            self.relay_first(attempt, fetched.first)
+        if submit.canary and fetched.code:
+            self._fail(attempt, fetched.code, fetched.message)
+            self._engine.cancel(attempt.work_id)
+
     def relay_first(self, attempt: Attempt, first: FirstTokens) -> None:
-        """The pull brought the first tokens: the engine emits what the router has not provided yet."""
+        """The pull brought the first tokens: the engine emits what the router has not provided yet.
+
+        It does not bring their log-probabilities. Where these are wanted only the router can provide a first token,
+        or have it drawn here.
+        """
+        if attempt.submit.sampling.logprobs is not None:
+            return
         for sequence, token, _finish in first.tokens:
             self._engine.provide_first(attempt.work_id, sequence, token, relay=True)
+
+    def _abandon(self, attempt: Attempt) -> None:
+        attempt.failed = True
+        self._engine.cancel(attempt.work_id)
+        self._release(self._table.take_lease(attempt.session_id, attempt.submit.handle))
 
     def _release(self, lease_id: str | None) -> bool:
         """End an export lease that an ended attempt has left behind; False when there is none to end."""
@@ -150,7 +228,7 @@ class AttemptDesk:
     def _check(self, attempt: Attempt) -> None:
         """Raise `invalid_request` for a submit this worker cannot take."""
         submit, role = attempt.submit, self._identity.role
-        if submit.mode not in MODES[role]:
+        if submit.mode not in MODES[role] and attempt.session_id != SELF:
             raise _invalid("mode", f"a {role} worker does not take mode {submit.mode!r}")
         if submit.mode == "prefill" and submit.export is None:
             raise _invalid("export", "mode prefill needs an export lease")
@@ -176,17 +254,22 @@ class AttemptDesk:
             priority=submit.priority,
             lease_id=export.lease_id if export is not None else "",
             lease_s=export.lease_s if export is not None else 0.0,
+            private=submit.canary,
         )
 
     def _fail(self, attempt: Attempt, code: str, message: str) -> None:
         if not attempt.failed:
             attempt.failed = True
-            self._say(attempt.session_id, AttemptFailed(attempt.submit.handle, code, message))
+            failure = AttemptFailed(attempt.submit.handle, code, message)
+            self.handover.failed(attempt, failure)
+            self._say(attempt.session_id, failure)
 
     def _report(self, attempt: Attempt, stats: WorkStats) -> None:
         report = self._spans.report(attempt, stats, Stamp(self._clock.now(), self._clock.wall()))
-        self._recorder.record(attempt.submit.request_id, report.spans)
+        if report.spans:
+            self._recorder.record(attempt.submit.request_id, report.spans)
         self._figures.attempt(report)
+        self.handover.ended(attempt, report)
         self._say(attempt.session_id, report)
 
 

@@ -38,11 +38,11 @@ class Detokenizer:
 
     def feed(self, token: int) -> str:
         """Text that became certain with this token, often empty or several characters."""
-        self._window.append(token)
+        window, known = self._window, self._known
+        window.append(token)
         self._new += 1
-        text = self._decoder.decode(self._window)
-        unfinished = text.endswith(REPLACEMENT) or len(text) <= len(self._known)
-        if unfinished and self._new < _PENDING_MAX:
+        text = self._decoder.decode(window)
+        if (len(text) <= len(known) or text[-1] == REPLACEMENT) and self._new < _PENDING_MAX:
             return ""
         return self._advance(text)
 
@@ -54,7 +54,7 @@ class Detokenizer:
 
     def _advance(self, text: str) -> str:
         added = text[len(self._known) :]
-        self._window = self._window[-self._new :]
-        self._known = self._decoder.decode(self._window)
+        self._window = window = self._window[-self._new :]
+        self._known = self._decoder.decode(window)
         self._new = 0
         return added

@@ -39,7 +39,8 @@ def open_decoder(settings: WorkerSettings) -> Decoder:
 
 def build_engine(settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int) -> Loaded:
     """The engine the settings ask for. Raises `bad_setting`."""
-    engine = LocalEngine(_runner(settings), settings.scheduler, clock, epoch)
+    scheduler = replace(settings.scheduler, queue_s=settings.deadlines.queue_s)
+    engine = LocalEngine(_runner(settings), scheduler, clock, epoch)
     return Loaded(engine, decoder, engine.begin_epoch)
 
 
@@ -66,7 +67,7 @@ def _torch(settings: WorkerSettings) -> TorchSettings:
 
 def _simulated(settings: WorkerSettings) -> SimulatedModel:
     """A simulated model has no files: its name alone says what it is."""
-    model = settings.simulated
+    model = settings.simulated.resolved
     if settings.model_name is not None:
         model = replace(model, name=settings.model_name)
     if settings.block_tokens is not None:

@@ -35,25 +35,25 @@ class Fetches:
         fetch = self._fetch(attempt, job, attempt.submit.remote, self._fetcher)
         self._waiting[job.work_id] = self._group.create_task(fetch, name=f"fetch {job.work_id}")
 
-    def stop(self, attempt: Attempt) -> None:
-        """The attempt has ended; what is still being fetched for it is not wanted."""
-        waiting = self._waiting.pop(attempt.work_id, None)
+    def stop(self, work_id: int) -> None:
+        """What is being fetched for this work is not wanted, or not now: its `fetch_ended` comes at once."""
+        waiting = self._waiting.pop(work_id, None)
         if waiting is not None:
             waiting.cancel()
-            self._refuse(attempt.work_id, "cancelled")
-        running = self._running.pop(attempt.work_id, None)
+            self._refuse(work_id, "cancelled")
+        running = self._running.pop(work_id, None)
         if running is not None:
             running.cancel()
 
     async def _fetch(self, attempt: Attempt, job: FetchJob, remote: RemoteKv, fetcher: KvFetcher) -> None:
-        self._running[job.work_id] = self._waiting.pop(job.work_id)
+        self._running[job.work_id] = task = self._waiting.pop(job.work_id)
         attempt.fetch_started = self._clock.now()
         try:
             attempt.fetch = await fetcher.fetch(job, remote)
         finally:
-            self._running.pop(job.work_id, None)
-        if attempt.fetch.first is not None:
-            self._desk.relay_first(attempt, attempt.fetch.first)
+            if self._running.get(job.work_id) is task:
+                del self._running[job.work_id]
+        self._desk.transferred(attempt, attempt.fetch)
 
     def _refuse(self, work_id: int, reason: str) -> None:
         space = self._engine.kv

@@ -6,11 +6,12 @@ from tandem.engine.protocol import StepReport
 
 
 class Figures:
-    """Turns reports into metrics of the closed list."""
+    """Turns reports into metrics of the closed list. `blocks` is how many KV blocks the engine has."""
 
-    def __init__(self, meter: Meter, role: str) -> None:
+    def __init__(self, meter: Meter, role: str, blocks: int) -> None:
         self._meter = meter
         self._role = role
+        self._blocks = blocks
         self._preemptions = 0
 
     def step(self, report: StepReport) -> None:
@@ -26,9 +27,16 @@ class Figures:
             self._meter.observe("tandem_stage_seconds", span.end_s - span.start_s, span.name)
 
     def _load(self, load: Load) -> None:
-        for state, blocks in (("free", load.blocks_free), ("cached", load.blocks_cached)):
+        states = {
+            "free": load.blocks_free,
+            "cached": load.blocks_cached,
+            "used": self._blocks - load.blocks_free,
+            "exported": load.blocks_exported,
+        }
+        for state, blocks in states.items():
             self._meter.set("tandem_kv_blocks", float(blocks), state)
-        self._meter.set("tandem_kv_blocks", float(load.blocks_exported), "exported")
+        for state, sequences in (("running", load.running), ("waiting", load.waiting)):
+            self._meter.set("tandem_sequences", float(sequences), state)
         if load.step_s > 0:
             self._meter.observe("tandem_step_seconds", load.step_s, self._role)
         if load.preemptions > self._preemptions:

@@ -1,6 +1,7 @@
 """The worker between routers and engine: links in, work items down, outputs up (DESIGN §4).
 
-One host serves the links of several routers. Everything it holds for a router ends with that router's link.
+One host serves the links of several routers. Everything it holds for a router ends with that router's link, except
+for resumable requests, which another router may claim under a lease.
 """
 
 import asyncio
@@ -11,23 +12,28 @@ from typing import Final, TypeVar
 from tandem.core.errors import TandemError
 from tandem.core.messages import (
     Cancel,
+    Claim,
     Drain,
     Draining,
+    Keep,
     Load,
     Ping,
     Pong,
     ProvideFirst,
+    Ready,
     RouterMessage,
     SampleFirst,
     Submit,
     WorkerCommand,
 )
 from tandem.engine.protocol import StepReport
+from tandem.service.health import Health
 from tandem.service.link import WorkerLink
-from tandem.service.logs import event
+from tandem.service.logs import EventLines, event
 from tandem.worker.attempts import Attempt
 from tandem.worker.block_events import BlockEvents
-from tandem.worker.desk import AttemptDesk
+from tandem.worker.departure import Departure, Farewell
+from tandem.worker.desk import SELF, AttemptDesk
 from tandem.worker.fetches import Fetches
 from tandem.worker.identity import Identity
 from tandem.worker.incarnation import Incarnation
@@ -45,17 +51,24 @@ class WorkerHost:
     """Serves routers on behalf of one engine. `accept` is for the link server, `listen` for the engine."""
 
     def __init__(
-        self, parts: Parts, identity: Identity, incarnation: Incarnation, fetcher: KvFetcher | None = None
+        self,
+        parts: Parts,
+        identity: Identity,
+        incarnation: Incarnation,
+        fetcher: KvFetcher | None = None,
+        health: Health | None = None,
     ) -> None:
         self.identity = identity
+        self.ready = False
+        """Whether this worker takes more than canaries."""
         self.incarnation = incarnation
-        self.drain_asked = asyncio.Event()
-        self.drain_within_s: float | None = None
-        """Seconds within which this worker leaves, once it drains."""
+        self.departure = Departure(identity.worker_id, parts.clock)
         self._engine = parts.engine
         self._clock = parts.clock
         self._deadlines = parts.deadlines
         self._settings = parts.settings
+        self._health = health or Health(EventLines())
+        self._canary: Callable[[RouterMessage], None] | None = None
         self._desk = AttemptDesk(parts, identity, self._say, self._attempt_ended)
         self._fetches = Fetches(parts, self._desk, fetcher)
         self._events = BlockEvents(incarnation.epoch, parts.engine.snapshot)
@@ -94,10 +107,22 @@ class WorkerHost:
                 await asyncio.sleep(self._deadlines.heartbeat_every_s)
                 self._heartbeat()
 
+    def leases_wanted(self) -> tuple[str, ...]:
+        """Export leases of other workers under which blocks are or will be fetched here."""
+        return self._desk.leases_wanted()
+
+    def overdue_s(self, now: float) -> float:
+        """By how much something is held beyond its lease."""
+        return self._desk.overdue_s(now)
+
+    def check(self) -> None:
+        """Raise `AssertionError` when something is held for nobody; cheap enough for every step of a simulation."""
+        self._desk.check(self._sessions)
+
     # -- links --
 
     async def accept(self, link: WorkerLink) -> None:
-        """Serve one router until its link is lost; then nothing of its work is left here."""
+        """Serve one router until its link is lost; then nothing of its work is left here but what is resumable."""
         assert self._group is not None, "links are accepted while `run` runs"
         serving = self._group.create_task(self._serve(link), name=f"link {link.peer}")
         try:
@@ -111,7 +136,7 @@ class WorkerHost:
         session = Session(self._links, link, self._clock.now())
         self._sessions[session.session_id] = session
         event(_log, "link_opened", worker=self.identity.worker_id, router=link.peer)
-        session.tell(self.identity.hello(self.incarnation.epoch, self.drain_within_s is not None))
+        session.tell(self.identity.hello(self.incarnation.epoch, self.departure.left_s is not None, not self.ready))
         self._send_snapshot(session)
         self._send_load(session)
         try:
@@ -125,6 +150,8 @@ class WorkerHost:
         while (commands := await _unless_lost(session.link.tokens.receive())) is not None:
             self._fence()
             session.heard = self._clock.now()
+            if session.open:
+                self._health.admitted()
             for command in commands:
                 if session.open:
                     self._command(session, command)
@@ -137,36 +164,68 @@ class WorkerHost:
         self._forget(session, "the link was lost")
 
     def _forget(self, session: Session, reason: str) -> None:
-        """Free everything held for a router, at once."""
+        """Free everything held for a router, at once, but for what another one may claim for a while."""
         if self._sessions.pop(session.session_id, None) is not None:
             event(_log, "link_closed", worker=self.identity.worker_id, router=session.link.peer, reason=reason)
             session.close(reason)
             self._desk.forget_session(session.session_id)
 
     def _say(self, session_id: int, message: RouterMessage) -> None:
+        if session_id == SELF and self._canary is not None:
+            self._canary(message)
+            return
         session = self._sessions.get(session_id)
         if session is not None:
             session.tell(message)
 
     def _command(self, session: Session, command: WorkerCommand) -> None:
         match command:
+            case Submit() | Claim() if not session.opens(command.handle):
+                event(_log, "command_repeated", router=session.link.peer, handle=command.handle)
             case Submit():
-                self._desk.submit(session.session_id, command, self._refusal())
+                self._desk.submit(session.session_id, command, self._refusal(command))
             case Cancel():
                 self._desk.cancel(session.session_id, command.handle, command.sequence)
             case ProvideFirst():
                 self._desk.provide_first(session.session_id, command)
             case SampleFirst():
                 self._desk.sample_first(session.session_id, command.handle)
+            case Keep():
+                self._desk.handover.keep(session.session_id, command)
+            case Claim():
+                self._desk.handover.claim(session.session_id, command)
             case Drain():
                 self.start_drain(command.within_s)
             case Ping():
                 pass
 
-    def _refusal(self) -> TandemError | None:
-        if self.drain_within_s is None:
-            return None
-        return TandemError("draining", f"worker {self.identity.worker_id} is leaving")
+    def _refusal(self, submit: Submit) -> TandemError | None:
+        if not self.ready and not submit.canary:
+            return TandemError("no_workers", f"worker {self.identity.worker_id} has not proved its KV path yet")
+        return self.departure.refusal(hands_over=self._hands_over(submit))
+
+    def _hands_over(self, submit: Submit) -> bool:
+        """Whether this is no new work, but the blocks of an old one on their way to another worker."""
+        return submit.mode == "prefill" and self.identity.role != "prefill"
+
+    # -- canary --
+
+    def hear_canary(self, hear: Callable[[RouterMessage], None] | None) -> None:
+        """Who hears what is said to this worker's own canary; None when it is over."""
+        self._canary = hear
+
+    def send_canary(self, command: Submit | Cancel) -> None:
+        """A command of this worker's own canary."""
+        if isinstance(command, Submit):
+            self._desk.submit(SELF, command, None)
+        else:
+            self._desk.cancel(SELF, command.handle, command.sequence)
+
+    def become_ready(self, identity: Identity) -> None:
+        """Take work from now on, as `identity`; routers that came before are told."""
+        self.identity, self.ready = identity, True
+        for session in self._sessions.values():
+            session.tell(Ready(identity.addresses, identity.canary, identity.problems))
 
     # -- engine --
 
@@ -174,6 +233,8 @@ class WorkerHost:
         """The engine's listener: tell every router what a step brought about for it."""
         self._fence()
         self._desk.report(report)
+        for work_id in report.withdrawn:
+            self._fetches.stop(work_id)
         for job in report.fetches:
             self._fetches.start(job)
         for delta in self._events.change(report.kv):
@@ -188,7 +249,9 @@ class WorkerHost:
         self._changed.set()
 
     def _attempt_ended(self, attempt: Attempt) -> None:
-        self._fetches.stop(attempt)
+        if not attempt.submit.canary and not self._hands_over(attempt.submit):
+            self.departure.attempt_ended(taken=attempt.failed)
+        self._fetches.stop(attempt.work_id)
         self._load_stale = True
 
     # -- state, heartbeats, incarnation --
@@ -205,6 +268,7 @@ class WorkerHost:
         self._fence()
         now = self._clock.now()
         self.incarnation.beat(now)
+        self._desk.end_leases()
         self._beats += 1
         for session in list(self._sessions.values()):
             silent_s = now - session.heard
@@ -223,28 +287,38 @@ class WorkerHost:
         self.incarnation.beat(now)
         for session in list(self._sessions.values()):
             self._forget(session, f"the worker was frozen for {gap_s:.1f} s and is a new incarnation now")
+        self._desk.forget_session(SELF)
+        self._desk.abandon_held()
+        self._health.fenced()
         self._events = BlockEvents(self.incarnation.renew(), self._engine.snapshot)
 
     # -- leaving --
 
     def start_drain(self, within_s: float) -> None:
         """Take no new work from now on. The process shell does the leaving."""
-        if self.drain_within_s is None:
-            self.drain_within_s = within_s
+        if self.departure.begin(within_s):
             for session in self._sessions.values():
                 session.tell(Draining(within_s))
-            self.drain_asked.set()
+            self._changed.set()
 
-    async def drained(self, within_s: float) -> int:
-        """Wait until every attempt has ended and exported blocks were fetched, at most `within_s`.
+    def held(self) -> dict[str, int]:
+        """What keeps this worker from leaving, by kind."""
+        exported = 0 if self._load_stale else self._load.blocks_exported
+        held = {"attempts": self.attempts, "exported_blocks": exported}
+        return {kind: count for kind, count in held.items() if count}
 
-        What is left then is cancelled; gives how many attempts that were.
+    async def drained(self) -> Farewell:
+        """Wait until every attempt has ended and exported blocks were fetched, at most for the departure's bound.
+
+        Attempts that are left then are ended with `draining`.
         """
-        deadline = self._clock.now() + within_s
-        while self._busy() and (left_s := deadline - self._clock.now()) > 0:
+        while self._busy() and (left_s := self.departure.left_s):
             self._changed.clear()
             await _at_most(self._changed.wait(), left_s)
-        return self._desk.cancel_all("draining", f"worker {self.identity.worker_id} left before the request ended")
+        reason = f"worker {self.identity.worker_id} left before the request ended"
+        self.departure.cut_off(self.attempts)
+        self._desk.cancel_all("draining", reason)
+        return self.departure.farewell
 
     def _busy(self) -> bool:
         return self.attempts > 0 or self._load_stale or self._load.blocks_exported > 0

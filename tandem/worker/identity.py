@@ -9,9 +9,13 @@ from tandem.core.messages import PROTOCOL_VERSION, Hello
 from tandem.engine.protocol import EngineInfo
 
 MODES: Final = MappingProxyType(
-    {"prefill": ("prefill", "local"), "decode": ("decode", "local"), "unified": ("decode", "local")}
+    {
+        "prefill": ("prefill", "local"),
+        "decode": ("decode", "local", "prefill"),
+        "unified": ("decode", "local", "prefill"),
+    }
 )
-"""The modes of `Submit` each role accepts."""
+"""The modes of `Submit` each role accepts. A worker that decodes takes mode `prefill` to hand over what it has."""
 
 
 def root_name(info: EngineInfo) -> bytes:
@@ -21,15 +25,18 @@ def root_name(info: EngineInfo) -> bytes:
 
 @dataclass(frozen=True)
 class Identity:
-    """The parts of `Hello` that stay the same for the life of a worker process."""
+    """The parts of `Hello` that stay the same for the life of a worker process once its canary is over: with it
+    come `canary`, the `addresses` that passed and the `problems` of those that did not."""
 
     worker_id: str
     role: str
     info: EngineInfo
     revision: str = ""
     addresses: tuple[str, ...] = ()
+    canary: str = ""
+    problems: tuple[str, ...] = ()
 
-    def hello(self, epoch: int, draining: bool) -> Hello:
+    def hello(self, epoch: int, draining: bool, unready: bool = False) -> Hello:
         info = self.info
         return Hello(
             protocol=PROTOCOL_VERSION,
@@ -46,4 +53,7 @@ class Identity:
             eos_token_ids=info.eos_token_ids,
             addresses=self.addresses,
             draining=draining,
+            unready=unready,
+            canary=self.canary,
+            problems=self.problems,
         )

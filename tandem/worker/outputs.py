@@ -19,30 +19,37 @@ class Told:
 def tell(table: AttemptTable, emitted: tuple[Emitted, ...]) -> Told:
     """Turn a step's tokens into outputs. Tokens of dead attempts, and after a stop string, are dropped."""
     told = Told()
+    by_work, outputs = table.by_work, told.outputs
     for one in emitted:
-        attempt = table.by_work(one.work_id)
+        attempt = by_work(one.work_id)
         if attempt is None or attempt.failed:
             continue
         output = attempt.outputs.get(one.sequence)
         if output is None or output.finished or one.position < output.position:
             continue
         assert one.position == output.position, f"position {one.position} came, {output.position} was next"
-        told.outputs.setdefault(attempt.session_id, []).append(_sequence_output(attempt, output, one))
+        of_session = outputs.get(attempt.session_id)
+        if of_session is None:
+            of_session = outputs[attempt.session_id] = []
+        said = _sequence_output(attempt, output, one)
+        of_session.append(said)
+        if attempt.log is not None:
+            attempt.log.add(said)
         if output.finished and one.finish is None and attempt.submit.mode != "prefill":
             told.stopped.append((one.work_id, one.sequence))
     return told
 
 
 def _sequence_output(attempt: Attempt, output: Output, one: Emitted) -> SequenceOutput:
-    finish, stop_reason = one.finish, one.stop_reason
+    finish: str | None = one.finish
+    reason: str | int | None = one.stop_reason
     if finish is None:
         piece = output.text.feed(one.token)
     else:
         piece = output.text.finish(None if finish == "stop" else one.token)
-    reason: str | int | None = stop_reason
     if piece.stop is not None:
         finish, reason = "stop", piece.stop
-    output.position += 1
+    output.position = one.position + 1
     output.finished = finish is not None
     return SequenceOutput(
         attempt.submit.handle,
@@ -53,5 +60,5 @@ def _sequence_output(attempt: Attempt, output: Output, one: Emitted) -> Sequence
         piece.offset,
         finish,
         reason,
-        (one.logprob,) if one.logprob is not None else (),
+        () if one.logprob is None else (one.logprob,),
     )

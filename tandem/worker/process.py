@@ -3,15 +3,15 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kv_transfer.shm import ShmSettings, ShmTransport
 from kv_transfer.tcp import TcpSettings, TcpTransport
 from kv_transfer.transport import Transport
 from tandem.core.errors import TandemError
-from tandem.service.grpc_link import GrpcLinkServer
-from tandem.service.grpc_tls import server_credentials
+from tandem.service.health import Health
 from tandem.service.link import LinkServer
+from tandem.service.link_servers import open_server
 from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.run import fail, serve_process
@@ -36,6 +36,7 @@ class Process:
     transports: tuple[Transport, ...]
     begin_epoch: Callable[[int], None]
     events: EventLines
+    health: Health
 
 
 def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]) -> int:
@@ -54,12 +55,13 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
             events.emit("metrics", address=meter.serve(settings.metrics_bind))
     except TandemError as error:
         return fail(events, error)
-    telemetry = _telemetry(settings, os.environ)
+    telemetry, health = _telemetry(settings, os.environ), Health(events, meter)
     try:
         return serve_process(
-            lambda lines: make(_process(settings, decoder, telemetry, meter, lines)),
+            lambda lines: _service(make, _process(settings, decoder, telemetry, meter, lines, health)),
             events,
             settings.deadlines.drain_s,
+            health=health,
         )
     finally:
         telemetry.close()
@@ -81,27 +83,41 @@ def _telemetry(settings: WorkerSettings, environ: Mapping[str, str]) -> Telemetr
 
 
 def _process(
-    settings: WorkerSettings, decoder: Decoder, telemetry: Telemetry, meter: PrometheusMeter, events: EventLines
+    settings: WorkerSettings,
+    decoder: Decoder,
+    telemetry: Telemetry,
+    meter: PrometheusMeter,
+    events: EventLines,
+    health: Health,
 ) -> Process:
     clock, entropy = SystemClock(), SystemEntropy()
     loaded = build_engine(settings, decoder, clock, entropy.u64())
     parts = Parts(
         loaded.engine, decoder, clock, entropy, telemetry.recorder, meter, settings.deadlines, settings.host
     )
-    links = GrpcLinkServer(
-        settings.link.bind,
-        credentials=server_credentials(settings.link.tls),
-        pair_s=settings.deadlines.connect_s,
-        advertise=settings.link.advertise,
-    )
+    link = settings.link
+    links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s)
     transports = tuple(_transport(scheme, settings) for scheme in settings.kv.transports)
-    return Process(settings, parts, links, transports, loaded.begin_epoch, events)
+    return Process(settings, parts, links, transports, loaded.begin_epoch, events, health)
+
+
+def _service(make: Callable[[Process], WorkerService], process: Process) -> WorkerService:
+    if not process.settings.drills:
+        return make(process)
+    # Imported on use: a worker that nobody drills does not even have the code.
+    from tandem.worker.drill_faults import FlippingTransport, Flips, obey_signals
+
+    flips = Flips()
+    transports = tuple(FlippingTransport(transport, flips) for transport in process.transports)
+    service = make(replace(process, transports=transports))
+    obey_signals(flips, lambda: service.address)
+    return service
 
 
 def _transport(scheme: str, settings: WorkerSettings) -> Transport:
     kv = settings.kv
     if scheme == "shm":
-        return ShmTransport(ShmSettings(settings.socket_directory))
+        return ShmTransport(ShmSettings(settings.socket_directory, kv.limits))
     if scheme == "tcp":
-        return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise))
+        return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise, limits=kv.limits))
     raise TandemError("bad_setting", f"kv.transports = {scheme!r}: expected shm or tcp", param="kv.transports")

@@ -3,22 +3,34 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kv_transfer.limits import ConnectionLimits
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.simulated.model import SimulatedModel
+from tandem.engine.simulated.presets import SimulatedSettings
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.grpc_tls import TlsSettings
+from tandem.service.link_address import SCHEMES
+from tandem.service.tls import TlsSettings
 from tandem.worker.settings import HostSettings
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """Where routers reach this worker. `advertise` is the host to hand out when it is not the one bound to."""
+    """Where routers reach this worker, and over what: `transport` is `tcp`, or `grpc` for meshes
+    that want HTTP/2.
 
+    `advertise` is the host to hand out when it is not the one bound to.
+    """
+
+    transport: str = "tcp"
     bind: str = "127.0.0.1:0"
     advertise: str | None = None
     tls: TlsSettings = field(default_factory=TlsSettings)
+
+    def __post_init__(self) -> None:
+        if self.transport not in SCHEMES:
+            problem = f"transport = {self.transport!r}: expected {' or '.join(SCHEMES)}"
+            raise TandemError("bad_setting", problem, param="transport")
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,7 @@ class KvSettings:
     host: str = "127.0.0.1"
     port: int = 0
     advertise: str | None = None
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class WorkerSettings:
     """`host:port` where Prometheus can scrape this worker; None serves none, port 0 lets the system choose."""
     events: bool = False
     """Print machine-readable event lines on standard output."""
+    drills: bool = False
+    """Let `tandem drill` cause faults in this worker, by signal."""
     otlp_endpoint: str | None = None
     """Where spans go; by default what OpenTelemetry's own variables say."""
     link: LinkSettings = field(default_factory=LinkSettings)
@@ -69,7 +84,7 @@ class WorkerSettings:
     host: HostSettings = field(default_factory=HostSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     torch: TorchSettings = field(default_factory=TorchSettings)
-    simulated: SimulatedModel = field(default_factory=SimulatedModel)
+    simulated: SimulatedSettings = field(default_factory=SimulatedSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
@@ -77,6 +92,11 @@ class WorkerSettings:
         self._require("role", self.role in ("prefill", "decode", "unified"), "prefill, decode or unified")
         if not self.worker_id:
             raise TandemError("bad_setting", "worker_id is empty", param="worker_id")
+        if self.scheduler.queue_s not in (SchedulerSettings.queue_s, self.deadlines.queue_s):
+            problem = (
+                f"scheduler.queue_s = {self.scheduler.queue_s:g}: set deadlines.queue_s, which is for both sides"
+            )
+            raise TandemError("bad_setting", problem, param="scheduler.queue_s")
         if self.role == "prefill" and self.ticket_key_file is None:
             raise TandemError("bad_setting", "a prefill worker needs the ticket key file", param="ticket_key_file")
 

@@ -3,33 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass, replace
 
-from tandem.engine.protocol import BlockSpace
+from tandem.service.health import Health
 from tandem.service.link import LinkServer
 from tandem.service.logs import EventLines, event
+from tandem.worker.canary import Proof, SelfCanary
 from tandem.worker.host import WorkerHost
 from tandem.worker.identity import Identity
 from tandem.worker.incarnation import Incarnation
-from tandem.worker.parts import KvFetcher, Parts
+from tandem.worker.kv_side import KvSide
+from tandem.worker.parts import Parts
 
 _log = logging.getLogger(__name__)
-
-
-class KvSide(Protocol):
-    """What a role does with KV: a prefill worker lets others pull, a decode worker pulls."""
-
-    async def open(self, space: BlockSpace) -> tuple[str, ...]:
-        """The engine has loaded; gives the addresses under which its blocks can be pulled."""
-        ...
-
-    @property
-    def fetcher(self) -> KvFetcher | None:
-        """Who brings blocks for `decode` works, once open."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +38,7 @@ class WorkerService:
         side: KvSide,
         begin_epoch: Callable[[int], None],
         events: EventLines | None = None,
+        health: Health | None = None,
     ) -> None:
         self._parts = parts
         self._name = name
@@ -59,6 +46,7 @@ class WorkerService:
         self._side = side
         self._begin_epoch = begin_epoch
         self._events = events or EventLines()
+        self._health = health or Health(self._events, parts.meter)
         self._host: WorkerHost | None = None
         self._running = asyncio.Event()
         self._started = False
@@ -77,12 +65,13 @@ class WorkerService:
         self._started = True
         info = await self._parts.engine.start()
         space = self._parts.engine.kv
-        addresses = await self._side.open(space) if space is not None else ()
+        if space is not None:
+            await self._side.open(space)
         epoch = space.epoch if space is not None else self._parts.entropy.u64()
         self._events.emit("loading", fraction=1.0)
         incarnation = Incarnation(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
-        identity = Identity(self._name.worker_id, self._name.role, info, self._name.revision, addresses)
-        self._host = WorkerHost(self._parts, identity, incarnation, self._side.fetcher)
+        identity = Identity(self._name.worker_id, self._name.role, info, self._name.revision)
+        self._host = WorkerHost(self._parts, identity, incarnation, self._side.fetcher, self._health)
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {
@@ -91,21 +80,42 @@ class WorkerService:
         }
 
     async def serve(self) -> None:
-        """Accept routers."""
+        """Accept routers, and prove the own KV path before taking work from them. Raises what `Proof.check` does."""
         await self._running.wait()
         self.address = await self._links.start(self.host.accept)
         self._events.emit("listening", address=self.address)
+        self._health.alive()
+        proof = await self._prove()
+        addresses = await self._side.settle(proof.broken)
+        canary = "self" if proof.carried else ""
+        self._events.emit("canary", canary=canary, paths=" ".join(proof.carried), broken="; ".join(proof.problems))
+        identity = replace(self.host.identity, addresses=addresses, canary=canary, problems=proof.problems)
+        self.host.become_ready(identity)
+
+    async def _prove(self) -> Proof:
+        if not self._parts.settings.canary:
+            return Proof(broken=self._side.failed)
+        proof = await SelfCanary(self.host, self._side, self._parts).prove()
+        proof.check()
+        return proof
 
     async def asked_to_leave(self) -> float | None:
-        await self.host.drain_asked.wait()
-        return self.host.drain_within_s
+        await self.host.departure.asked.wait()
+        return self.host.departure.left_s
 
     async def drain(self, within_s: float) -> None:
-        """Refuse new work, wait for attempts to end and exported blocks to be fetched, cancel the rest."""
+        """Refuse new work, wait for attempts to end and exported blocks to be fetched, cancel the rest.
+
+        Heartbeats and pulls go on all the while.
+        """
         self.host.start_drain(within_s)
-        cancelled = await self.host.drained(within_s)
-        event(_log, "drained", worker=self._name.worker_id, cancelled=cancelled)
+        told = asdict(await self.host.drained())
+        event(_log, "drained", worker=self._name.worker_id, **told)
+        self._events.emit("drained", **told)
         await self._links.stop()
+
+    def held(self) -> Mapping[str, int]:
+        return self.host.held()
 
     async def stop(self) -> None:
         await self._links.stop()

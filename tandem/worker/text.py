@@ -5,14 +5,15 @@ another one produced and continues with the same held-back characters.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from tandem.core.request import Stopping
 from tandem.worker.detokenizer import Decoder, Detokenizer
 from tandem.worker.stop_strings import StopMatcher
 
 
-class TextPiece(NamedTuple):
+class TextPiece(msgspec.Struct, frozen=True, gc=False):
     """Text that `feed` released. `offset` is where it starts in the sequence's text; `stop` is the string found."""
 
     text: str
@@ -27,7 +28,16 @@ class TextStream:
     released again, and anything beyond comes with the first piece.
     """
 
-    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_pending", "_released", "_suppressed", "tokens")
+    __slots__ = (
+        "_detokenizer",
+        "_matched_as_it_comes",
+        "_matcher",
+        "_min_tokens",
+        "_pending",
+        "_released",
+        "_suppressed",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -39,6 +49,7 @@ class TextStream:
     ) -> None:
         self._detokenizer = Detokenizer(decoder, prompt_tail)
         self._matcher = StopMatcher(stopping.stop)
+        self._matched_as_it_comes = bool(stopping.stop)
         self._min_tokens = stopping.min_tokens
         self._pending = ""
         self._released = 0
@@ -55,8 +66,13 @@ class TextStream:
 
     def feed(self, token: int) -> TextPiece:
         """The next output token."""
-        self._push(token)
-        return self._release()
+        if self._matched_as_it_comes or self._pending or self._suppressed > self._released:
+            self._push(token)
+            return self._release()
+        self.tokens += 1
+        text, start = self._detokenizer.feed(token), self._released
+        self._released = start + len(text)
+        return TextPiece(text, start, None)
 
     def skip(self, token: int) -> None:
         """The next output token, whose text another worker delivers."""

@@ -65,6 +65,8 @@ class TestSpace:
         self.landed_words: dict[int, bytes] = {}
         self.ended: list[tuple[int, str | None, tuple[int, ...]]] = []
         self.freed: list[tuple[int, ...]] = []
+        self.rechecked: list[bytes] = []
+        """Blocks that were refused by a receiver and found to be good."""
         self.watchers: dict[int, tuple[str, Callable[[], None]]] = {}
         self._digester = Digester(layout)
         self._generations = [0] * blocks
@@ -145,6 +147,18 @@ class TestSpace:
         self.leases.pop(lease_id, None)
         self.buried[lease_id] = None
         self._changed(lease_id)
+
+    def recheck(self, lease_id: str, name: bytes) -> bool:
+        found = self.look(lease_id, name)
+        if not isinstance(found, Handle):
+            return False
+        words = self._digester.content_words(self.memory.block(found.slot))
+        if words == self._digests[found.slot]:
+            self.rechecked.append(name)
+            return False
+        self.leases[lease_id].gone[name] = "damaged"
+        self._changed(lease_id)
+        return True
 
     def watch(self, lease_id: str, wake: Callable[[], None]) -> Callable[[], None]:
         key = self._next_watch

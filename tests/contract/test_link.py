@@ -1,4 +1,4 @@
-"""The `Link` seam: what every implementation promises, over gRPC and in memory."""
+"""The `Link` seam: what every implementation promises, over TCP, over gRPC and in memory."""
 
 import asyncio
 import signal
@@ -21,8 +21,11 @@ from tandem.core.messages import (
 )
 from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
 from tandem.service.link import Dialer, LinkServer, RouterLink, WorkerLink
+from tandem.service.link_address import parse_address
 from tandem.service.link_queue import LinkLimits
 from tandem.service.memory_link import MemoryLinks
+from tandem.service.tcp_dialer import TcpDialer
+from tandem.service.tcp_server import TcpLinkServer
 
 LIMITS = LinkLimits(flush_s=0.2)
 
@@ -63,6 +66,13 @@ def _grpc() -> Network:
     )
 
 
+def _tcp() -> Network:
+    return Network(
+        lambda limits: TcpLinkServer("127.0.0.1:0", limits),
+        lambda name, limits: TcpDialer(name, SeededEntropy(1, name), limits),
+    )
+
+
 def _memory() -> Network:
     networks: dict[LinkLimits, MemoryLinks] = {}
     count = iter(range(100))
@@ -76,9 +86,12 @@ def _memory() -> Network:
     )
 
 
-@pytest.fixture(params=["grpc", "memory"])
+NETWORKS = {"tcp": _tcp, "grpc": _grpc, "memory": _memory}
+
+
+@pytest.fixture(params=NETWORKS)
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
-    network = _grpc() if request.param == "grpc" else _memory()
+    network = NETWORKS[request.param]()
     yield network
     for server in network.servers:
         await server.stop()
@@ -259,7 +272,7 @@ async def test_two_routers_do_not_disturb_each_other(network: Network) -> None:
 async def test_dialling_nobody_is_link_lost_in_time(network: Network) -> None:
     started = asyncio.get_running_loop().time()
     with pytest.raises(TandemError) as caught:
-        await network.dialer().dial("127.0.0.1:1", 3.0)
+        await network.dialer().dial("tcp://127.0.0.1:1", 3.0)
     assert caught.value.code == "link_lost"
     assert asyncio.get_running_loop().time() - started < 4.0
 
@@ -274,57 +287,65 @@ async def test_a_stopped_server_ends_its_links_and_takes_no_more(network: Networ
         await network.dialer().dial(router.peer, 1.0)
 
 
-async def test_strangers_versions_are_refused_and_neighbours_work() -> None:
+REAL = {"tcp": (TcpLinkServer, TcpDialer), "grpc": (GrpcLinkServer, GrpcDialer)}
+real = pytest.mark.parametrize(("server_of", "dialer_of"), REAL.values(), ids=REAL)
+
+
+@real
+async def test_strangers_versions_are_refused_and_neighbours_work(server_of: Any, dialer_of: Any) -> None:
     async def accept(link: WorkerLink) -> None:
         await link.tokens.receive()
 
-    server = GrpcLinkServer("127.0.0.1:0", LIMITS, protocol=4)
+    server = server_of("127.0.0.1:0", LIMITS, protocol=4)
     address = await server.start(accept)
     with pytest.raises(TandemError) as caught:
-        await GrpcDialer("old", SeededEntropy(1), LIMITS, protocol=2).dial(address, 5.0)
+        await dialer_of("old", SeededEntropy(1), LIMITS, protocol=2).dial(address, 5.0)
     assert caught.value.code == "protocol_mismatch"
     assert "protocol 2" in caught.value.message
-    neighbour = await GrpcDialer("n-1", SeededEntropy(2), LIMITS, protocol=3).dial(address, 5.0)
+    neighbour = await dialer_of("n-1", SeededEntropy(2), LIMITS, protocol=3).dial(address, 5.0)
     neighbour.close("done")
     await server.stop()
 
 
-async def test_an_address_in_use_is_a_bad_setting(network: Network) -> None:
+@real
+async def test_an_address_in_use_is_a_bad_setting(server_of: Any, dialer_of: Any) -> None:
     async def accept(link: WorkerLink) -> None:
         return None
 
-    first = GrpcLinkServer("127.0.0.1:0", LIMITS)
-    address = await first.start(accept)
+    first = server_of("127.0.0.1:0", LIMITS)
+    bound = parse_address(await first.start(accept)).target
     with pytest.raises(TandemError) as caught:
-        await GrpcLinkServer(address, LIMITS).start(accept)
+        await server_of(bound, LIMITS).start(accept)
     assert caught.value.code == "bad_setting"
-    assert address in caught.value.message
+    assert bound in caught.value.message
     await first.stop()
 
 
 PEER = """
 import asyncio
 from tandem.core.messages import Pong
-from tandem.service.grpc_link import GrpcLinkServer
+from tandem.service.{module} import {server}
 
 async def accept(link):
     link.tokens.send(Pong(1, 1))
     await asyncio.Event().wait()
 
 async def main():
-    print(await GrpcLinkServer("127.0.0.1:0").start(accept), flush=True)
+    print(await {server}("127.0.0.1:0").start(accept), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
 """
 
 
-async def test_a_killed_process_is_seen_on_both_streams() -> None:
-    peer = await asyncio.create_subprocess_exec(sys.executable, "-c", PEER, stdout=asyncio.subprocess.PIPE)
+@real
+async def test_a_killed_process_is_seen_on_both_streams(server_of: Any, dialer_of: Any) -> None:
+    source = PEER.format(module=server_of.__module__.rpartition(".")[2], server=server_of.__name__)
+    peer = await asyncio.create_subprocess_exec(sys.executable, "-c", source, stdout=asyncio.subprocess.PIPE)
     try:
         assert peer.stdout is not None
         address = (await peer.stdout.readline()).decode().strip()
-        link = await GrpcDialer("router", SeededEntropy(3), LIMITS).dial(address, 10.0)
+        link = await dialer_of("router", SeededEntropy(3), LIMITS).dial(address, 10.0)
         assert await link.tokens.receive() == (Pong(1, 1),)
         peer.send_signal(signal.SIGKILL)
         await _lost(link.tokens, 3.0)

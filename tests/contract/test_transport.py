@@ -14,7 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import FIRST, content, name_of, ready_lease, ticket
-from tests.contract.transport_stage import collect, eventually, past_alive, stage
+from tests.contract.transport_stage import collect, eventually, one_by_one, past_alive, stage
 
 KINDS = ("mem", "tcp", "shm")
 
@@ -46,7 +46,7 @@ async def test_blocks_travel_while_later_ones_are_still_computed(kind: str) -> N
     async with stage(kind) as b:
         names = tuple(name_of(i) for i in range(3))
         pull = await b.open(b.request(names))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             assert await anext(events) == Alive()  # The lease is not known yet.
             b.holder.lease("lease", names)
             for index in range(3):
@@ -86,6 +86,53 @@ async def test_acknowledging_ends_the_lease(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_pull_that_is_given_up_half_way_can_end_the_lease(kind: str) -> None:
+    async with stage(kind) as b:
+        names = tuple(name_of(i) for i in range(3))
+        b.holder.lease("lease", names)
+        b.holder.complete("lease", 0)
+        pull = await b.open(b.request(names))
+        async with aclosing(one_by_one(pull)) as events:
+            assert isinstance(await past_alive(events), Landed)
+            await pull.acknowledge()
+        await pull.close()
+        await eventually(lambda: "lease" not in b.holder.leases)
+        await eventually(lambda: b.exporter.pulls == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refused_block_is_looked_at_and_goes_only_if_the_holder_finds_it_damaged(kind: str) -> None:
+    async with stage(kind) as b:
+        names = ready_lease(b.holder, 3)
+        for index in (0, 2):
+            pull = await b.open(b.request(names))
+            async with aclosing(one_by_one(pull)) as events:
+                assert isinstance(await past_alive(events), Landed)
+                if index == 2:
+                    b.holder.overwrite(2)
+                await pull.refuse(index)
+                await pull.acknowledge() if index == 2 else None
+            await pull.close()
+            await eventually(lambda: b.holder.rechecked == [names[0]])
+        await eventually(lambda: "lease" not in b.holder.leases)
+        assert b.holder.rechecked == [names[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_damaged_block_is_not_handed_out_again(kind: str) -> None:
+    async with stage(kind) as b:
+        names = ready_lease(b.holder, 2)
+        b.holder.overwrite(1)
+        pull = await b.open(b.request(names))
+        await collect(pull)
+        await pull.refuse(1)
+        await eventually(lambda: bool(b.holder.leases["lease"].gone))
+        await pull.close()
+        _, gone, _ = await b.events(b.request(names))
+        assert gone == Missing(1, "damaged")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_refusals_are_typed_and_leave_the_transport_usable(kind: str) -> None:
     async with stage(kind) as b:
         names = ready_lease(b.holder, 2)
@@ -115,7 +162,7 @@ async def test_a_lease_that_ends_during_a_pull_ends_the_pull(kind: str) -> None:
         b.holder.lease("lease", names)
         b.holder.complete("lease", 0)
         pull = await b.open(b.request(names))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             assert isinstance(await anext(events), Landed)
             b.holder.release("lease")
             with pytest.raises(TandemError) as caught:
@@ -151,7 +198,7 @@ async def test_a_holder_that_stops_serving_ends_pulls_in_bounded_time(kind: str)
         b.holder.lease("lease", names)
         b.holder.complete("lease", 0)
         pull = await b.open(b.request(names))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             assert isinstance(await anext(events), Landed)
             await b.serving.close()
             with pytest.raises(TandemError) as caught:
@@ -168,7 +215,7 @@ async def test_no_byte_arrives_after_close_and_the_holder_lets_go(kind: str) -> 
     async with stage(kind, 1 << 20, 70) as b:
         names = ready_lease(b.holder, 32)
         pull = await b.open(b.request(names))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             assert isinstance(await anext(events), Landed)
         await pull.close()
         before = bytes(b.receiver.memory.buffer)

@@ -16,13 +16,13 @@ import pytest
 import uvloop
 
 from kv_transfer import rpc
-from kv_transfer.frames import GREETING, Pool
+from kv_transfer.frames import GREETING, Pool, Refused
 from kv_transfer.transport import Landed, Missing, Offer
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import name_of, ready_lease
-from tests.contract.transport_stage import LIMITS, Stage, collect, eventually, past_alive, stage
+from tests.contract.transport_stage import LIMITS, Stage, collect, eventually, one_by_one, past_alive, stage
 
 KINDS = ("tcp", "shm")
 ROOT = Path(__file__).parent.parent.parent
@@ -54,7 +54,7 @@ async def test_a_killed_or_frozen_holder_ends_the_pull_in_bounded_time(kind: str
     async with stage(kind) as s, holder_process(kind, 2) as (process, address):
         s.address = address
         pull = await s.open(s.request(tuple(name_of(i) for i in range(3))))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             assert isinstance(await anext(events), Landed)
             assert isinstance(await anext(events), Landed)
             process.send_signal(how)
@@ -71,7 +71,7 @@ async def test_the_holder_lets_go_when_the_receiver_disappears(kind: str) -> Non
     async with stage(kind) as s:
         s.holder.lease("lease", (name_of(0),))
         pull = await s.open(s.request((name_of(0),)))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             await anext(events)
             assert s.exporter.pulls == 1
         started = time.monotonic()
@@ -113,6 +113,9 @@ BABBLE = {
     "an acknowledge out of nowhere": GREETING
     + struct.pack("<I", len(rpc.encode_acknowledge("lease")))
     + rpc.encode_acknowledge("lease"),
+    "a refusal out of nowhere": GREETING
+    + struct.pack("<I", len(rpc.encode_refused(Refused("lease", b"n" * 16))))
+    + rpc.encode_refused(Refused("lease", b"n" * 16)),
 }
 
 
@@ -280,7 +283,7 @@ async def test_an_acknowledge_in_the_middle_ends_pull_and_lease(kind: str) -> No
         s.holder.lease("lease", (name_of(0), name_of(1)))
         s.holder.complete("lease", 0)
         pull = await s.open(s.request((name_of(0), name_of(1))))
-        async with aclosing(pull.events()) as events:
+        async with aclosing(one_by_one(pull)) as events:
             assert isinstance(await anext(events), Landed)
             await pull.acknowledge()
             await eventually(lambda: "lease" not in s.holder.leases)

@@ -10,7 +10,7 @@ from kv_transfer.limits import ConnectionLimits
 from kv_transfer.memory import MemoryFabric, MemoryTransport
 from kv_transfer.shm import ShmSettings, ShmTransport
 from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.transport import Alive, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.transport import Alive, Delivered, Pull, PullEvent, PullOpen, Transport
 from tandem.core.deadlines import Deadlines
 from tandem.service.system import SystemClock
 from tests.contract.block_space import KEYRING, SlotSink, TestSpace, block_layout, epochs, pull_open
@@ -50,8 +50,16 @@ class Stage:
 
 
 async def collect(pull: Pull) -> list[PullEvent]:
-    async with aclosing(pull.events()) as events:
+    async with aclosing(one_by_one(pull)) as events:
         return [event async for event in events]
+
+
+async def one_by_one(pull: Pull) -> AsyncGenerator[PullEvent, None]:
+    """The events of a pull, each block on its own however many arrived together."""
+    async with aclosing(pull.events()) as events:
+        async for event in events:
+            for each in event.blocks if isinstance(event, Delivered) else (event,):
+                yield each
 
 
 async def past_alive(events: AsyncGenerator[PullEvent, None]) -> PullEvent:

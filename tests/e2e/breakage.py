@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kv_transfer.transport import (
     Answer,
     BlockSink,
+    Delivered,
     ExportSource,
     Landed,
     Offer,
@@ -36,6 +38,9 @@ class SpoiledArrivals:
     async def serve(self, source: ExportSource) -> str:
         return await self._inner.serve(source)
 
+    async def withdraw(self) -> None:
+        await self._inner.withdraw()
+
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> Pull:
         return _SpoiledPull(await self._inner.open(address, request, sink, timeout_s), sink, self._spoil)
 
@@ -52,10 +57,21 @@ class _SpoiledPull:
     async def events(self) -> AsyncGenerator[PullEvent, None]:
         async with aclosing(self._inner.events()) as events:
             async for event in events:
-                yield self._spoil(event, self._sink.block(event.index)) if isinstance(event, Landed) else event
+                if isinstance(event, Landed):
+                    yield self._spoiled(event)
+                elif isinstance(event, Delivered):
+                    yield Delivered(tuple(map(self._spoiled, event.blocks)))
+                else:
+                    yield event
+
+    def _spoiled(self, landed: Landed) -> Landed:
+        return self._spoil(landed, self._sink.block(landed.index))
 
     async def acknowledge(self) -> None:
         await self._inner.acknowledge()
+
+    async def refuse(self, index: int) -> None:
+        await self._inner.refuse(index)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -78,6 +94,9 @@ class MeddlingHolder:
 
     async def serve(self, source: ExportSource) -> str:
         return await self._inner.serve(_MeddledSource(source, self._asked, self._meddle))
+
+    async def withdraw(self) -> None:
+        await self._inner.withdraw()
 
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> Pull:
         return await self._inner.open(address, request, sink, timeout_s)
@@ -104,6 +123,9 @@ class _MeddledSource:
 
     def acknowledge(self, lease_id: str) -> None:
         self._inner.acknowledge(lease_id)
+
+    def refused(self, lease_id: str, name: bytes) -> None:
+        self._inner.refused(lease_id, name)
 
 
 class HeldRunner:
@@ -206,6 +228,9 @@ class Proxied:
 
     async def serve(self, source: ExportSource) -> str:
         return await self._proxy.before(await self._inner.serve(source))
+
+    async def withdraw(self) -> None:
+        await self._inner.withdraw()
 
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> Pull:
         return await self._inner.open(address, request, sink, timeout_s)

@@ -1,7 +1,8 @@
 """A whole platform in this process with nothing simulated: torch engines, gRPC links, KV over sockets and memory.
 
 Workers are the services that the worker processes run, under `run_service`; the router is the dispatcher and fleet
-of the router process. What a test wants to break it wraps: a runner, a transport, or a worker's life.
+of the router process, both without canaries, which would meet what a test has broken before its requests do. What a
+test wants to break it wraps: a runner, a transport, or a worker's life.
 """
 
 import asyncio
@@ -29,15 +30,17 @@ from tandem.engine.plan import Runner
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
 from tandem.service.health import Health
 from tandem.service.logs import EventLines
 from tandem.service.run import StopSignal, run_service
 from tandem.service.system import SystemClock, SystemEntropy
+from tandem.service.tcp_dialer import TcpDialer
+from tandem.service.tcp_server import TcpLinkServer
 from tandem.service.telemetry import RingRecorder
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
+from tandem.worker.settings import HostSettings
 from tests.e2e.asking import Answer, Ask, Listener
 from tests.e2e.tap import Seen, Tap
 
@@ -92,8 +95,16 @@ class Worker:
         self.runner = settings.wrap_runner(name, build_runner(settings.torch))
         self.engine = LocalEngine(self.runner, settings.scheduler, clock, entropy.u64())
         self.transports = [settings.wrap_transport(name, _transport(scheme)) for scheme in settings.schemes]
-        parts = Parts(self.engine, settings.decoder, clock, entropy, meter=self.meter, deadlines=settings.deadlines)
-        links, begin = GrpcLinkServer("127.0.0.1:0"), self.engine.begin_epoch
+        parts = Parts(
+            self.engine,
+            settings.decoder,
+            clock,
+            entropy,
+            meter=self.meter,
+            deadlines=settings.deadlines,
+            settings=HostSettings(canary=False),
+        )
+        links, begin = TcpLinkServer("127.0.0.1:0"), self.engine.begin_epoch
         self.service: WorkerService = (
             prefill_worker(parts, name, links, self.transports, keyring, begin)
             if role == "prefill"
@@ -160,7 +171,7 @@ class Platform:
             usage_wait_s=1.0,
         )
         self.meter = CountingMeter()
-        self.tap = Tap(GrpcDialer("router", entropy))
+        self.tap = Tap(TcpDialer("router", entropy))
         self._fleet = Fleet(self.tap, clock, router.deadlines, MemoryIndex(), self.meter, router.fleet)
         loop = asyncio.get_running_loop()
         costs = CostModel(router.priors)

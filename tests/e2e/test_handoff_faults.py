@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from kv_transfer.transport import Answer as Offered
@@ -102,7 +103,8 @@ def flipped(landed: Landed, block: memoryview) -> Landed:
 
 
 def of_an_older_epoch(landed: Landed, _block: memoryview) -> Landed:
-    return replace(landed, handle=replace(landed.handle, epoch=landed.handle.epoch ^ 1))
+    handle = msgspec.structs.replace(landed.handle, epoch=landed.handle.epoch ^ 1)
+    return msgspec.structs.replace(landed, handle=handle)
 
 
 def zeroed(landed: Landed, block: memoryview) -> Landed:
@@ -140,7 +142,8 @@ class Meddler:
             return batch
         wrong = misnamed(bad, other.handle.name)
         if self._what == "exchanged":
-            wrong = replace(bad, handle=replace(bad.handle, slot=other.handle.slot))
+            handle = msgspec.structs.replace(bad.handle, slot=other.handle.slot)
+            wrong = msgspec.structs.replace(bad, handle=handle)
         return tuple(wrong if answer is bad else answer for answer in batch)
 
 

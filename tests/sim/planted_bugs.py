@@ -1,22 +1,30 @@
 """Bugs to plant in the real code, each as a function that a test lets replace the right one."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_transfer.export import Exporter
+from kv_transfer.fetch import _Run
+from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.transport import PullOpen
+from router.dispatch.admission import Admission
 from router.dispatch.positions import Positions
+from router.dispatch.retry_budget import RetryBudget
 from router.dispatch.running import RunningRequest
+from router.front.outlet import Outlet
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.engine.digest import Digester, bind
+from tandem.engine.leases import LeaseTable
 from tandem.engine.local import LocalEngine
 from tandem.engine.protocol import Gone, Pending
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Sequence
+from tandem.worker.desk import AttemptDesk
+from tandem.worker.session import Session
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -70,7 +78,7 @@ def a_digest_computed_at_pull_time(patch: pytest.MonkeyPatch) -> None:
         if not isinstance(found, Handle):
             return found
         words = Digester(engine.layout).content_words(engine.memory.block(found.slot))
-        return replace(found, digests=bind(words, found.epoch, found.name, found.generation))
+        return msgspec.structs.replace(found, digests=bind(words, found.epoch, found.name, found.generation))
 
     patch.setattr(LocalEngine, "look", late)
 
@@ -91,12 +99,103 @@ def a_tail_block_put_in_the_index(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Residence, "complete", public)
 
 
-BUGS: tuple[tuple[Plant, str], ...] = (
-    (a_lease_not_released, "still held|stood still"),
-    (an_epoch_not_checked, "meant for another incarnation"),
-    (a_retry_without_dedup, "position|goes on after|tokens"),
-    (a_missing_deadline, "had no end"),
-    (a_digest_computed_at_pull_time, "wrong tokens"),
-    (a_tail_block_put_in_the_index, "no full block"),
+def a_lease_that_is_only_released_when_everything_arrived(patch: pytest.MonkeyPatch) -> None:
+    """A fetch that fails tells nobody, and the router does not tell prefill either."""
+
+    async def silent(_run: _Run) -> None:
+        return None
+
+    patch.setattr(_Run, "let_go", silent)
+    patch.setattr(RunningRequest, "_let_prefill_go", lambda _request, _attempt: None)
+
+
+def a_block_freed_while_leased(patch: pytest.MonkeyPatch) -> None:
+    """An export is noted under its lease without a reference of its own."""
+
+    def pin(leases: LeaseTable, slot: int) -> None:
+        leases._pins[slot] = leases._pins.get(slot, 0) + 1
+
+    def unpin(leases: LeaseTable, slot: int) -> None:
+        leases._pins[slot] -= 1
+        if leases._pins[slot] == 0:
+            del leases._pins[slot]
+
+    patch.setattr(LeaseTable, "_pin", pin)
+    patch.setattr(LeaseTable, "_unpin", unpin)
+
+
+def a_lost_worker_left_in_the_index(patch: pytest.MonkeyPatch) -> None:
+    """When a link is lost, what it told of blocks stays."""
+    patch.setattr(MemoryIndex, "drop", lambda _index, _worker: None)
+
+
+def a_gap_in_the_events_ignored(patch: pytest.MonkeyPatch) -> None:
+    """What is removed is taken for still there."""
+    removed = MemoryIndex.removed
+
+    def forgetful(index: MemoryIndex, worker: str, names: list[bytes]) -> None:
+        removed(index, worker, names[1:])
+
+    patch.setattr(MemoryIndex, "removed", forgetful)
+
+
+def a_queue_without_a_bound(patch: pytest.MonkeyPatch) -> None:
+    """The router takes whatever comes."""
+    patch.setattr(Admission, "_refusal", lambda _admission, _model: None)
+
+
+def a_retry_without_a_budget(patch: pytest.MonkeyPatch) -> None:
+    """Every failure is tried again, however many there are."""
+
+    def spend(budget: RetryBudget) -> bool:
+        budget._retries += 1
+        return True
+
+    patch.setattr(RetryBudget, "spend", spend)
+
+
+def a_command_obeyed_twice(patch: pytest.MonkeyPatch) -> None:
+    """A submit that a lower layer repeats starts the attempt once more."""
+    patch.setattr(Session, "opens", lambda _session, _handle: True)
+
+
+def a_silent_router_kept(patch: pytest.MonkeyPatch) -> None:
+    """A worker goes on for a router that it has not heard of for long."""
+    patch.setattr(Session, "heard", property(lambda _session: 1e9, lambda _session, _at: None), raising=False)
+
+
+def work_for_a_router_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    """The link is forgotten, the attempts are not."""
+    patch.setattr(AttemptDesk, "forget_session", lambda _desk, _session_id: None)
+
+
+def an_end_lost_with_a_slow_client(patch: pytest.MonkeyPatch) -> None:
+    """What has gathered for a client that does not read is dropped, the end of its answer included."""
+    give_up = Outlet._give_up
+
+    def careless(outlet: Outlet) -> None:
+        outlet._gathered = []
+        give_up(outlet)
+
+    patch.setattr(Outlet, "_give_up", careless)
+
+
+BUGS: tuple[tuple[Plant, str, int], ...] = (
+    (a_lease_not_released, "still held|stood still|nobody wants", 0),
+    (an_epoch_not_checked, "meant for another incarnation", 15),
+    (a_retry_without_dedup, "position|goes on after|tokens", 0),
+    (a_missing_deadline, "had no end", 0),
+    (a_digest_computed_at_pull_time, "wrong tokens", 18),
+    (a_tail_block_put_in_the_index, "no full block", 0),
+    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 5),
+    (a_block_freed_while_leased, "references|slot|states|in use", 0),
+    (a_lost_worker_left_in_the_index, "which is lost", 0),
+    (a_gap_in_the_events_ignored, "does not have", 0),
+    (a_queue_without_a_bound, "are held|are queued", 25),
+    (a_retry_without_a_budget, "retries for", 9),
+    (a_command_obeyed_twice, "invalid_request|in use", 42),
+    (a_silent_router_kept, "still serves", 9),
+    (work_for_a_router_that_is_gone, "belongs to nobody", 3),
+    (an_end_lost_with_a_slow_client, "had no end", 2),
 )
-"""Each with a pattern of the promise that it breaks."""
+"""Each with a pattern of the promise that it breaks, and the first of the seeds from 0 on that noticed it once."""

@@ -7,11 +7,12 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tandem.sim.checks import Outcome
-from tandem.sim.faults import KINDS, FaultProfile, draw_faults
+from tandem.sim.faults import KINDS, Fault, FaultProfile, draw_faults
 from tandem.sim.judge import Record, objection
 from tandem.sim.loop import Process, VirtualLoop, run
 from tandem.sim.network import NetworkProfile, SimNetwork
@@ -59,7 +60,7 @@ def test_blocks_are_changed_in_memory_and_on_their_way() -> None:
 def test_every_kind_is_drawn_and_so_is_every_kind_of_world() -> None:
     worlds = [varied(WORLD, seed) for seed in range(200)]
     faults = [fault for seed, world in enumerate(worlds) for fault in draw_faults(world.faults, seed, ("p0", "d0"))]
-    assert len({type(fault) for fault in faults}) == 10
+    assert {type(fault) for fault in faults} == set(get_args(Fault))
     assert {world.model.blocks for world in worlds} == {72, 160}
     assert {world.skew_s > 0 for world in worlds} == {True, False}
     assert {world.router.admission.requests_max < 100 for world in worlds} == {True, False}
@@ -109,6 +110,46 @@ def test_the_network_blocks_slows_and_breaks_one_direction_only() -> None:
     network.block(("p0", "d0"))
     assert not network.carries("p0", "d0")
     assert not network.carries("d0", "p0")
+
+
+def test_frames_come_twice_and_messages_of_pulls_get_lost() -> None:
+    network = SimNetwork(NetworkProfile(), 0)
+    network.repeat(("router", "d0"), 2)
+    assert [network.repeats("router-1", "d0") for _ in range(3)] == [True, True, False]
+    assert not network.repeats("d0", "router-1")
+    network.lose("p0", "acknowledge", 1)
+    assert not network.loses("p0", "d0", "ask")
+    assert [network.loses("p0", "d0", "acknowledge") for _ in range(2)] == [True, False]
+    assert (network.repeated, network.lost) == (2, {"acknowledge": 1})
+    network.repeat(("router", "d0"), 2)
+    network.lose("p0", "ask", 9)
+    network.forgive()
+    assert not network.repeats("router-1", "d0")
+    assert not network.loses("p0", "d0", "ask")
+
+
+@pytest.mark.parametrize("blocks", [60, 72])
+def test_small_pools_do_not_wait_for_each_other_in_a_circle(blocks: int) -> None:
+    """Pools that hold one long prompt, and many long prompts: nobody stands still for longer than elsewhere."""
+    base = WorldSettings(traffic=TrafficProfile(requests=60))
+    for seed in (1293, 3025, 6016):
+        world = varied(base, seed)
+        traffic = replace(world.traffic, long_prompt_share=0.3, slow_share=0.0)
+        simulate(replace(world, model=replace(world.model, blocks=blocks), traffic=traffic), seed)
+
+
+def test_slow_clients_are_cut_off_and_disturb_nobody() -> None:
+    faults = FaultProfile(kills=0, corrupt_share=0.0)
+    traffic = TrafficProfile(requests=40, slow_share=0.5)
+    outcomes = [
+        outcome
+        for seed in range(4)
+        for outcome in simulate(replace(WORLD, faults=faults, traffic=traffic), seed).outcomes
+    ]
+    ends = Counter(outcome.error or outcome.end for outcome in outcomes)
+    assert ends["slow_client"] >= 5
+    assert ends["done"] >= 80
+    assert set(ends) <= {"done", "cancelled", "slow_client"}
 
 
 @pytest.mark.parametrize(

@@ -24,17 +24,21 @@ def failure(seed: int) -> AssertionError | None:
     return None
 
 
-@pytest.mark.parametrize(("plant", "promise"), BUGS, ids=[bug.__name__.replace("_", " ") for bug, _ in BUGS])
-def test_a_planted_bug_is_noticed(plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("plant", "promise", "first"), BUGS, ids=[bug.__name__.replace("_", " ") for bug, _, _ in BUGS]
+)
+def test_a_planted_bug_is_noticed(plant: Plant, promise: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed that noticed it once comes first, which saves the time of those before it; then all of them."""
     plant(monkeypatch)
-    found = next((error for seed in SEEDS if (error := failure(seed)) is not None), None)
+    found = next((error for seed in (first, *SEEDS) if (error := failure(seed)) is not None), None)
     assert found is not None, f"{len(SEEDS)} seeds did not notice"
     assert re.search(promise, str(found)), found
 
 
 def test_a_failure_is_told_with_the_few_requests_and_faults_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     a_digest_computed_at_pull_time(monkeypatch)
-    seed, error = next((seed, found) for seed in SEEDS if (found := failure(seed)) is not None)
+    first = next(first for bug, _, first in BUGS if bug is a_digest_computed_at_pull_time)
+    seed, error = next((seed, found) for seed in (first, *SEEDS) if (found := failure(seed)) is not None)
     assert isinstance(error, Violation)
     assert any(error.request_id in line for line in error.__notes__)
     story = shrink(varied(WORLD, seed), seed, reruns_max=40)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -75,9 +75,11 @@ def test_a_seed_repeats_itself_in_another_process(hash_seed: str) -> None:
     assert done.stdout.split() == [here.trace, str(here.rounds), str(here.virtual_s)]
 
 
-def trusting(verifier: Verifier, block: memoryview, handle: Handle, *, epoch: int, name: bytes) -> bytes | Refusal:
+def trusting(
+    verifier: Verifier, blocks: Sequence[memoryview], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
+) -> list[bytes | Refusal]:
     """Takes whatever arrives."""
-    return handle.digests
+    return [handle.digests for handle in handles]
 
 
 def repeating(positions: Positions, output: SequenceOutput) -> SequenceOutput | Mismatch | None:

@@ -13,7 +13,7 @@ from router.front.door import FrontDoor, Services
 from router.front.render import Renderer, SimpleRenderer
 from router.front.settings import FrontSettings
 from router.front.tokenizing import Inline
-from router.generation import Generation, ServedModel, Sink, Usage
+from router.generation import Generation, ServedModel, Sink, Standing, Usage
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Alternative, TokenLogprob
@@ -38,6 +38,9 @@ class Started:
 
     def cancel(self, reason: str) -> None:
         self.cancelled = reason
+
+    def standing(self) -> Standing:
+        return Standing("transfer", "p1", "d1", 0, 1)
 
 
 def silent(generation: Generation, sink: Sink) -> None:

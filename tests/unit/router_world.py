@@ -13,6 +13,7 @@ from kv_transfer.tickets import Keyring, TicketKey, check
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
+from router.fleet.prober import PairProber
 from router.generation import Generation, Usage
 from router.placement import CostModel
 from router.settings import RouterSettings
@@ -30,14 +31,16 @@ from tandem.core.messages import (
     Ping,
     Pong,
     ProvideFirst,
+    RouterMessage,
     SampleFirst,
     SequenceOutput,
     StepOutputs,
     Submit,
     TokenLogprob,
+    Transferred,
     WorkerCommand,
 )
-from tandem.core.metrics import NullMeter
+from tandem.core.metrics import Meter, NullMeter
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
 from tandem.service.link import WorkerLink
@@ -109,6 +112,12 @@ class ScriptedWorker:
         self.link: WorkerLink | None = None
         self.names: tuple[bytes, ...] = ()
         self.snapshots_asked = 0
+        self.unready = False
+        self.canaries: list[Submit] = []
+        self.transfer: Callable[[str], tuple[str, str] | None] = lambda _holder: ("mem", "")
+        """How a fetch from a holder ends: path and code. None keeps a canary waiting."""
+        self.transfer_of_requests: Callable[[str], tuple[str, str]] | None = None
+        """The same, for all but canaries."""
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -143,6 +152,8 @@ class ScriptedWorker:
             eos_token_ids=(0,),
             addresses=(f"mem://{self.worker_id}",),
             draining=self.draining,
+            unready=self.unready,
+            canary="" if self.unready else "self",
         )
 
     async def _accept(self, link: WorkerLink) -> None:
@@ -207,6 +218,10 @@ class ScriptedWorker:
         return len(branch.forced) + 1
 
     def _submitted(self, submit: Submit) -> None:
+        if submit.canary:
+            self.canaries.append(submit)
+            self._transferred(submit)
+            return
         self.submits.append(submit)
         job = Job(submit, {branch.sequence: asyncio.Event() for branch in submit.branches})
         for branch in submit.branches:
@@ -239,8 +254,19 @@ class ScriptedWorker:
                 receiver_epoch=self.epoch,
                 wall=self.world.clock.wall(),
             )
+            self._transferred(submit)
         await asyncio.gather(*(self._generate(job, branch) for branch in submit.branches))
         self._end(job)
+
+    def _transferred(self, submit: Submit) -> None:
+        """What a decode worker says when its fetch has ended."""
+        remote = submit.remote
+        answer = self.transfer if submit.canary else self.transfer_of_requests or self.transfer
+        ended = answer(remote.worker_id) if remote is not None else None
+        if remote is not None and ended is not None:
+            path, code = ended
+            told = Transferred(submit.handle, remote.worker_id, remote.epoch, path, 0.001, 64, code, "as told")
+            self.send(told)
 
     async def _generate(self, job: Job, branch: Branch) -> None:
         position = len(branch.forced) + 1
@@ -301,7 +327,7 @@ class ScriptedWorker:
             spans = (Span("0" * 32, "1" * 16, "2" * 16, job.submit.mode, self.role, 0.0, 0.0, {}),)
             self.send(AttemptReport(handle, 10, self.reused, 0, 0, spans))
 
-    def send(self, message: Hello | StepOutputs | AttemptFailed | AttemptReport | Pong) -> None:
+    def send(self, message: RouterMessage) -> None:
         if self.link is not None:
             self.link.tokens.send(message)
 
@@ -384,7 +410,16 @@ class Spans:
 class World:
     """One router and its scripted workers."""
 
-    def __init__(self, loop: VirtualLoop, settings: RouterSettings | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        settings: RouterSettings | None = None,
+        seed: int = 0,
+        *,
+        canaries: bool = False,
+        meter: Meter | None = None,
+    ) -> None:
+        """Without `canaries` every pair of workers is trusted."""
         self.loop = loop
         self.clock = LoopClock(loop)
         self.settings = settings or RouterSettings()
@@ -393,9 +428,11 @@ class World:
         self.recorder = Spans()
         self.workers: dict[str, ScriptedWorker] = {}
         deadlines = self.settings.deadlines
-        self.fleet = Fleet(
-            self.links.dialer("router"), self.clock, deadlines, self.index, NullMeter(), self.settings.fleet
-        )
+        meter, entropy = meter or NullMeter(), SeededEntropy(seed, "pairs")
+        pairs = self.settings.fleet.pairs
+        prober = PairProber(pairs, KEYRING, self.clock, entropy, deadlines, meter) if canaries else None
+        dialer, fleet = self.links.dialer("router"), self.settings.fleet
+        self.fleet = Fleet(dialer, self.clock, deadlines, self.index, meter, fleet, prober)
         self.tools = Tools(
             loop=loop,
             clock=self.clock,

@@ -64,8 +64,12 @@ class Harness:
         self.digester = Digester(model.layout)
         self.stories: dict[int, Story] = {}
         self.fetches: dict[int, Fetching] = {}
+        self.stopping: dict[int, Fetching] = {}
+        """Withdrawn fetches that have not ended yet."""
         self.quarantine: list[int] = []
         self.names: dict[bytes, None] = {}
+        self.withdrawn: list[int] = []
+        """Works whose blocks went to others, in order."""
         self.running: Step | None = None
         self.steps: list[Step] = []
         self._next = 0
@@ -150,6 +154,13 @@ class Harness:
         self.scheduler.fetch_ended(work_id, reason, self.now, late)
         self.flush()
 
+    def stop_withdrawn(self, late: bool = False) -> None:
+        """What was withdrawn ends; with `late` its slots stay dangerous until `quiet`."""
+        for work_id in list(self.stopping):
+            self.fetches[work_id] = self.stopping.pop(work_id)
+            slots = tuple(target.slot for target in self.fetches[work_id].left.values())
+            self.end_fetch(work_id, "cancelled", slots if late else ())
+
     def quiet(self) -> None:
         """The abandoned transfers write their last bytes and are over."""
         for slot in self.quarantine:
@@ -174,7 +185,8 @@ class Harness:
     def _check_writes(self, step: Step) -> None:
         """A slot is written by one row, for one user, before it has a name, and not while a transfer fills it."""
         size, pool = self.model.block_tokens, self.scheduler.residence.pool
-        filling = {target.slot for fetching in self.fetches.values() for target in fetching.left.values()}
+        fetching = (*self.fetches.values(), *self.stopping.values())
+        filling = {target.slot for each in fetching for target in each.left.values()}
         named = {pool.find(name) for name in pool.snapshot()}
         written: set[int] = set()
         for row in step.rows:
@@ -222,7 +234,11 @@ class Harness:
             self.names[name] = None
         for name in report.kv.removed:
             del self.names[name]
+        self.withdrawn += report.withdrawn
+        for work_id in report.withdrawn:
+            self.stopping[work_id] = self.fetches.pop(work_id)
         for job in report.fetches:
+            assert job.work_id not in self.stopping, "fetched again before the last fetch has ended"
             self.fetches[job.work_id] = Fetching(job, {target.index: target for target in job.targets})
         for emitted in report.emitted:
             self._emitted(emitted)
@@ -304,6 +320,7 @@ class Harness:
                 self.cancel(work_id)
         if self.running is not None:
             self.finish()
+        self.stop_withdrawn()
         for work_id in list(self.fetches):
             self.end_fetch(work_id, "drained")
         self.quiet()

@@ -165,6 +165,12 @@ class PoolMachine(RuleBasedStateMachine):
     def unquarantine(self) -> None:
         self.pool.unquarantine(self.quarantined.pop())
 
+    @rule(slot=st.integers(0, 7))
+    def condemn(self, slot: int) -> None:
+        if slot < self.pool.blocks:
+            self.pool.condemn(slot)
+            assert slot not in [self.pool.find(known) for known in self.pool.snapshot()]
+
     @rule()
     def events(self) -> None:
         change = self.pool.take_changes()

@@ -10,8 +10,9 @@ from rich.console import Console
 from tandem.cli.board import LineBoard, TableBoard, state_of
 from tandem.cli.main import COMMANDS, main
 from tandem.cli.member import Member
-from tandem.cli.platform import Platform, figures_line, linked_workers
+from tandem.cli.platform import Platform
 from tandem.cli.ports import free_port
+from tandem.cli.router_watch import figures_line, linked_workers
 from tandem.cli.up import adds_to
 from tandem.cli.up_options import parse
 from tandem.service.processes import Command

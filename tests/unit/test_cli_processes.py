@@ -116,11 +116,11 @@ async def test_children_die_when_the_parent_is_killed(tmp_path: Path) -> None:
 def test_a_run_directory_is_private_and_its_files_too() -> None:
     directory = RunDirectory()
     directory.draw_key(SeededEntropy(1))
-    directory.publish(["127.0.0.1:1", "127.0.0.1:2"])
+    directory.publish(["127.0.0.1:1", "127.0.0.1:2"], {"127.0.0.1:2": 20.0})
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.key_file.stat().st_mode) == 0o600
     assert len(bytes.fromhex(directory.key_file.read_text())) == 32
-    wanted = '{"workers": [{"address": "127.0.0.1:1"}, {"address": "127.0.0.1:2"}]}'
+    wanted = '{"workers": [{"address": "127.0.0.1:1"}, {"address": "127.0.0.1:2", "drain_within_s": 20.0}]}'
     assert directory.fleet_file.read_text() == wanted
     assert len(str(directory.sockets)) < 80
     directory.remove()

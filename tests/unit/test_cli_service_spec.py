@@ -68,6 +68,8 @@ def test_the_examples_are_good(path: Path) -> None:
     [
         (changed("spec", "surprise", 1), "spec: Object contains unknown field `surprise`"),
         (changed("spec", "pools", 0, "gpus", 1), "spec.pools[0]: Object contains unknown field `gpus`"),
+        (changed("spec", "engine", "preset", "h100-llama-3.1-8b"), "spec.engine.preset is 'h100-llama-3.1-8b'"),
+        (changed("spec", "engine", {"type": "simulated", "preset": "b200"}), "spec.engine.preset is 'b200'"),
         (changed("spec", "engine", "type", "magic"), "spec.engine.type: Invalid enum value 'magic'"),
         (changed("spec", "pools", 1, "replicas", "two"), "spec.pools[1].replicas: Expected `int`, got `str`"),
         (changed("spec", "pools", 1, "replicas", -1), "spec.pools[1].replicas is -1"),
@@ -176,3 +178,10 @@ def test_every_process_gets_its_command_and_no_secret_in_it() -> None:
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(2, 3, 1), (8, 3, 2), (64, 2, 32), (4, 0, 4)])
 def test_threads_are_shared_out(cores: int, workers: int, threads: int) -> None:
     assert threads_per_worker(cores, workers) == threads
+
+
+def test_a_preset_is_one_of_those_there_are() -> None:
+    options = parse(["--engine", "simulated", "--preset", "h100-qwen3-32b-tp2"])
+    assert options.service.spec.engine.preset == "h100-qwen3-32b-tp2"
+    with pytest.raises(SystemExit):
+        parse(["--engine", "simulated", "--preset", "b200"])

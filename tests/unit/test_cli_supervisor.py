@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tandem.cli.member import Member
 from tandem.cli.restart import RestartPolicy, exit_reason
-from tandem.cli.supervisor import ROUTER, StopTimes, Supervisor
+from tandem.cli.stopping import StopTimes
+from tandem.cli.supervisor import ROUTER, Supervisor
 from tandem.core.errors import TandemError
 from tandem.service.processes import Command
 from tandem.sim.loop import LoopClock, VirtualLoop, run
@@ -83,9 +84,11 @@ class FakeControl:
 class Fleet:
     def __init__(self) -> None:
         self.published: list[tuple[str, ...]] = []
+        self.drains: dict[str, float] = {}
 
-    def publish(self, addresses: Sequence[str]) -> None:
+    def publish(self, addresses: Sequence[str], drains: Mapping[str, float]) -> None:
         self.published.append(tuple(addresses))
+        self.drains = dict(drains)
 
 
 @dataclass

@@ -160,6 +160,54 @@ def test_a_client_that_never_reads_again_is_cut_off() -> None:
     on_stage(test, Script(silent), settings=settings)
 
 
+def test_an_answer_that_ended_while_the_client_did_not_read_is_whole_when_it_reads_again() -> None:
+    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=20_000, stall_s=30.0, farewell_s=2.0))
+
+    async def test(stage: Stage) -> None:
+        client = stage.client()
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(client.ask("POST", CHAT, STREAM))
+            await until(lambda: stage.script.started)
+            sink = stage.script.only.sink
+            say(sink, 1, " 1")
+            client.reads.clear()
+            for position in range(2, 5):
+                say(sink, position, f" {position}")
+            sink.output(0, 5, (1,), " 5", (), "stop", None)
+            sink.done(Usage(3, 5, 0))
+            await asyncio.sleep(31.0)
+            client.reads.set()
+            answer = await asking
+        assert answer.text() == " 1 2 3 4 5"
+        assert answer.events()[-1] == "[DONE]"
+
+    on_stage(test, Script(silent), settings=settings)
+
+
+def test_an_answer_that_ends_in_the_turn_in_which_the_client_becomes_too_slow_is_whole_or_an_error() -> None:
+    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=2_000, stall_s=30.0, farewell_s=2.0))
+
+    async def test(stage: Stage) -> None:
+        client = stage.client()
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(client.ask("POST", CHAT, STREAM))
+            await until(lambda: stage.script.started)
+            sink = stage.script.only.sink
+            say(sink, 1, " 1")
+            client.reads.clear()
+            for position in range(2, 40):
+                say(sink, position, f" {position}")
+            sink.output(0, 40, (1,), " 40", (), "stop", None)
+            sink.done(Usage(3, 40, 0))
+            await asyncio.sleep(1.0)
+            client.reads.set()
+            answer = await asking
+        assert answer.events()[-1] == "[DONE]"
+        assert answer.text() == "".join(f" {position}" for position in range(1, 41))
+
+    on_stage(test, Script(silent), settings=settings)
+
+
 def test_a_client_that_pauses_gets_everything_in_order() -> None:
     async def test(stage: Stage) -> None:
         client = stage.client()

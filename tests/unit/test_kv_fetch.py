@@ -149,7 +149,9 @@ def test_a_flipped_byte_is_refused_and_what_landed_before_stays() -> None:
         assert sorted(world.receiver.landed_words) == [0, 1, 2]
         assert world.receiver.ended == [(7, report.reason, ())]
         assert world.meter.added["tandem_kv_blocks_refused_total", "digest"] == 1
-        assert "lease" in world.holder.leases
+        await asyncio.sleep(0.1)
+        assert world.holder.rechecked == [names[3]], "the holder looks at its own copy, which is good"
+        assert "lease" not in world.holder.leases, "nothing more is wanted"
         world.settled()
 
     on_virtual_time(main)
@@ -209,7 +211,7 @@ def test_no_transport_in_common_is_said_at_once() -> None:
     async def main(world: World) -> None:
         world.address = "ucx://elsewhere"
         report = await world.fetch((name_of(0),))
-        assert report.reason == "no transport in common: ucx://elsewhere"
+        assert report.reason == "transfer_failed: no transport in common: ucx://elsewhere"
         assert world.loop.time() == 0.0
 
     on_virtual_time(main)
@@ -286,7 +288,10 @@ class ScriptedPull:
         raise self._error
 
     async def acknowledge(self) -> None:
-        raise AssertionError("nothing to acknowledge")
+        self._holder.release("lease")
+
+    async def refuse(self, index: int) -> None:
+        raise AssertionError("nothing to refuse")
 
     async def close(self) -> None:
         await asyncio.sleep(self._close_s)

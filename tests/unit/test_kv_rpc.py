@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer import rpc
-from kv_transfer.frames import Acknowledge, Failed, Offers, Pool
+from kv_transfer.frames import Acknowledge, Failed, Offers, Pool, Refused
 from kv_transfer.transport import Alive, Missing, Offer, PullOpen
 from protos import kv_pb2 as pb
 from tandem.core.errors import TandemError
@@ -58,6 +58,8 @@ def test_events_survive_the_wire(tokens: list[tuple[int, int, str | None]], inde
 
 def test_the_rest_survives_the_wire() -> None:
     assert rpc.decode_receiver(rpc.encode_acknowledge("l")) == Acknowledge("l")
+    refused = Refused("l", b"n" * 16)
+    assert rpc.decode_receiver(rpc.encode_refused(refused)) == refused
     assert rpc.decode_holder(rpc.encode_failed(TandemError("kv_gone", "why"))) == Failed("kv_gone", "why")
     assert rpc.decode_holder(rpc.encode_pool(Pool(4096, 7))) == Pool(4096, 7)
 

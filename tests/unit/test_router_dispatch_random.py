@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.settings import PlacementSettings, RouterSettings
+from router.settings import PlacementSettings, RetrySettings, RouterSettings
 from tandem.core.entropy import SeededEntropy, below, unit
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, ScriptedWorker, World
@@ -21,6 +21,9 @@ class JitterPolicy:
 
     def delay_s(self, source: str, target: str) -> float:
         return unit(self._entropy) * 0.02
+
+    def repeats(self, source: str, target: str) -> bool:
+        return False
 
 
 async def misbehave(worker: ScriptedWorker, entropy: SeededEntropy) -> None:
@@ -66,7 +69,9 @@ async def ask(world: World, entropy: SeededEntropy) -> Client | None:
 async def drama(loop: VirtualLoop, seed: int) -> None:
     entropy = SeededEntropy(seed, "drama")
     prefer = ("auto", "disaggregated", "local")[below(entropy, 3)]
-    world = World(loop, RouterSettings(placement=PlacementSettings(prefer=prefer)), seed)
+    # Three workers that refuse everything at one time are more than the usual number of attempts can outlast.
+    retry = RetrySettings(fruitless_attempts_max=8, hedge_after_s=(None, 0.05)[below(entropy.fork("hedging"), 2)])
+    world = World(loop, RouterSettings(placement=PlacementSettings(prefer=prefer), retry=retry), seed)
     world.links.policy = JitterPolicy(entropy.fork("network"))
     for worker_id, role in (
         ("p1", "prefill"),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from router.placement import WorkerView
 from router.settings import FleetSettings, RouterSettings
 from tandem.core.kv import chain_names, pack_tokens
-from tandem.core.messages import AttemptReport, KvDelta, Load, SequenceOutput
+from tandem.core.messages import AttemptReport, Claimed, KvDelta, Load, SequenceOutput
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import LAYOUT, ROOT, World
 
@@ -43,6 +43,10 @@ class Ear:
     def on_failed(self, code: str, message: str) -> None: ...
 
     def on_report(self, report: AttemptReport) -> None: ...
+
+    def on_transferred(self) -> None: ...
+
+    def on_claimed(self, claimed: Claimed | None) -> None: ...
 
     def on_lost(self, reason: str) -> None:
         self.lost.append(reason)
@@ -91,9 +95,28 @@ def test_a_router_that_was_stopped_itself_blames_nobody() -> None:
     async def body(world: World) -> None:
         await world.start()
         before = world.fleet.peer("d1")
-        world.loop._now += 10.0
+        world.loop._now += 1.4
         await asyncio.sleep(3.0)
         assert world.fleet.peer("d1") is before
+
+    scenario(body)
+
+
+def test_a_router_that_was_stopped_for_too_long_begins_anew_with_every_worker() -> None:
+    async def body(world: World) -> None:
+        await world.start()
+        before, ear = world.fleet.peer("d1"), Ear()
+        assert before is not None
+        world.loop.after_step = None
+        before.open(ear)
+        world.loop._now += 10.0
+        await asyncio.sleep(3.0)
+        now = world.fleet.peer("d1")
+        assert now is not None
+        assert now is not before
+        assert now.epoch == before.epoch
+        assert len(ear.lost) == 1
+        assert "this router was stopped" in ear.lost[0]
 
     scenario(body)
 

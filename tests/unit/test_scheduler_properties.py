@@ -150,6 +150,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             left = list(self.h.fetches[work_id].left.values())
             self.h.end_fetch(work_id, "broken", tuple(target.slot for target in left[:late]))
 
+    @rule(late=st.booleans())
+    def stop_withdrawn(self, late: bool) -> None:
+        self.h.stop_withdrawn(late)
+
     @rule()
     def quiet(self) -> None:
         self.h.quiet()
@@ -181,12 +185,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(200):
             self.h.run()
             self.h.now += 200.0
+            self.h.stop_withdrawn()
             for work_id in list(self.h.fetches):
                 self.h.land_all(work_id)
             self.h.quiet()
             for work_id in self._live("decode"):
                 self.h.scheduler.sample_first(work_id)
-            if not self._live() and not self.h.fetches:
+            if not self._live() and not self.h.fetches and not self.h.stopping:
                 break
         assert not self._live(), "works are stuck"
         self.h.drain()

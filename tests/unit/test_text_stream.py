@@ -17,7 +17,7 @@ from tandem.core.simple_tokenizer import encode
 from tandem.worker.detokenizer import Decoder, Detokenizer
 from tandem.worker.simple_decoder import SimpleDecoder
 from tandem.worker.stop_strings import StopMatcher
-from tandem.worker.text import TextStream
+from tandem.worker.text import TextPiece, TextStream
 from tandem.worker.tokenizer import FileDecoder
 
 
@@ -96,7 +96,7 @@ def test_an_unfinished_character_is_held_back_and_ends_as_a_replacement() -> Non
     stream = TextStream(SIMPLE, (), PLAIN)
     assert [stream.feed(byte).text for byte in euro] == ["", "", "€"]
     assert stream.feed(euro[0]).text == ""
-    assert stream.finish(euro[1]) == ("\N{REPLACEMENT CHARACTER}", 1, None)
+    assert stream.finish(euro[1]) == TextPiece("\N{REPLACEMENT CHARACTER}", 1, None)
 
 
 def test_endless_invalid_bytes_are_given_out_in_time() -> None:
@@ -107,7 +107,7 @@ def test_endless_invalid_bytes_are_given_out_in_time() -> None:
 def test_the_end_token_has_no_text_but_releases_what_was_held() -> None:
     stream = TextStream(SIMPLE, (), Stopping(max_tokens=9, stop=("abc",)))
     assert [stream.feed(byte).text for byte in b"xab"] == ["x", "", ""]
-    assert stream.finish(None) == ("ab", 1, None)
+    assert stream.finish(None) == TextPiece("ab", 1, None)
     assert stream.tokens == 4
 
 
@@ -177,9 +177,10 @@ def test_a_skipped_position_continues_where_the_other_worker_ended(text: str, da
 
 def test_text_the_client_has_not_seen_yet_comes_with_the_next_token() -> None:
     stream = TextStream(SIMPLE, (), PLAIN, forced=b"hello", sent_chars=2)
-    assert stream.feed(ord("!")) == ("llo!", 2, None)
+    assert stream.feed(ord("!")) == TextPiece("llo!", 2, None)
 
 
 def test_more_sent_than_replayed_is_suppressed_until_caught_up() -> None:
     stream = TextStream(SIMPLE, (), PLAIN, forced=b"he", sent_chars=4)
-    assert [stream.feed(byte) for byte in b"llo"] == [("", 3, None), ("", 4, None), ("o", 4, None)]
+    released = [TextPiece("", 3, None), TextPiece("", 4, None), TextPiece("o", 4, None)]
+    assert [stream.feed(byte) for byte in b"llo"] == released

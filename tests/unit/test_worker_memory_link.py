@@ -22,6 +22,9 @@ class Scripted:
     def delay_s(self, source: str, target: str) -> float | None:
         return self.delays.get((source, target), 0.01)
 
+    def repeats(self, source: str, target: str) -> bool:
+        return False
+
 
 Body = Callable[[VirtualLoop, MemoryLinks, Scripted, RouterLink, WorkerLink], Awaitable[None]]
 

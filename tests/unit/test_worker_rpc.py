@@ -21,6 +21,7 @@ from tandem.core.messages import (
     Ping,
     Pong,
     ProvideFirst,
+    Ready,
     RemoteKv,
     RouterMessage,
     SampleFirst,
@@ -30,6 +31,7 @@ from tandem.core.messages import (
     StepOutputs,
     Submit,
     TokenLogprob,
+    Transferred,
     WorkerCommand,
 )
 from tandem.core.request import Branch, Sampling, Stopping
@@ -54,6 +56,7 @@ COMMANDS: list[WorkerCommand] = [
         remote=RemoteKv("p", BIG, ("shm:///x", "tcp://h:1"), "lease", b"\xff"),
         export=Export("lease", BIG, 30.0),
         traceparent="00-x",
+        canary=True,
     ),
     Submit(1, "r", 1, "local", b"", (), Sampling(), Stopping(1), 0.0),
     Cancel(4),
@@ -68,7 +71,7 @@ SPAN = Span("a" * 32, "b" * 16, "c" * 16, "kv.pull", "decode", 1.5, 2.5, {"b": 1
 
 EVENTS: list[RouterMessage] = [
     Hello(1, "w", BIG, "decode", "m", "h", "v1", Layout("e", "p", "f32", 4, 2, 16, 2, 8, 1, 1, "avx"), b"r" * 16,
-          9, 4096, (1, 2), ("shm://a",), True),
+          9, 4096, (1, 2), ("shm://a",), True, True, "self", ("tcp: refused",)),
     StepOutputs((SequenceOutput(1, 0, 1, (5,), "x", 0), SequenceOutput(2, 1, 7, (6,), "", 3))),
     StepOutputs(
         (
@@ -84,6 +87,9 @@ EVENTS: list[RouterMessage] = [
     AttemptReport(3, 0, 0, 0, 0, ()),
     Pong(BIG, 3),
     Draining(0.0),
+    Ready(("shm:///a", "tcp://b:1"), "self", ("ucx: transfer_failed: no device",)),
+    Transferred(7, "prefill-0", (1 << 64) - 1, "tcp", 0.25, 1 << 40, "kv_corrupt", "as told", ("shm: refused",)),
+    Transferred(8, "prefill-0", 1, "", 0.0, 0),
 ]  # fmt: skip
 
 UPDATES: list[StateUpdate] = [

@@ -59,6 +59,9 @@ class Scripted:
         await asyncio.sleep(self.drain_s)
         self.told.append("drained")
 
+    def held(self) -> Mapping[str, int]:
+        return {"attempts": 1} if "drained" not in self.told else {}
+
     async def stop(self) -> None:
         self.told.append("stop")
 
@@ -80,10 +83,10 @@ def live(service: Scripted, *asks_s: float) -> tuple[float, list[str]]:
 
 def test_a_signal_drains_then_stops_in_order() -> None:
     service = Scripted()
-    service.drain_s = 2.0
+    service.drain_s = 1.75
     took, stages = live(service, 5.0)
     assert service.told == ["start", "serve", "drain 30", "drained", "root cancelled", "stop"]
-    assert took == 7.0
+    assert took == 6.75
     assert stages == ["ready", "draining", "stopping"]
 
 
@@ -150,8 +153,24 @@ def test_health_says_why_not_ready() -> None:
     assert health.problem == "the service is starting"
     health.ready()
     assert health.problem is None
-    health.draining()
-    assert "leaving" in (health.problem or "")
+    health.draining({"attempts": 3, "exported_blocks": 40})
+    assert health.problem is not None
+    assert health.problem.endswith("takes no new work; it still holds 3 attempts, 40 exported blocks")
+    health.draining({})
+    assert health.problem == "the service is leaving and takes no new work"
+
+
+def test_a_draining_service_says_what_it_holds_when_that_changes() -> None:
+    stream = io.StringIO()
+    health = Health(EventLines(stream))
+    for held in ({"attempts": 2}, {"attempts": 2}, {"attempts": 1}, {}):
+        health.draining(held)
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert told == [
+        {"event": "draining", "attempts": 2},
+        {"event": "draining", "attempts": 1},
+        {"event": "draining"},
+    ]
 
 
 def test_logs_carry_fields_and_the_bound_request() -> None:

@@ -3,16 +3,21 @@
 import asyncio
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
-from tandem.core.messages import Pong
-from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.service.grpc_tls import TlsSettings, channel_credentials, server_credentials
-from tandem.service.link import WorkerLink
+from tandem.core.messages import KvSnapshot, Pong, StateUpdate
+from tandem.service.grpc_tls import channel_credentials, server_credentials
+from tandem.service.link import Dialer, WorkerLink
+from tandem.service.link_dialer import open_dialer
+from tandem.service.link_queue import LinkLimits
+from tandem.service.link_servers import open_server
+from tandem.service.tcp_server import TcpLinkServer
+from tandem.service.tls import TlsSettings, client_context, server_context
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
@@ -21,42 +26,117 @@ def _openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def _certificates(folder: Path) -> TlsSettings:
+def _certificates(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> TlsSettings:
     """A fresh authority and one certificate for localhost signed by it."""
     folder.mkdir()
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     _openssl(folder, "req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test", "-days", "2")
     _openssl(folder, "req", *curve, "-keyout", "end.key", "-out", "end.csr", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    (folder / "names").write_text(f"subjectAltName={names}\n")
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
     _openssl(folder, "x509", "-req", "-in", "end.csr", "-out", "end.pem", *signed)
     return TlsSettings(folder / "end.pem", folder / "end.key", folder / "ca.pem")
 
 
+async def _to_its_end(link: WorkerLink) -> None:
+    with suppress(TandemError):
+        while True:
+            await link.tokens.receive()
+
+
+def _dialer(name: str, tls: TlsSettings) -> Dialer:
+    return open_dialer(name, SeededEntropy(1, name), tls)
+
+
 @needs_openssl
-async def test_only_peers_of_the_same_authority_get_a_link(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_only_peers_of_the_same_authority_get_a_link(transport: str, tmp_path: Path) -> None:
     ours, theirs = _certificates(tmp_path / "ours"), _certificates(tmp_path / "theirs")
 
     async def accept(link: WorkerLink) -> None:
         link.tokens.send(Pong(1, 1))
-        await asyncio.Event().wait()
+        await _to_its_end(link)
 
-    server = GrpcLinkServer("127.0.0.1:0", credentials=server_credentials(ours))
+    server = open_server(transport, "127.0.0.1:0", None, ours, 2.0)
     address = await server.start(accept)
-    link = await GrpcDialer("friend", SeededEntropy(1), credentials=channel_credentials(ours)).dial(address, 5.0)
+    assert address.startswith(f"{transport}://")
+    link = await _dialer("friend", ours).dial(address, 5.0)
     assert await link.tokens.receive() == (Pong(1, 1),)
-    for credentials in (channel_credentials(theirs), None):
+    for strange in (theirs, TlsSettings()):
         with pytest.raises(TandemError) as caught:
-            await GrpcDialer("stranger", SeededEntropy(2), credentials=credentials).dial(address, 2.0)
+            await _dialer("stranger", strange).dial(address, 2.0)
         assert caught.value.code == "link_lost"
     link.close("done")
     await server.stop()
 
 
+@needs_openssl
+async def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
+    ours = _certificates(tmp_path / "ours", names="DNS:elsewhere.example")
+    server = open_server("tcp", "127.0.0.1:0", None, ours, 2.0)
+    address = await server.start(_to_its_end)
+    with pytest.raises(TandemError, match="cannot be reached") as caught:
+        await _dialer("friend", ours).dial(address, 2.0)
+    assert caught.value.code == "link_lost"
+    await server.stop()
+
+
+@needs_openssl
+async def test_links_with_certificates_deliver_their_last_words_and_bound_their_queues(tmp_path: Path) -> None:
+    ours = _certificates(tmp_path / "ours")
+    links: asyncio.Queue[WorkerLink] = asyncio.Queue()
+
+    async def accept(link: WorkerLink) -> None:
+        links.put_nowait(link)
+        await _to_its_end(link)
+
+    limits = LinkLimits(queue_messages=100_000, queue_bytes=4 << 20, inbox_frames=4, flush_s=1.0)
+    server = TcpLinkServer("127.0.0.1:0", limits, server_context(ours))
+    address = await server.start(accept)
+    for _ in range(2):
+        link = await _dialer("friend", ours).dial(address, 5.0)
+        worker = await links.get()
+        pieces = [KvSnapshot(1, number, b"k" * 200_000, False) for number in range(10)]
+        for piece in pieces:
+            worker.state.send(piece)
+        worker.close("last words")
+        got: list[StateUpdate] = []
+        while len(got) < len(pieces):
+            got.extend(await asyncio.wait_for(link.state.receive(), 5.0))
+        assert got == pieces
+        with pytest.raises(TandemError, match="last words"):
+            await link.tokens.receive()
+    link = await _dialer("slow", ours).dial(address, 5.0)
+    worker = await links.get()
+    for _ in range(200):
+        worker.state.send(KvSnapshot(1, 1, b"f" * 500_000, False))
+        await asyncio.sleep(0)
+    with pytest.raises(TandemError, match="does not read"):
+        await worker.state.receive()
+    await server.stop()
+
+
+@needs_openssl
+def test_certificates_that_are_no_good_are_a_bad_setting(tmp_path: Path) -> None:
+    ours, theirs = _certificates(tmp_path / "ours"), _certificates(tmp_path / "theirs")
+    mixed = TlsSettings(ours.certificate, theirs.private_key, ours.authority)
+    _openssl(
+        tmp_path / "ours", "ec", "-in", "end.key", "-out", "locked.key", "-aes128", "-passout", "pass:long secret"
+    )
+    locked = TlsSettings(ours.certificate, tmp_path / "ours" / "locked.key", ours.authority)
+    (tmp_path / "text").write_text("no certificate")
+    text = TlsSettings(ours.certificate, ours.private_key, tmp_path / "text")
+    for tls in (mixed, locked, text):
+        for make in (server_context, client_context):
+            with pytest.raises(TandemError) as caught:
+                make(tls)
+            assert caught.value.code == "bad_setting"
+
+
 def test_certificate_files_come_together_and_must_exist(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="belong together"):
         TlsSettings(certificate=tmp_path / "a")
-    with pytest.raises(TandemError, match="cannot be read"):
-        server_credentials(TlsSettings(tmp_path / "a", tmp_path / "b", tmp_path / "c"))
-    assert server_credentials(TlsSettings()) is None
-    assert channel_credentials(TlsSettings()) is None
+    for make in (server_credentials, channel_credentials, server_context, client_context):
+        with pytest.raises(TandemError, match="cannot be read"):
+            make(TlsSettings(tmp_path / "a", tmp_path / "b", tmp_path / "c"))
+        assert make(TlsSettings()) is None

@@ -24,8 +24,11 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
+from tandem.service.link_dialer import open_dialer
 from tandem.service.system import SystemClock
+from tandem.service.tcp_dialer import TcpDialer
+from tandem.service.tcp_server import TcpLinkServer
+from tandem.service.tls import TlsSettings
 from tandem.worker.parts import Parts
 from tandem.worker.simple_decoder import SimpleDecoder
 from tests.unit.worker_stage import (
@@ -64,10 +67,10 @@ def _hello(router: Router) -> Hello:
 
 @pytest.mark.parametrize("scheme", ["tcp", "shm"])
 async def test_hand_offs_over_real_links_and_transports_give_the_reference(scheme: str, tmp_path: Path) -> None:
-    prefill = build_prefill(_parts("p"), GrpcLinkServer("127.0.0.1:0"), [_transport(scheme, tmp_path)])
-    decoder = build_decode(_parts("d"), GrpcLinkServer("127.0.0.1:0"), [_transport(scheme, tmp_path)])
+    prefill = build_prefill(_parts("p"), TcpLinkServer("127.0.0.1:0"), [_transport(scheme, tmp_path)])
+    decoder = build_decode(_parts("d"), TcpLinkServer("127.0.0.1:0"), [_transport(scheme, tmp_path)])
     async with running(prefill, decoder):
-        dialer = GrpcDialer("router", SeededEntropy(4))
+        dialer = TcpDialer("router", SeededEntropy(4))
         p, d = await dial(dialer, prefill.address), await dial(dialer, decoder.address)
         pairs: dict[int, Submit] = {}
         for handle, length in enumerate((1, 15, 16, 17, 31, 33, 160, 700, 2100), start=1):
@@ -140,10 +143,15 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
         "--socket-directory",
         str(tmp_path),
     )
-    decoder = await Worker.start("decode_worker", "--worker-id", "d-0", "--socket-directory", str(tmp_path))
+    over_grpc = ("--link.transport", "grpc")
+    decoder = await Worker.start(
+        "decode_worker", "--worker-id", "d-0", "--socket-directory", str(tmp_path), *over_grpc
+    )
     try:
-        dialer = GrpcDialer("router", SeededEntropy(4))
-        p, d = await dial(dialer, await prefill.address()), await dial(dialer, await decoder.address())
+        dialer = open_dialer("router", SeededEntropy(4), TlsSettings())
+        addresses = await prefill.address(), await decoder.address()
+        assert [address.partition("://")[0] for address in addresses] == ["tcp", "grpc"]
+        p, d = await dial(dialer, addresses[0]), await dial(dialer, addresses[1])
         keyring = read_keyring(key_file)
         to_p, to_d = hand_off(
             1, _hello(p), _hello(d), prompt(500), SystemClock().wall(), keyring, stopping=Stopping(max_tokens=20)
@@ -179,6 +187,7 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
     [
         (("--engine", "steam"), "bad_setting: engine = 'steam': expected torch or simulated"),
         (("--kv.port", "x"), "bad_setting: kv.port = 'x': Expected `int`, got `str`"),
+        (("--link.transport", "udp"), "bad_setting: link.transport: transport = 'udp': expected tcp or grpc"),
         (("--link.bind", "256.0.0.1:1"), "bad_setting: link.bind '256.0.0.1:1': the address cannot be bound"),
     ],
 )

@@ -61,9 +61,14 @@ def build_prefill(
 
 
 def build_decode(
-    parts: Parts, links: LinkServer, transports: Sequence[Transport], name: str = "decode-0", role: str = "decode"
+    parts: Parts,
+    links: LinkServer,
+    transports: Sequence[Transport],
+    name: str = "decode-0",
+    role: str = "decode",
+    keyring: Keyring | None = None,
 ) -> WorkerService:
-    return decode_worker(parts, name, links, transports, begin(parts), role=role)
+    return decode_worker(parts, name, links, transports, begin(parts), role=role, keyring=keyring)
 
 
 def memory_transport(fabric: MemoryFabric, name: str) -> MemoryTransport:

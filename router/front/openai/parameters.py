@@ -18,6 +18,8 @@ def check(request: ChatRequest | CompletionRequest) -> None:
     """Rules among parameters. Raises `invalid_request`."""
     if request.stream_options is not None and not request.stream:
         raise _invalid("stream_options", "stream_options is only allowed when stream is true")
+    if request.resumable and not request.stream:
+        raise _invalid("resumable", "resumable is only allowed when stream is true")
     if isinstance(request, ChatRequest):
         _check_chat(request)
 

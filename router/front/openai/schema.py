@@ -48,6 +48,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignore_eos: bool | None = None
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    resumable: bool | None = None
+
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Requests share cached prefixes only with those of the same tenant and salt."""
 
     user: str | None = None
     metadata: dict[str, str] | None = None

@@ -37,6 +37,13 @@ def scramble(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
+def scramble_one(x: int) -> int:
+    """`scramble` of one number below 2**64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & U64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & U64
+    return x ^ (x >> 31)
+
+
 def _odd(seed: int, count: int) -> Words:
     counter = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(seed & U64)
     return scramble(counter) | np.uint64(1)
@@ -52,7 +59,8 @@ def _inverse(odd: Words) -> Words:
 
 @dataclass(frozen=True)
 class Tables:
-    """Constants per position: `coefficients[block]` are k then v of its positions; the rest is the closed form."""
+    """Constants: row b of `coefficients` is k, then v, of the positions of block b; the rest, per position, is the
+    closed form."""
 
     k: Words
     v: Words
@@ -68,7 +76,7 @@ def tables(context_tokens: int, block_tokens: int) -> Tables:
     blocks = -(-context_tokens // block_tokens) + 1
     count = blocks * block_tokens
     k, v = _odd(1, count), _odd(2, count)
-    coefficients = np.stack([k.reshape(blocks, -1), v.reshape(blocks, -1)], axis=1).reshape(-1)
+    coefficients = np.stack([k.reshape(blocks, -1), v.reshape(blocks, -1)], axis=1).reshape(blocks, -1)
     g = k + np.uint64(_Y) * v
     products = np.ones(count + 1, dtype=np.uint64)
     np.cumprod(np.uint64(1) + np.uint64(_H) * g, out=products[1:])
@@ -85,30 +93,32 @@ class Content:
         salt = blake2b(f"{model.name}/{model.seed}".encode(), digest_size=8).digest()
         self._salt = np.uint64(int.from_bytes(salt, "little"))
 
-    def attended(self, words: Words, positions: int) -> int:
-        """E after the first `positions`, from gathered blocks `[blocks, 2 * block_tokens]`, which are overwritten
-        where they are past the end."""
+    def block_sums(self, words: Words, ends: NDArray[np.int64]) -> Words:
+        """What blocks `[blocks, 2 * block_tokens]` add to E, each counted up to the sequence's position `ends[i]`,
+        which lies inside of it or at its end. `words` is overwritten."""
         size = self._block_tokens
-        full, rest = divmod(positions, size)
-        if rest:
-            words[full, rest:size] = 0
-            words[full, size + rest :] = 0
-        used = (full + (rest > 0)) * 2 * size
-        return int(np.dot(words.reshape(-1)[:used], self._tables.coefficients[:used]))
+        index = (ends - 1) // size
+        used = ends - index * size
+        if (used < size).any():
+            words = words.reshape(-1, 2, size) * (np.arange(size) < used[:, None])[:, None, :]
+            words = words.reshape(-1, 2 * size)
+        sums: Words = np.einsum("bw,bw->b", words, self._tables.coefficients[index])
+        return sums
 
     def embedded(self, tokens: Words, positions: Words) -> Words:
         """m(token, position)."""
         return scramble(tokens * np.uint64(GOLDEN) + positions * np.uint64(_POSITION) + self._salt)
 
-    def chunk(self, before: int, tokens: Words, start: int) -> tuple[Words, int]:
-        """K words of consecutive tokens from position `start` on, given E before them; and E after them."""
+    def chunk(self, before: int, tokens: Words, start: int) -> tuple[Words, Words]:
+        """K words of consecutive tokens from position `start` on, given E before them; and E before the first, after
+        the first, and so on."""
         t, end = self._tables, start + len(tokens)
         embedded = self.embedded(tokens, np.arange(start, end, dtype=np.uint64))
         scaled = np.empty(len(tokens) + 1, dtype=np.uint64)
         scaled[0] = before * int(t.products_inverse[start]) & U64
         np.multiply(t.gains[start:end], embedded, out=scaled[1:])
         states = np.cumsum(scaled, dtype=np.uint64) * t.products[start : end + 1]
-        return np.uint64(_H) * states[:-1] + embedded, int(states[-1])
+        return np.uint64(_H) * states[:-1] + embedded, states
 
     def singles(self, before: Words, tokens: Words, positions: NDArray[np.intp]) -> tuple[Words, Words]:
         """The same for one token each of many sequences."""
@@ -116,6 +126,13 @@ class Content:
         content = np.uint64(_H) * before + self.embedded(tokens, positions.astype(np.uint64))
         after = before + t.k[positions] * content + t.v[positions] * self.values(content)
         return content, after
+
+    def next_state(self, state: int, token: int, position: int) -> int:
+        """E after one more token, without arrays: for who follows a single sequence."""
+        t = self._tables
+        embedded = scramble_one((token * GOLDEN + position * _POSITION + int(self._salt)) & U64)
+        content = (_H * state + embedded) & U64
+        return (state + (int(t.k[position]) + int(t.v[position]) * _Y) * content) & U64
 
     def values(self, content: Words) -> Words:
         """V words of K words."""

@@ -14,7 +14,7 @@ from tandem.core.messages import Alternative, TokenLogprob
 from tandem.core.request import Sampling
 from tandem.core.simple_tokenizer import BYTE_IDS
 from tandem.engine.plan import Draw, Drawn
-from tandem.engine.simulated.content import GOLDEN, U64, scramble
+from tandem.engine.simulated.content import GOLDEN, U64, Words, scramble, scramble_one
 from tandem.engine.simulated.model import SimulatedModel
 
 _TOKEN: Final = 0xA0761D6478BD642F
@@ -32,21 +32,38 @@ class Drawing:
         self._words = model.vocab - BYTE_IDS
         self._eos_below = int(model.eos_rate * (1 << 32))
 
-    def draw(self, states: Sequence[int], tokens: Sequence[int], draws: Sequence[Draw]) -> list[Drawn]:
+    def draw(self, states: Words, tokens: Words, draws: Sequence[Draw]) -> list[Drawn]:
         """One token per draw, from E and the last token of its row."""
-        mixed = [
-            state ^ (token * _TOKEN + draw.position * _POSITION + _seeded(draw)) & U64
-            for state, token, draw in zip(states, tokens, draws, strict=True)
-        ]
-        units = scramble(np.array(mixed, dtype=np.uint64)).tolist()
-        return [self._drawn(unit, draw) for unit, draw in zip(units, draws, strict=True)]
+        salts = np.array(
+            [
+                draw.position * _POSITION & U64
+                if draw.sampling.temperature == 0
+                else (draw.position * _POSITION + draw.seed * _SEED + draw.sequence * _SEQUENCE) & U64
+                for draw in draws
+            ],
+            dtype=np.uint64,
+        )
+        units = scramble(states ^ (tokens * np.uint64(_TOKEN) + salts))
+        words = np.uint64(BYTE_IDS) + (units & np.uint64(0xFFFFFFFF)) % np.uint64(self._words)
+        words[units >> np.uint64(32) < np.uint64(self._eos_below)] = self._eos
+        drawn = []
+        for index, (token, draw) in enumerate(zip(words.tolist(), draws, strict=True)):
+            sampling = draw.sampling
+            # A draw carries its prompt when, and only when, it depends on its history.
+            bound = draw.forbidden or draw.prompt or draw.output or sampling.logit_bias
+            if sampling.logprobs is None and not bound:
+                drawn.append(Drawn(draw.work_id, draw.sequence, draw.position, token))
+            else:
+                drawn.append(self._drawn(int(units[index]), draw))
+        return drawn
+
+    def draw_one(self, state: int, token: int, draw: Draw) -> Drawn:
+        """The same for one draw, without arrays."""
+        return self._drawn(scramble_one(state ^ (token * _TOKEN + _salt(draw)) & U64), draw)
 
     def _drawn(self, unit: int, draw: Draw) -> Drawn:
         sampling = draw.sampling
-        if draw.forbidden or sampling.logit_bias or sampling.needs_history:
-            token = self._constrained(unit, draw)
-        else:
-            token = self.token(unit)
+        token = self.token(unit) if _unconstrained(draw) else self._constrained(unit, draw)
         logprob = None if sampling.logprobs is None else self._logprob(unit, token, sampling.logprobs)
         return Drawn(draw.work_id, draw.sequence, draw.position, token, logprob)
 
@@ -84,10 +101,17 @@ class Drawing:
         return TokenLogprob(chosen, tuple(others[:count]))
 
 
-def _seeded(draw: Draw) -> int:
-    if draw.sampling.temperature == 0:
-        return 0
-    return draw.seed * _SEED + draw.sequence * _SEQUENCE
+def _salt(draw: Draw) -> int:
+    """What of the draw itself goes into the hash."""
+    salt = draw.position * _POSITION
+    if draw.sampling.temperature != 0:
+        salt += draw.seed * _SEED + draw.sequence * _SEQUENCE
+    return salt & U64
+
+
+def _unconstrained(draw: Draw) -> bool:
+    sampling = draw.sampling
+    return not (draw.forbidden or sampling.logit_bias or sampling.needs_history)
 
 
 def _history(draw: Draw, sampling: Sampling) -> int:

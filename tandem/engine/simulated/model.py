@@ -18,9 +18,9 @@ class SimulatedModel:
     """A model that exists as a formula. Two workers with equal `name`, `seed`, `vocab` and `block_tokens` agree
     on every token. Raises `bad_setting` naming the field.
 
-    A step takes `base_s + sequence_s * decoding + token_s * prompt tokens + context_s * positions attended by
-    prompt tokens` seconds. `eos_rate` is the chance of the end token at each position. Ids are words of the
-    simple tokenizer: bytes are only read, never drawn.
+    A step takes `base_s + sequence_s * decoding sequences + read_s * positions they attend to + token_s * prompt
+    tokens + context_s * positions those attend to` seconds. `eos_rate` is the chance of the end token at each
+    position. Ids are words of the simple tokenizer: bytes are only read, never drawn.
     """
 
     name: str = "simulated"
@@ -35,11 +35,12 @@ class SimulatedModel:
     sequence_s: float = 0.00005
     token_s: float = 0.00002
     context_s: float = 2e-9
+    read_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("context_tokens", "block_tokens", "blocks"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("base_s", "sequence_s", "token_s", "context_s"):
+        for name in ("base_s", "sequence_s", "token_s", "context_s", "read_s"):
             self._require(name, getattr(self, name) >= 0, "at least 0")
         self._require("vocab", BYTE_IDS + 2 <= self.vocab < 1 << 32, f"between {BYTE_IDS + 2} and 2**32")
         self._require("eos_token_id", 0 <= self.eos_token_id < BYTE_IDS, f"below {BYTE_IDS}")
@@ -77,5 +78,5 @@ class SimulatedModel:
 
     def step_s(self, load: StepLoad) -> float:
         """How long a step with this load takes."""
-        decode, prefill = load.decode_rows * self.sequence_s, load.prefill_tokens * self.token_s
-        return self.base_s + decode + prefill + load.prefill_context * self.context_s
+        decode = load.decode_rows * self.sequence_s + load.decode_context * self.read_s
+        return self.base_s + decode + load.prefill_tokens * self.token_s + load.prefill_context * self.context_s

@@ -26,7 +26,7 @@ def reference_tokens(
     """What one branch of a request yields on any worker, in any batch, by any route."""
     content, drawing = Content(model), Drawing(model)
     known = unpack_tokens(prompt) + branch.forced
-    _, state = content.chunk(0, np.array(known, dtype=np.uint64), 0)
+    state = int(content.chunk(0, np.array(known, dtype=np.uint64), 0)[1][-1])
     eos = () if stopping.ignore_eos else (model.eos_token_id,)
     ends = (*eos, *stopping.stop_token_ids)
     last, output = known[-1], list(branch.forced)
@@ -38,11 +38,11 @@ def reference_tokens(
             pack_tokens(output) if sampling.needs_history else b"",
             ends if position <= stopping.min_tokens else (),
         )  # fmt: skip
-        last = drawing.draw([state], [last], [draw])[0].token
+        last = drawing.draw_one(state, last, draw).token
         output.append(last)
         new = tuple(output[len(branch.forced) :])
         if last in ends and position > stopping.min_tokens:
             return Answer(new, "stop")
         if position >= stopping.max_tokens:
             return Answer(new, "length")
-        _, state = content.chunk(state, np.array([last], dtype=np.uint64), len(known) + len(new) - 1)
+        state = content.next_state(state, last, len(known) + len(new) - 1)

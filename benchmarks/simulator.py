@@ -1,0 +1,106 @@
+"""The simulator's speed: requests per CPU second on one core, 512 prompt tokens in, 64 out, 16 workers.
+
+The router, dispatch, workers, scheduler, leases, fetches, links' queues and index are those of production, the step
+times those of a preset, all prompts different. Off: invariants, comparing answers with the truth, the digest over
+what clients see. Everything else is as in `tandem sim`. One process, one thread; CPU time is the process's own, with
+the platform's start in it. Both platforms take turns; the figures are medians over rounds.
+"""
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.rounds import ROUNDS, Check, table, verdict
+from router.settings import RouterSettings
+from tandem.core.entropy import SeededEntropy, below
+from tandem.core.kv import pack_tokens
+from tandem.core.simple_tokenizer import BYTE_IDS
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.simulated.presets import preset
+from tandem.sim.network import NetworkProfile
+from tandem.sim.platform import Shape, named_workers
+from tandem.sim.replay import Arrival, ReplaySettings, replay
+
+PROMPT_TOKENS, OUTPUT_TOKENS, REQUESTS = 512, 64, 2000
+REQUESTS_PER_S: Final = 600.0
+"""How fast requests come, in virtual time: about 85 % of what the prefill workers of the preset can take."""
+PRESET: Final = "h100-llama-3.1-8b"
+BLOCKS: Final = 8192
+LINK_BYTES_PER_S: Final = 40e9
+LIMIT: Final = 1000.0
+PLATFORMS: Final = {"8 prefill, 8 decode": (8, 8), "16 unified": (0, 16)}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One replay: its requests and virtual seconds per CPU second."""
+
+    requests_per_s: float
+    virtual_per_s: float
+    handed_off: int
+
+
+def arrivals(requests: int) -> tuple[Arrival, ...]:
+    """Evenly spaced requests that share no prefix."""
+    entropy, words = SeededEntropy(0, "simulator"), preset(PRESET).model.vocab - BYTE_IDS
+    return tuple(
+        Arrival(
+            number / REQUESTS_PER_S,
+            pack_tokens([BYTE_IDS + below(entropy, words) for _ in range(PROMPT_TOKENS)]),
+            OUTPUT_TOKENS,
+        )
+        for number in range(requests)
+    )
+
+
+def settings(prefill: int, decode: int) -> ReplaySettings:
+    """Everything that is not needed for tokens to come is off."""
+    chosen = preset(PRESET)
+    network = NetworkProfile(bytes_per_s=chosen.simulated_rate(LINK_BYTES_PER_S))
+    model = replace(chosen.model, blocks=BLOCKS)
+    shape = Shape(named_workers(prefill, decode), model, SchedulerSettings(), RouterSettings(), network)
+    return ReplaySettings(shape, check_every=0)
+
+
+def measured(settings: ReplaySettings, traffic: tuple[Arrival, ...]) -> Round:
+    """Replay once. Every request must be answered in full."""
+    gc.collect()
+    began = time.process_time()
+    done = replay(settings, traffic)
+    cpu_s = time.process_time() - began
+    assert done.tally.ends == {"done": len(traffic)}, dict(done.tally.ends)
+    assert done.tally.output_tokens == len(traffic) * OUTPUT_TOKENS
+    return Round(len(traffic) / cpu_s, done.virtual_s / cpu_s, done.handed_off)
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="per round")
+    arguments = parser.parse_args()
+    traffic = arrivals(arguments.requests)
+    rounds: dict[str, list[Round]] = {name: [] for name in PLATFORMS}
+    for turn in range(1 + arguments.rounds):
+        for name, workers in PLATFORMS.items():
+            found = measured(settings(*workers), traffic)
+            # The first round fills the caches of the text of words.
+            if turn:
+                rounds[name].append(found)
+    rows, checks = [], []
+    for name, each in rounds.items():
+        rate = statistics.median(one.requests_per_s for one in each)
+        virtual = statistics.median(one.virtual_per_s for one in each)
+        rows.append((name, f"{rate:.0f}", f"{virtual:.2f}", f"{each[0].handed_off}/{arguments.requests}"))
+        checks.append(Check(f"simulated requests per CPU second, {name}", rate, LIMIT, at_least=True))
+    print(f"{PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, {REQUESTS_PER_S:g} requests per virtual second, {PRESET}")
+    print(table(("workers", "requests/CPU s", "virtual s/CPU s", "handed off"), rows))
+    return verdict(checks, "the simulator is as fast as it has to be")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

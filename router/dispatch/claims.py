@@ -1,0 +1,139 @@
+"""Asks every worker for a resumable request, and puts together what they hand over, within a bound."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from kv_transfer.tickets import Keyring
+from router.dispatch.seal import Sealed, unseal
+from router.dispatch.takeover import Share, Takeover
+from router.fleet.peer import Peer
+from tandem.core.clock import Clock
+from tandem.core.messages import AttemptReport, Cancel, Claim, Claimed, SequenceOutput
+
+
+class Claimant:
+    """`router.fleet.peer.Target` of one claim: keeps what comes until somebody else takes the handle over."""
+
+    def __init__(self, peer: Peer, answered: Callable[[], None]) -> None:
+        self.peer = peer
+        self.handle = peer.open(self)
+        self.over = False
+        """The worker has answered, or is gone."""
+        self.claimed: Claimed | None = None
+        self._answered = answered
+        self._outputs: list[SequenceOutput] = []
+        self._failure: tuple[str, str] | None = None
+        self._report: AttemptReport | None = None
+        self._transferred = False
+
+    def on_output(self, output: SequenceOutput, now: float) -> None:
+        self._outputs.append(output)
+
+    def on_failed(self, code: str, message: str) -> None:
+        self._failure = (code, message)
+
+    def on_report(self, report: AttemptReport) -> None:
+        self._report = report
+
+    def on_transferred(self) -> None:
+        self._transferred = True
+
+    def on_claimed(self, claimed: Claimed | None) -> None:
+        self.claimed = claimed
+        self._settle()
+
+    def on_lost(self, reason: str) -> None:
+        self.claimed = None
+        self._settle()
+
+    def share(self, claimed: Claimed) -> Share:
+        """What the worker has handed over."""
+        transferred = claimed.transferred or self._transferred
+        said = tuple(self._outputs)
+        return Share(self.peer, self.handle, claimed, said, transferred, self._failure, self._report)
+
+    def _settle(self) -> None:
+        self.over = True
+        self._answered()
+
+
+class Claims:
+    """The claims of one request on all workers, those that connect meanwhile included."""
+
+    def __init__(self, request_id: str, tenant: str, keys: tuple[bytes, ...], keyring: Keyring) -> None:
+        self._request_id = request_id
+        self._tenant = tenant
+        self._keys = keys
+        self._keyring = keyring
+        self._claimants: list[Claimant] = []
+        self._news = asyncio.Event()
+
+    def ask(self, peer: Peer) -> None:
+        """One more worker."""
+        claimant = Claimant(peer, self._news.set)
+        self._claimants.append(claimant)
+        peer.send(Claim(claimant.handle, self._keys))
+
+    async def settled(self, more_may_come: Callable[[], bool], within_s: float) -> None:
+        """Wait until every worker has answered, and, if what came is not all it takes, for workers to connect."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not self._settled(more_may_come):
+                    self._news.clear()
+                    await self._news.wait()
+
+    def take(self, clock: Clock, total_s: float) -> Takeover | None:
+        """What is to go on; everything else that was handed over is let go of. None when there is nothing."""
+        genuine = [pair for claimant in self._claimants if (pair := self._genuine(claimant)) is not None]
+        decode = max((pair for pair in genuine if pair[1].decodes), key=_latest, default=None)
+        prefill = max((pair for pair in genuine if not pair[1].decodes), key=_latest, default=None)
+        if decode is not None and prefill is not None and decode[1].claimed.attempt != prefill[1].claimed.attempt:
+            prefill = None
+        chosen = decode or prefill
+        wanted = [(pair[1].peer.worker_id, pair[1].handle) for pair in (decode, prefill) if pair is not None]
+        for claimant in self._claimants:
+            if (claimant.peer.worker_id, claimant.handle) not in wanted:
+                self._release(claimant)
+        if chosen is None:
+            return None
+        sealed, share = chosen
+        received = clock.now() - (min(sealed.timeout_s, total_s) - share.claimed.left_s)
+        shares = (decode[1] if decode is not None else None, prefill[1] if prefill is not None else None)
+        return Takeover(sealed.generation(received), sealed.cached_tokens, *shares)
+
+    def release(self) -> None:
+        """Let go of everything."""
+        for claimant in self._claimants:
+            self._release(claimant)
+
+    def _settled(self, more_may_come: Callable[[], bool]) -> bool:
+        if not all(claimant.over for claimant in self._claimants):
+            return False
+        return not more_may_come() or self._enough()
+
+    def _enough(self) -> bool:
+        """Whether the request can go on with the workers that have answered."""
+        genuine = [pair[1] for claimant in self._claimants if (pair := self._genuine(claimant)) is not None]
+        attempts = [share.claimed.attempt for share in genuine if not share.decodes]
+        return any(share.decodes and (share.moved or share.claimed.attempt in attempts) for share in genuine)
+
+    def _genuine(self, claimant: Claimant) -> tuple[Sealed, Share] | None:
+        """What a worker handed over, unless it is not what was asked for."""
+        if claimant.claimed is None:
+            return None
+        sealed = unseal(self._keyring, claimant.claimed.resume)
+        if sealed is None or (sealed.request_id, sealed.tenant) != (self._request_id, self._tenant):
+            return None
+        return sealed, claimant.share(claimant.claimed)
+
+    def _release(self, claimant: Claimant) -> None:
+        """Of a claim that is not answered yet nothing is wanted either; `Peer` lets go of it when it is."""
+        if claimant.claimed is not None:
+            claimant.peer.send(Cancel(claimant.handle))
+        claimant.peer.close(claimant.handle)
+
+
+def _latest(pair: tuple[Sealed, Share]) -> tuple[float, int]:
+    sealed, share = pair
+    return sealed.received_wall, share.claimed.attempt

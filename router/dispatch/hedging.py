@@ -1,0 +1,113 @@
+"""Hedging: when prefill is late, a second attempt elsewhere races it to the first token. Off by default.
+
+Both attempts draw from (seed, sequence, position), so whoever is first brings the same token, and a position is
+accepted once whoever brings it. The first attempt to bring one goes on alone; the other is cancelled.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.dispatch.attempt import Attempt, Leg
+from router.dispatch.sequences import Sequences
+from router.settings import RetrySettings
+
+Incarnation = tuple[str, int]
+"""A worker's id and epoch."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """Whether a second attempt is due, and why; `look_at` is when to decide again, None for never."""
+
+    hedge: bool
+    reason: str
+    look_at: float | None = None
+
+
+def late(attempt: Attempt, moved: bool, settings: RetrySettings, now: float) -> Late:
+    """Decide for a running attempt; `moved` tells whether it has brought a position. Pure.
+
+    It is late when it takes `hedge_after` times as long as placement expected queue and prefill to take, and at
+    least `hedge_after_s`. Where neither is set nothing is ever late.
+    """
+    if settings.hedge_after is None and settings.hedge_after_s is None:
+        return Late(False, "hedging is off")
+    if attempt.prefill is None or moved:
+        return Late(False, "the first token is here, or nobody else computes it")
+    if attempt.number >= settings.attempts_max:
+        return Late(False, "it has had all its attempts")
+    cost = attempt.placement.costs[0][1]
+    expected_s = (cost.queue_ms + cost.prefill_ms) / 1e3
+    patience_s = max((settings.hedge_after or 0.0) * expected_s, settings.hedge_after_s or 0.0)
+    if now < attempt.started + patience_s:
+        return Late(False, "it is not late yet", attempt.started + patience_s)
+    waited_s = now - attempt.started
+    return Late(True, f"no first token after {waited_s:.3f} s, {expected_s:.3f} s were expected")
+
+
+class Hedging:
+    """The second attempt of one request, while there is one. The first stays with its owner, whose `close` ends an
+    attempt with an outcome."""
+
+    def __init__(self, settings: RetrySettings, sequences: Sequences, close: Callable[[Attempt, str], None]) -> None:
+        self._settings = settings
+        self._sequences = sequences
+        self._close = close
+        self._looked: Attempt | None = None
+        self.second: Attempt | None = None
+
+    def next_look(self, attempt: Attempt, otherwise: float, now: float) -> float:
+        """When to look at the attempt again, if other reasons to are due at `otherwise`."""
+        look_at = self._late(attempt, now).look_at
+        return otherwise if look_at is None else min(otherwise, look_at)
+
+    def look(self, attempt: Attempt, now: float, begin: Callable[[Incarnation], bool]) -> None:
+        """Have a second attempt begun if the first is late, once. `begin` avoids the late worker, and tells whether
+        somebody else could take it."""
+        found = self._late(attempt, now)
+        if found.hedge and attempt.prefill is not None:
+            self._looked = attempt
+            begun = begin((attempt.prefill.peer.worker_id, attempt.prefill.peer.epoch))
+            attempt.notes.append(f"{found.reason}; {'raced by another attempt' if begun else 'nobody may race it'}")
+
+    def runs(self, leg: Leg) -> bool:
+        """Whether the leg belongs to the second attempt."""
+        return self.second is not None and leg in self.second.legs()
+
+    def take(self) -> Attempt | None:
+        """The second attempt, which from now on is the caller's."""
+        second, self.second = self.second, None
+        return second
+
+    def decide(self, first: Attempt, leg: Leg) -> Attempt:
+        """`leg` brought a position: gives the attempt that goes on, and ends the one that lost to it."""
+        won, second = self.runs(leg), self.take()
+        if second is None:
+            return first
+        winner, loser = (second, first) if won else (first, second)
+        winner.notes.append(f"brought the first token before attempt {loser.number}")
+        self._close(loser, "outrun")
+        return winner
+
+    def fall_back(self, first: Attempt, leg: Leg, code: str, message: str) -> Attempt | None:
+        """The attempt of `leg` failed: ends it and gives the other, or None when there is no other."""
+        lost, second = self.runs(leg), self.take()
+        if second is None:
+            return None
+        loser, left = (second, first) if lost else (first, second)
+        loser.notes.append(message)
+        self._close(loser, code)
+        return left
+
+    def retire(self) -> None:
+        """The request is over: let go of who would end an attempt."""
+        self._close = _nobody
+
+    def _late(self, attempt: Attempt, now: float) -> Late:
+        if self._looked is attempt:
+            return Late(False, "it has been raced already")
+        return late(attempt, not self._sequences.lacks_all_first(attempt), self._settings, now)
+
+
+def _nobody(attempt: Attempt, outcome: str) -> None:
+    raise AssertionError(f"attempt {attempt.number} ended ({outcome}) after its request")

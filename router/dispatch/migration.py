@@ -1,0 +1,66 @@
+"""Which streams of a draining worker move, and when: those that would not end in time, a few at once. Pure.
+
+A stream that may still end in time stays, as nothing is as cheap as finishing. One that will not is resumed elsewhere
+while the worker still runs, so that a scale-down is no fail-over of everything at once at the end of the bound.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.settings import MigrationSettings
+
+_SHARE_OF_BOUND: Final = 0.5
+"""Moves are spread over at most this share of the time that is left; the rest is for those that move late."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A request on the draining worker. `tokens_left` is the most that its longest sequence may still generate."""
+
+    key: int
+    tokens_left: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The draining worker: what a step takes there, and how long it stays (seconds)."""
+
+    worker_id: str
+    step_s: float
+    left_s: float
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What to do now. `reasons` are by key, of those that move; `staying` counts those that are expected to end."""
+
+    reasons: dict[int, str]
+    staying: int
+    waiting: int
+    """How many are to move later."""
+
+
+def moves(streams: Sequence[Stream], moving: int, leaving: Leaving, settings: MigrationSettings) -> Moves:
+    """Choose the streams to move now, the longest first; `moving` are under way and have brought no token yet."""
+    needed_s = {stream.key: stream.tokens_left * leaving.step_s * settings.margin for stream in streams}
+    late = sorted((stream for stream in streams if needed_s[stream.key] > leaving.left_s), key=_longest_first)
+    room = max(0, at_once(len(late), leaving.left_s, settings) - moving)
+    reasons = {stream.key: _reason(stream, needed_s[stream.key], leaving) for stream in late[:room]}
+    return Moves(reasons, len(streams) - len(late), len(late) - len(reasons))
+
+
+def at_once(late: int, left_s: float, settings: MigrationSettings) -> int:
+    """How many streams may be under way together: few, unless the time left asks for more with every look."""
+    looks = max(1.0, left_s * _SHARE_OF_BOUND / settings.every_s)
+    return max(settings.at_once, math.ceil(late / looks))
+
+
+def _longest_first(stream: Stream) -> tuple[int, int]:
+    return -stream.tokens_left, stream.key
+
+
+def _reason(stream: Stream, needed_s: float, leaving: Leaving) -> str:
+    up_to = f"up to {stream.tokens_left} tokens of {leaving.step_s * 1e3:.1f} ms would take {needed_s:.1f} s"
+    return f"moved: {leaving.worker_id} leaves in {leaving.left_s:.1f} s, and {up_to}"

@@ -1,0 +1,30 @@
+"""What placement knows of a pair: whether blocks have been proved to travel from a prefill to a decode worker."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(slots=True)
+class PairView:
+    """One pair as placement sees it. Its owner keeps it current in place; `place` only reads.
+
+    `reason` says why it is not `usable`; `path` is the transport that carried last, empty before the first time.
+    """
+
+    usable: bool
+    reason: str
+    path: str = ""
+
+
+Pairs = Mapping[tuple[str, str], PairView]
+"""By (prefill worker id, decode worker id). A pair that is missing has not been looked at yet."""
+
+UNSEEN: Final = PairView(False, "not proved yet")
+TRUSTED: Final = PairView(True, "")
+"""Where nobody proves pairs, all of them are trusted."""
+
+
+def look(pairs: Pairs | None, prefill: str, decode: str) -> PairView:
+    """One pair; all are trusted where nobody keeps them."""
+    return TRUSTED if pairs is None else pairs.get((prefill, decode), UNSEEN)

@@ -1,0 +1,74 @@
+"""The background load of a round: streams that ask one request after the other until they are told to stop."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count, cycle
+
+from tandem.cli.drill.asks import Ask
+from tandem.cli.drill.caller import PLAIN, Caller
+from tandem.cli.drill.hearing import DONE, Heard
+
+
+class Load:
+    """Everything that was asked in one round, background or not, so that every answer gets judged.
+
+    `first` is where in `asks` the background begins; `manners` are those of the clients, in turn.
+    """
+
+    def __init__(self, caller: Caller, asks: Sequence[Ask], first: int, manners: Sequence[str] = (PLAIN,)) -> None:
+        self._caller = caller
+        self._manners = cycle(manners)
+        self._asks = asks
+        self._numbers = count(first)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
+        self.heard: list[Heard] = []
+
+    def stream(self, streams: int) -> None:
+        """Begin that many streams."""
+        for _ in range(streams):
+            self._tasks.append(asyncio.create_task(self._stream(), name="drill load"))
+
+    async def begin(self, ask: Ask) -> Heard:
+        """One more request, from here on running."""
+        begun: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
+
+        async def one() -> None:
+            await self._ask(ask, begun)
+
+        self._tasks.append(asyncio.create_task(one(), name=f"drill {ask.name}"))
+        return await begun
+
+    def stop(self) -> None:
+        """Ask nothing new."""
+        self._stopped = True
+
+    async def ended(self) -> None:
+        """Wait for the end of everything that was asked; each has a bound of its own."""
+        self.stop()
+        await asyncio.gather(*self._tasks)
+
+    async def abandon(self) -> None:
+        """Hang up on everything."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _stream(self) -> None:
+        """Stops by itself after an end that is not an answer: what failed once would be asked again at once."""
+        while not self._stopped:
+            number = next(self._numbers)
+            # Every third request finds what an earlier one has left in the caches.
+            salt = "drill-shared" if number % 3 == 0 else None
+            heard = await self._ask(self._asks[number % len(self._asks)], None, salt)
+            if heard.end != DONE:
+                return
+
+    async def _ask(self, ask: Ask, begun: "asyncio.Future[Heard] | None", salt: str | None = None) -> Heard:
+        def began(heard: Heard) -> None:
+            self.heard.append(heard)
+            if begun is not None:
+                begun.set_result(heard)
+
+        return await self._caller.ask(ask, began, salt, next(self._manners))

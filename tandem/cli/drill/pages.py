@@ -1,0 +1,70 @@
+"""What the platform's metrics pages tell a drill: links, blocks in use, blocks refused."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.bench.client import Target
+from tandem.cli.ask import ask
+from tandem.cli.registry import MemberEntry
+from tandem.cli.supervisor import ROUTER
+from tandem.core.errors import TandemError
+
+_PAGE_S = 2.0
+
+
+@dataclass(frozen=True)
+class WorkerPage:
+    """Blocks that are neither free nor cached, blocks under export leases, and pulled blocks that were not used."""
+
+    blocks_used: float
+    blocks_exported: float
+    blocks_refused: float
+
+
+def read_worker(page: str) -> WorkerPage | None:
+    """A worker's figures from its Prometheus page; None when they are not there, as before its engine has begun."""
+    used = _sum(page, "tandem_kv_blocks", 'state="used"')
+    if used is None:
+        return None
+    exported = _sum(page, "tandem_kv_blocks", 'state="exported"')
+    return WorkerPage(used, exported or 0.0, _sum(page, "tandem_kv_blocks_refused_total", "") or 0.0)
+
+
+def linked(page: str) -> int:
+    """How many workers a router has links to and may use."""
+    return round(_sum(page, "tandem_workers", 'state="ready"') or 0.0)
+
+
+async def worker_page(member: MemberEntry) -> WorkerPage | None:
+    """None while it does not tell."""
+    host, _, port = member.metrics.rpartition(":")
+    if not port.isdigit():
+        return None
+    text = await _page(Target(host, int(port), False, ""))
+    return read_worker(text) if text is not None else None
+
+
+async def router_linked(router: Target) -> int:
+    """0 while it does not answer."""
+    text = await _page(router)
+    return linked(text) if text is not None else 0
+
+
+def workers_of(members: Sequence[MemberEntry]) -> tuple[MemberEntry, ...]:
+    return tuple(member for member in members if member.role != ROUTER)
+
+
+async def _page(target: Target) -> str | None:
+    try:
+        status, body = await ask(target, "GET", "/metrics", timeout_s=_PAGE_S)
+    except TandemError:
+        return None
+    return body.decode("utf-8", "replace") if status == 200 else None
+
+
+def _sum(page: str, name: str, label: str) -> float | None:
+    """The samples of a metric whose labels contain `label`, added up; None when there are none."""
+    samples = re.findall(rf"^{name}(\{{[^}}]*\}})? (\S+)$", page, re.MULTILINE)
+    values = [float(value) for labels, value in samples if label in labels]
+    return sum(values) if values else None

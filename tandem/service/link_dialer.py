@@ -1,0 +1,41 @@
+"""A dialer for any worker: the scheme of its address says over what."""
+
+from collections.abc import Callable, Mapping
+
+from tandem.core.entropy import Entropy
+from tandem.service.link import Dialer, RouterLink
+from tandem.service.link_address import GRPC, TCP, parse_address
+from tandem.service.tcp_dialer import TcpDialer
+from tandem.service.tls import TlsSettings, client_context
+
+
+class SchemeDialer:
+    """`tandem.service.link.Dialer` over one dialer per scheme, each made when the first address asks for it."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Dialer]]) -> None:
+        self._makers = makers
+        self._dialers: dict[str, Dialer] = {}
+
+    async def dial(self, address: str, timeout_s: float) -> RouterLink:
+        """As the scheme's dialer does it. Raises `bad_setting` for an address that is none."""
+        scheme = parse_address(address).scheme
+        dialer = self._dialers.get(scheme)
+        if dialer is None:
+            dialer = self._dialers[scheme] = self._makers[scheme]()
+        return await dialer.dial(address, timeout_s)
+
+
+def open_dialer(name: str, entropy: Entropy, tls: TlsSettings) -> SchemeDialer:
+    """For workers that listen on TCP or gRPC. Raises `bad_setting` for certificates that are no good."""
+    context = client_context(tls)
+    return SchemeDialer(
+        {TCP: lambda: TcpDialer(name, entropy, context=context), GRPC: lambda: _over_grpc(name, entropy, tls)}
+    )
+
+
+def _over_grpc(name: str, entropy: Entropy, tls: TlsSettings) -> Dialer:
+    # Imported on use: megabytes and a polling thread that most routers never need for their links.
+    from tandem.service.grpc_link import GrpcDialer
+    from tandem.service.grpc_tls import channel_credentials
+
+    return GrpcDialer(name, entropy, credentials=channel_credentials(tls))

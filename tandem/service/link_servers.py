@@ -1,0 +1,18 @@
+"""A link server of the kind a worker's settings ask for."""
+
+from tandem.service.link import LinkServer
+from tandem.service.link_address import GRPC, TCP
+from tandem.service.tcp_server import TcpLinkServer
+from tandem.service.tls import TlsSettings, server_context
+
+
+def open_server(transport: str, bind: str, advertise: str | None, tls: TlsSettings, pair_s: float) -> LinkServer:
+    """`transport` is `tcp` or `grpc`; the rest is as for both servers. Raises `bad_setting`."""
+    if transport == TCP:
+        return TcpLinkServer(bind, context=server_context(tls), pair_s=pair_s, advertise=advertise)
+    assert transport == GRPC, f"unknown transport {transport!r}"
+    # Imported on use: a worker that speaks TCP starts faster and stays smaller without it.
+    from tandem.service.grpc_link import GrpcLinkServer
+    from tandem.service.grpc_tls import server_credentials
+
+    return GrpcLinkServer(bind, credentials=server_credentials(tls), pair_s=pair_s, advertise=advertise)

@@ -1,0 +1,60 @@
+"""Watches leases that nobody wants: whatever became of the fetch under one, its holder must let go."""
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Final
+
+from tandem.core.clock import Clock
+from tandem.sim.checks import Violation
+from tandem.sim.node import WorkerNode
+
+_LOOK_EVERY_S: Final = 0.05
+_CALM_S: Final = 6.0
+"""How long after the last misfortune every loss has been noticed: heartbeats missed on one way, then the other."""
+_LET_GO_S: Final = 0.1
+"""How long letting go takes then: a word from decode to the router and one on to prefill."""
+
+
+class LeaseWatch:
+    """One per world. `calm_s` tells for how long nothing has been broken or slow."""
+
+    def __init__(self, clock: Clock, nodes: Mapping[str, WorkerNode], calm_s: Callable[[], float]) -> None:
+        self._clock = clock
+        self._nodes = nodes
+        self._calm_s = calm_s
+        self._looked = -inf
+        self._unwanted: dict[tuple[str, str], float] = {}
+
+    def check(self) -> None:
+        """Raises `Violation` when a holder keeps blocks that it has computed and nobody will fetch."""
+        now = self._clock.now()
+        if now - self._looked < _LOOK_EVERY_S:
+            return
+        self._looked = now
+        kept = self._kept()
+        wanted = self._wanted() if kept else {}
+        self._unwanted = {place: self._unwanted.get(place, now) for place in kept if place[1] not in wanted}
+        if not self._unwanted:
+            return
+        place, since = min(self._unwanted.items(), key=lambda item: item[1])
+        bound_s = _LET_GO_S if self._calm_s() > _CALM_S else _CALM_S
+        if now - since > bound_s:
+            node, lease_id = place
+            raise Violation(f"{node} keeps blocks under lease {lease_id}, which nobody wants for {now - since:.2f} s")
+
+    def _kept(self) -> list[tuple[str, str]]:
+        """(node, lease id) of all leases whose work is over, where somebody could let go of them."""
+        return [
+            (name, lease.lease_id)
+            for name, node in self._nodes.items()
+            if (now := node.incarnation) is not None and not now.process.frozen
+            for lease in now.engine.scheduler.leases.finished()
+        ]
+
+    def _wanted(self) -> dict[str, None]:
+        """Leases under which an attempt fetches or will."""
+        wanted: dict[str, None] = {}
+        for node in self._nodes.values():
+            if (now := node.incarnation) is not None:
+                wanted.update(dict.fromkeys(now.service.host.leases_wanted()))
+        return wanted

@@ -1,0 +1,74 @@
+"""Gives resumable attempts to routers that claim them, with everything that was said of them."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from tandem.core.clock import Clock
+from tandem.core.messages import AttemptFailed, AttemptReport, Claim, Claimed, Keep, RouterMessage, Unclaimed
+from tandem.worker.attempts import Attempt, AttemptTable
+from tandem.worker.holding import Held, Holding
+from tandem.worker.output_log import OutputLog
+
+
+class Handover:
+    """One per desk, over its table. `say` tells a session something and ignores those that are gone."""
+
+    def __init__(
+        self, table: AttemptTable, holding: Holding, clock: Clock, say: Callable[[int, RouterMessage], None]
+    ) -> None:
+        self._table = table
+        self._clock = clock
+        self._say = say
+        self._holding = holding
+
+    def begin(self, attempt: Attempt) -> None:
+        """An attempt starts; from now on it can be claimed if it is resumable."""
+        if attempt.submit.resume:
+            attempt.log = OutputLog(attempt.submit.kept)
+            self._holding.add(attempt)
+
+    def keep(self, session_id: int, keep: Keep) -> None:
+        """The router tells what it accepted from another worker."""
+        held = self._holding.at(session_id, keep.handle)
+        if held is not None and held.attempt.log is not None:
+            for output in keep.outputs:
+                held.attempt.log.keep(output)
+
+    def claim(self, session_id: int, claim: Claim) -> None:
+        """Hand over, and tell whoever had it before, if he is there."""
+        held = self._holding.find(claim.keys, self._clock.now())
+        if held is None:
+            self._say(session_id, Unclaimed(claim.handle))
+            return
+        attempt = held.attempt
+        place = (attempt.session_id, attempt.submit.handle)
+        self._say(place[0], AttemptFailed(place[1], "taken_over", "another router goes on with this request"))
+        self._table.move(attempt, session_id, claim.handle)
+        self._holding.moved(held, place, self._clock.now())
+        self._tell(held)
+
+    def failed(self, attempt: Attempt, failure: AttemptFailed) -> None:
+        """The attempt failed here; whoever claims it hears of it."""
+        held = self._holding.at(attempt.session_id, attempt.submit.handle)
+        if held is not None:
+            held.failure = failure
+
+    def ended(self, attempt: Attempt, report: AttemptReport) -> None:
+        """The attempt has ended; what was said of it stays for a while."""
+        self._holding.ended(attempt, report, self._clock.now())
+
+    def _tell(self, held: Held) -> None:
+        """All outputs, `Claimed`, and how the attempt ended if it has."""
+        attempt, submit = held.attempt, held.attempt.submit
+        assert attempt.log is not None, "a resumable attempt has a log"
+        for message in attempt.log.messages(submit.handle):
+            self._say(attempt.session_id, message)
+        left_s = submit.deadline_s - (self._clock.now() - attempt.submitted)
+        starts = tuple((branch.sequence, len(branch.forced) + 1) for branch in submit.branches)
+        told = (submit.handle, submit.resume, submit.attempt, submit.mode, left_s, starts)
+        self._say(attempt.session_id, Claimed(*told, transferred=attempt.fetch is not None))
+        if held.failure is not None:
+            self._say(attempt.session_id, msgspec.structs.replace(held.failure, handle=submit.handle))
+        if held.report is not None:
+            self._say(attempt.session_id, msgspec.structs.replace(held.report, handle=submit.handle))

@@ -1,0 +1,112 @@
+"""Both ends of KV transfer on one worker: a prefill worker lets others pull, a decode worker pulls, and each does
+both to itself while it proves that it can."""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from kv_transfer.export import Exporter, ExportSettings
+from kv_transfer.fetch import Fetcher, FetchSettings
+from kv_transfer.tickets import Keyring
+from kv_transfer.transport import Transport
+from tandem.core.errors import TandemError
+from tandem.engine.protocol import BlockSpace
+from tandem.worker.parts import KvFetcher, Parts
+
+
+class KvSide(Protocol):
+    """What a worker does with KV, as its service sees it."""
+
+    async def open(self, space: BlockSpace) -> None:
+        """The engine has loaded. Raises `bad_setting` when no transport can be served."""
+        ...
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """Where this worker's blocks can be pulled now, by transport, in order of preference."""
+        ...
+
+    @property
+    def failed(self) -> Mapping[str, TandemError]:
+        """Transports that could not be served, and why."""
+        ...
+
+    @property
+    def keyring(self) -> Keyring:
+        """Signs tickets for pulls from this worker."""
+        ...
+
+    @property
+    def fetcher(self) -> KvFetcher | None:
+        """Who brings blocks for `decode` works, once open."""
+        ...
+
+    async def settle(self, broken: Collection[str]) -> tuple[str, ...]:
+        """The canary is over: do without the `broken` transports. Gives the addresses to hand out."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class TransportSide:
+    """`KvSide` over transports in order of preference. With `exports` others may pull from here; without, serving
+    ends with the canary."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        transports: Sequence[Transport],
+        keyring: Keyring,
+        *,
+        exports: bool,
+        export_settings: ExportSettings | None = None,
+        fetch_settings: FetchSettings | None = None,
+    ) -> None:
+        self._parts = parts
+        self._transports = {transport.scheme: transport for transport in transports}
+        self._exports = exports
+        self._export_settings = export_settings
+        self._fetch_settings = fetch_settings
+        self._served: dict[str, str] = {}
+        self._failed: dict[str, TandemError] = {}
+        self._fetcher: Fetcher | None = None
+        self.keyring = keyring
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        return MappingProxyType(self._served)
+
+    @property
+    def failed(self) -> Mapping[str, TandemError]:
+        return MappingProxyType(self._failed)
+
+    @property
+    def fetcher(self) -> KvFetcher | None:
+        return self._fetcher
+
+    async def open(self, space: BlockSpace) -> None:
+        """Serve over every transport; one that cannot be served is left to `failed` while another can."""
+        parts = self._parts
+        exporter = Exporter(space, self.keyring, parts.clock, parts.deadlines, self._export_settings)
+        transports = tuple(self._transports.values())
+        self._fetcher = Fetcher(space, transports, parts.clock, parts.deadlines, parts.meter, self._fetch_settings)
+        for scheme, transport in self._transports.items():
+            try:
+                self._served[scheme] = await transport.serve(exporter)
+            except TandemError as error:
+                self._failed[scheme] = error
+        if self._failed and not self._served:
+            raise next(iter(self._failed.values()))
+
+    async def settle(self, broken: Collection[str]) -> tuple[str, ...]:
+        for scheme in tuple(self._served):
+            if scheme in broken or not self._exports:
+                del self._served[scheme]
+                await self._transports[scheme].withdraw()
+        return tuple(self._served.values())
+
+    async def close(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        for transport in self._transports.values():
+            await transport.close()

@@ -1,0 +1,123 @@
+"""Which platforms run: private files, replaced at once, believed only while their platform lives."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tandem.cli.registry import MemberEntry, PlatformEntry, find, open_registry, process_start
+from tandem.core.errors import TandemError
+
+ROUTER = MemberEntry("router", "router", 1, "ready", "127.0.0.1:8000", "", 0)
+WORKER = MemberEntry("decode-0", "decode", 2, "ready", "tcp://127.0.0.1:5", "127.0.0.1:6", 1)
+
+
+def entry(url: str = "http://127.0.0.1:8000", pid: int | None = None) -> PlatformEntry:
+    pid = os.getpid() if pid is None else pid
+    began = process_start(pid) or 0
+    return PlatformEntry(url=url, run_directory="/r", control="/r/c", members=(ROUTER, WORKER), pid=pid, began=began)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+
+
+def test_a_published_platform_is_found_by_any_name_of_this_machine(environment: dict[str, str]) -> None:
+    registry = open_registry(environment)
+    registry.publish(entry())
+    for url in ("http://127.0.0.1:8000", "http://localhost:8000/v1", "http://[::1]:8000", "127.0.0.1:8000"):
+        assert find(url, environment) == entry()
+    assert entry().member("decode-0") == WORKER
+    with pytest.raises(TandemError, match="no member 'decode-9'; there are router, decode-0"):
+        entry().member("decode-9")
+
+
+def test_it_is_private_and_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path) -> None:
+    registry = open_registry(environment)
+    registry.publish(entry())
+    directory = tmp_path / "tandem"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "8000.json").stat().st_mode) == 0o600
+    registry.withdraw()
+    registry.withdraw()
+    assert not directory.exists()
+
+
+def test_a_change_is_seen_and_another_platform_is_left_alone(environment: dict[str, str]) -> None:
+    one, other = open_registry(environment), open_registry(environment)
+    one.publish(entry())
+    other.publish(entry("http://127.0.0.1:8001"))
+    one.publish(msgspec.structs.replace(entry(), members=(ROUTER,)))
+    assert find("http://127.0.0.1:8000", environment).members == (ROUTER,)
+    one.withdraw()
+    assert find("http://127.0.0.1:8001", environment) == entry("http://127.0.0.1:8001")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://192.0.2.7:8000", "http://127.0.0.1"])
+def test_where_nothing_runs_the_error_says_what_to_do(url: str, environment: dict[str, str]) -> None:
+    open_registry(environment).publish(entry())
+    with pytest.raises(TandemError, match=r"no `tandem up` of this user serves .*start one with `tandem up") as found:
+        find(url, environment)
+    assert found.value.code == "not_found"
+
+
+def test_what_a_dead_platform_left_is_not_believed(environment: dict[str, str]) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    alive = entry(pid=ended.pid)
+    ended.wait()
+    open_registry(environment).publish(alive)
+    with pytest.raises(TandemError) as found:
+        find("http://127.0.0.1:8000", environment)
+    assert found.value.code == "not_found"
+
+
+def test_another_process_with_the_same_number_is_another_process(environment: dict[str, str]) -> None:
+    open_registry(environment).publish(msgspec.structs.replace(entry(), began=1))
+    with pytest.raises(TandemError):
+        find("http://127.0.0.1:8000", environment)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"url": "http://127.0.0.1:8000"}'])
+def test_a_file_of_another_kind_is_no_platform(content: str, environment: dict[str, str], tmp_path: Path) -> None:
+    open_registry(environment)
+    (tmp_path / "tandem" / "8000.json").write_text(content)
+    with pytest.raises(TandemError):
+        find("http://127.0.0.1:8000", environment)
+
+
+def test_a_directory_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None:
+    environment = {"TMPDIR": str(tmp_path)}
+    open_registry(environment).publish(entry())
+    directory = tmp_path / f"tandem-{os.getuid()}"
+    assert find("http://127.0.0.1:8000", environment) == entry()
+    directory.chmod(0o777)
+    with pytest.raises(TandemError):
+        find("http://127.0.0.1:8000", environment)
+    with pytest.raises(TandemError, match="it is open to other users; run `chmod 700"):
+        open_registry(environment)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"tandem-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TandemError, match="not a directory"):
+        open_registry({"TMPDIR": str(tmp_path)})
+
+
+def test_without_a_usable_runtime_directory_the_other_one_is_used(tmp_path: Path) -> None:
+    environment = {"XDG_RUNTIME_DIR": "/nowhere/at/all", "TMPDIR": str(tmp_path)}
+    open_registry(environment).publish(entry())
+    assert find("http://127.0.0.1:8000", environment) == entry()
+    assert find("http://127.0.0.1:8000", {"TMPDIR": str(tmp_path)}) == entry()
+
+
+@pytest.mark.parametrize("url", ["", "http://", "http://x:y", "http://[::1"])
+def test_what_is_no_url_is_said_to_be_none(url: str, environment: dict[str, str]) -> None:
+    with pytest.raises(TandemError) as found:
+        find(url, environment)
+    assert found.value.code == "bad_setting"

@@ -1,0 +1,87 @@
+"""`GET /v1/workers`: who may see which workers, and in which form."""
+
+from pathlib import Path
+
+import pytest
+
+from router.fleet.listing import PairListing, WorkerListing
+from router.front.app import RestApp
+from router.front.auth import Keys, load_keys
+from tests.unit.front_stage import Stage, on_stage
+
+
+def worker(name: str, model: str, role: str = "decode") -> WorkerListing:
+    pair = PairListing("p0", "open", "tcp", "open after kv_corrupt (…)", 0, False)
+    return WorkerListing(
+        name, "worker", role, "ready", model, "r1", "00ff", "host:1", "self", ("shm", "tcp"), (), "", (pair,)
+    )
+
+
+WORKERS = (worker("d0", "tiny"), worker("d1", "other"))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    path = tmp_path / "keys.json"
+    path.write_text(
+        '{"salt_key": "0123456789abcdef", "keys": {"sk-a": "a", "sk-b": {"tenant": "b", "models": ["tiny"]}}}'
+    )
+    return load_keys(path)
+
+
+def with_workers(stage: Stage, keys: Keys | None = None) -> Stage:
+    stage.app = RestApp(stage.door, keys or Keys(), stage.meter.render, lambda: WORKERS)
+    return stage
+
+
+def test_workers_are_listed_with_their_states_and_pairs() -> None:
+    async def test(stage: Stage) -> None:
+        answer = await with_workers(stage).get("/v1/workers")
+        assert answer.status == 200
+        body = answer.json()
+        assert body["object"] == "list"
+        assert [listed["id"] for listed in body["data"]] == ["d0", "d1"]
+        assert body["data"][0] == {
+            "id": "d0",
+            "object": "worker",
+            "role": "decode",
+            "state": "ready",
+            "model": "tiny",
+            "revision": "r1",
+            "epoch": "00ff",
+            "address": "host:1",
+            "canary": "self",
+            "transports": ["shm", "tcp"],
+            "problems": [],
+            "reason": "",
+            "pairs": [
+                {
+                    "worker": "p0",
+                    "state": "open",
+                    "path": "tcp",
+                    "reason": "open after kv_corrupt (…)",
+                    "failures": 0,
+                    "canary": False,
+                }
+            ],
+        }
+
+    on_stage(test)
+
+
+def test_a_key_shows_the_workers_of_the_models_it_may_use(keys: Keys) -> None:
+    async def test(stage: Stage) -> None:
+        with_workers(stage, keys)
+        assert (await stage.get("/v1/workers")).status == 401
+        for key, names in (("sk-a", ["d0", "d1"]), ("sk-b", ["d0"])):
+            answer = await stage.get("/v1/workers", authorization=f"Bearer {key}")
+            assert [listed["id"] for listed in answer.json()["data"]] == names
+
+    on_stage(test)
+
+
+def test_it_can_only_be_read() -> None:
+    async def test(stage: Stage) -> None:
+        assert (await with_workers(stage).post("/v1/workers", {})).status == 405
+
+    on_stage(test)

@@ -1,0 +1,404 @@
+"""A router takes over what another one began: real routers and workers over memory links, on virtual time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from kv_transfer.tickets import Keyring, TicketKey
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.seal import resume_key, resume_keys, seal, unseal
+from router.generation import Generation, Resumed, Usage
+from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
+from tandem.core.errors import TandemError
+from tandem.core.kv import pack_tokens
+from tandem.core.messages import TokenLogprob
+from tandem.core.request import Sampling, Stopping
+from tandem.core.spans import NullRecorder, TraceContext
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.simulated.model import SimulatedModel
+from tandem.sim.loop import VirtualLoop, run
+from tandem.sim.network import NetworkProfile
+from tandem.sim.platform import Platform, Shape, named_workers
+
+MODEL = SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008)
+KEYRING = Keyring(TicketKey("a", b"0123456789abcdef"))
+LEASE_S = 15.0
+
+
+@dataclass
+class Sink:
+    """Keeps what it hears."""
+
+    outputs: list[tuple[int, int, tuple[int, ...], str, tuple[TokenLogprob, ...]]] = field(default_factory=list)
+    finish: dict[int, str] = field(default_factory=dict)
+    usage: Usage | None = None
+    error: TandemError | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def output(
+        self,
+        sequence: int,
+        position: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        assert not self.ended.is_set(), "output after the end"
+        self.outputs.append((sequence, position, tokens, text, logprobs))
+        if finish is not None:
+            self.finish[sequence] = finish
+
+    def done(self, usage: Usage) -> None:
+        self.usage = usage
+        self.ended.set()
+
+    def failed(self, error: TandemError) -> None:
+        self.error = error
+        self.ended.set()
+
+    def place(self, n: int) -> tuple[int, ...]:
+        """How many tokens of each sequence have come."""
+        return tuple(sum(len(one[2]) for one in self.outputs if one[0] == sequence) for sequence in range(n))
+
+    def said(self, sequence: int) -> tuple[tuple[int, ...], str, tuple[TokenLogprob, ...]]:
+        mine = [one for one in self.outputs if one[0] == sequence]
+        tokens = tuple(token for one in mine for token in one[2])
+        return tokens, "".join(one[3] for one in mine), tuple(drawn for one in mine for drawn in one[4])
+
+
+def joined(*sinks: Sink, n: int = 1) -> list[tuple[object, ...]]:
+    """What several connections brought, put together."""
+    parts = [[sink.said(sequence) for sink in sinks] for sequence in range(n)]
+    return [
+        (
+            tuple(token for part in parts_ for token in part[0]),
+            "".join(part[1] for part in parts_),
+            tuple(drawn for part in parts_ for drawn in part[2]),
+        )
+        for parts_ in parts
+    ]
+
+
+class World:
+    """A platform whose router dies when a test says so."""
+
+    def __init__(self, loop: VirtualLoop, settings: RouterSettings, prefill: int, decode: int) -> None:
+        workers = named_workers(prefill, decode)
+        shape = Shape(workers, MODEL, SchedulerSettings(), settings, NetworkProfile())
+        self.platform = Platform(shape, 3, loop, NullRecorder(), None, lambda violation: None)
+        self.clock = self.platform.clock
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        life = self.platform.router.life
+        assert life is not None
+        return life.dispatcher
+
+    def generation(
+        self, name: str = "req", n: int = 1, max_tokens: int = 60, logprobs: int | None = None
+    ) -> Generation:
+        return Generation(
+            request_id=name,
+            model=MODEL.name,
+            tenant="tenant",
+            tenant_salt="",
+            prompt=pack_tokens(range(300, 400)),
+            n=n,
+            seed=5,
+            sampling=Sampling(logprobs=logprobs),
+            stopping=Stopping(max_tokens=max_tokens, ignore_eos=True),
+            timeout_s=100.0,
+            received=self.clock.now(),
+            received_wall=self.clock.wall(),
+            trace=TraceContext("ab" * 16, "cd" * 8),
+            resume=b"facts",
+        )
+
+    async def whole(self, generation: Generation) -> Sink:
+        """The undisturbed answer."""
+        sink = Sink()
+        self.dispatcher.start(generation, sink)
+        await sink.ended.wait()
+        return sink
+
+    async def restart(self, after_s: float = 0.1) -> None:
+        """Kill the router and start another, which knows nothing."""
+        self.platform.router.kill()
+        await asyncio.sleep(after_s)
+        self.platform.router.start()
+        while not self.platform.router.can_be_asked():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async def resume(self, name: str = "req", tenant: str = "tenant") -> Resumed:
+        found = await self.dispatcher.resume(name, tenant)
+        self.dispatcher.check()
+        return found
+
+    async def free(self, within_s: float) -> None:
+        await self.platform.until(lambda: not self.platform.held(), within_s, "something is held")
+
+
+PAIRED = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))
+
+
+def scenario(
+    test: Callable[[World], Awaitable[None]], settings: RouterSettings = PAIRED, prefill: int = 2, decode: int = 2
+) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, settings, prefill, decode)
+        world.platform.start()
+        await world.platform.until(world.platform.ready, 30.0, "not ready")
+        await test(world)
+
+    run(main, limit_s=2000.0)
+
+
+def heard(sink: Sink) -> Sink:
+    """A copy: what the client had when its connection broke."""
+    return Sink(list(sink.outputs))
+
+
+@pytest.mark.parametrize(("n", "logprobs"), [(1, None), (2, 1)])
+@pytest.mark.parametrize("after_s", [0.0005, 0.004, 0.02, 0.4, 3.0])
+def test_whenever_the_router_dies_the_answer_is_whole(after_s: float, n: int, logprobs: int | None) -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole", n, logprobs=logprobs))
+        first, second = Sink(), Sink()
+        world.dispatcher.start(world.generation("req", n, logprobs=logprobs), first)
+        await asyncio.sleep(after_s)
+        had = heard(first)
+        await world.restart()
+        found = await world.resume()
+        assert found.generation.resume == b"facts"
+        found.listen(second, had.place(n))
+        await second.ended.wait()
+        assert joined(had, second, n=n) == joined(whole, n=n)
+        assert second.usage is not None
+        assert second.usage.completion_tokens == n * 60
+        await world.free(1.0)
+
+    scenario(test)
+
+
+def test_a_prefill_that_is_all_that_is_left_is_enough() -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole"))
+        first, second = Sink(), Sink()
+        world.dispatcher.start(world.generation(), first)
+        await asyncio.sleep(0.2)
+        had = heard(first)
+        world.platform.router.kill()
+        for name, node in world.platform.nodes.items():
+            if name.startswith("d"):
+                node.kill()
+        await asyncio.sleep(0.5)
+        for name, node in world.platform.nodes.items():
+            if name.startswith("d"):
+                node.start()
+        world.platform.router.start()
+        await world.platform.until(world.platform.ready, 30.0, "not ready")
+        found = await world.resume()
+        with pytest.raises(TandemError, match="not 61"):
+            found.chars((61,))
+        found.listen(second, had.place(1))
+        await second.ended.wait()
+        assert joined(had, second) == joined(whole)
+
+    scenario(test)
+
+
+def test_a_decode_worker_that_dies_after_the_takeover_is_replaced() -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole", max_tokens=200))
+        first, second = Sink(), Sink()
+        running = world.dispatcher.start(world.generation(max_tokens=200), first)
+        await asyncio.sleep(0.2)
+        decode = running.standing().decode
+        assert decode is not None
+        had = heard(first)
+        await world.restart()
+        (await world.resume()).listen(second, had.place(1))
+        await asyncio.sleep(0.2)
+        world.platform.nodes[decode].kill()
+        await second.ended.wait()
+        assert joined(had, second) == joined(whole)
+
+    scenario(test)
+
+
+def test_others_find_nothing() -> None:
+    async def test(world: World) -> None:
+        first = Sink()
+        world.dispatcher.start(world.generation(max_tokens=200), first)
+        await asyncio.sleep(0.2)
+        messages = []
+        for name, tenant in (("req", "other"), ("unknown", "tenant")):
+            with pytest.raises(TandemError) as refused:
+                await world.resume(name, tenant)
+            assert refused.value.code == "not_found"
+            messages.append(refused.value.message.replace(f"'{name}'", ""))
+        assert messages[0] == messages[1]
+        await first.ended.wait()
+        assert first.usage is not None
+
+    scenario(test)
+
+
+def test_nobody_comes_back() -> None:
+    async def test(world: World) -> None:
+        world.dispatcher.start(world.generation(n=2, max_tokens=900), Sink())
+        await asyncio.sleep(0.2)
+        await world.restart()
+        await asyncio.sleep(5.0)
+        assert world.platform.held()
+        await world.free(LEASE_S - 4.0)
+        await asyncio.sleep(LEASE_S - 5.0)
+        with pytest.raises(TandemError, match="cannot be resumed"):
+            await world.resume()
+
+    scenario(test)
+
+
+def test_a_client_leaves_and_comes_back_to_its_router_and_later_does_not() -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole", max_tokens=100))
+        first, second = Sink(), Sink()
+        listening = world.dispatcher.start(world.generation(max_tokens=100), first)
+        await asyncio.sleep(0.2)
+        had = heard(first)
+        listening.cancel("its connection broke")
+        await asyncio.sleep(0.2)
+        assert len(first.outputs) == len(had.outputs)
+        (await world.resume()).listen(second, had.place(1))
+        await second.ended.wait()
+        assert joined(had, second) == joined(whole)
+        again = Sink()
+        (await world.resume()).listen(again, (98,))
+        assert again.usage == second.usage
+        assert again.place(1) == (2,)
+        await asyncio.sleep(LEASE_S + 1.0)
+        with pytest.raises(TandemError, match="cannot be resumed"):
+            await world.resume()
+        world.dispatcher.start(world.generation("gone", max_tokens=900), Sink()).cancel("left")
+        await asyncio.sleep(LEASE_S / 3)
+        assert world.platform.held()
+        await world.free(LEASE_S)
+
+    scenario(test)
+
+
+def test_a_newer_connection_ends_the_older_one_and_two_at_once_find_the_same() -> None:
+    async def test(world: World) -> None:
+        world.dispatcher.start(world.generation(max_tokens=100), Sink())
+        await asyncio.sleep(0.2)
+        await world.restart()
+        one, other = await asyncio.gather(world.resume(), world.resume())
+        assert one is other
+        first, second = Sink(), Sink()
+        older = one.listen(first, (0,))
+        other.listen(second, (0,))
+        assert first.error is not None
+        assert first.error.code == "taken_over"
+        older.cancel("its exchange has ended")
+        await second.ended.wait()
+        assert second.place(1) == (100,)
+
+    scenario(test)
+
+
+def test_a_place_that_the_stream_does_not_have_is_refused() -> None:
+    async def test(world: World) -> None:
+        world.dispatcher.start(world.generation(max_tokens=100), Sink())
+        await asyncio.sleep(0.2)
+        await world.restart()
+        found = await world.resume()
+        for place, problem in (((1, 1), "1 positions are needed"), ((90,), "not 90")):
+            with pytest.raises(TandemError, match=problem) as refused:
+                found.listen(Sink(), place)
+            assert refused.value.code == "invalid_request"
+
+    scenario(test)
+
+
+def test_a_full_router_takes_nothing_over_and_the_client_may_try_again() -> None:
+    settings = RouterSettings(admission=AdmissionSettings(requests_max=1))
+
+    async def test(world: World) -> None:
+        world.dispatcher.start(world.generation(max_tokens=300), Sink())
+        await asyncio.sleep(0.1)
+        await world.restart()
+        other = Sink()
+        world.dispatcher.start(world.generation("other", max_tokens=20), other)
+        with pytest.raises(TandemError) as refused:
+            await world.resume()
+        assert refused.value.code == "queue_full"
+        await other.ended.wait()
+        sink = Sink()
+        (await world.resume()).listen(sink, (0,))
+        await sink.ended.wait()
+        assert sink.place(1) == (300,)
+
+    scenario(test, settings)
+
+
+def test_a_router_that_stops_leaves_resumable_requests_with_the_workers() -> None:
+    async def test(world: World) -> None:
+        sink = Sink()
+        world.dispatcher.start(world.generation(max_tokens=100), sink)
+        await asyncio.sleep(0.2)
+        world.dispatcher.close(TandemError("draining", "it stops"))
+        assert sink.error is not None
+        assert sink.error.code == "draining"
+        had = heard(sink)
+        await world.restart()
+        rest = Sink()
+        (await world.resume()).listen(rest, had.place(1))
+        await rest.ended.wait()
+        assert len(joined(had, rest)[0][0]) == 100  # type: ignore[arg-type]
+
+    scenario(test)
+
+
+def test_what_was_held_for_a_broken_link_is_let_go_when_the_router_is_back() -> None:
+    async def test(world: World) -> None:
+        sink = Sink()
+        running = world.dispatcher.start(world.generation(max_tokens=1500), sink)
+        await asyncio.sleep(0.2)
+        decode = running.standing().decode
+        assert decode is not None
+        life = world.platform.router.life
+        assert life is not None
+        world.platform.links.cut(life.name, decode, "a test cut it")
+        await asyncio.sleep(0.5)
+        assert running.standing().decode != decode
+        service = world.platform.nodes[decode].incarnation
+        assert service is not None
+        assert service.service.host.attempts == 0
+        await sink.ended.wait()
+        assert sink.place(1) == (1500,)
+
+    scenario(test)
+
+
+def test_a_seal_is_believed_only_whole_and_from_a_known_key() -> None:
+    generation = Generation(
+        "req", "m", "t", "", b"abcd", 1, 2, Sampling(), Stopping(3), 4.0, 5.0, 6.0, TraceContext("a", "b"), 0, b"f"
+    )
+    sealed = seal(KEYRING, generation, 7)
+    opened = unseal(KEYRING, sealed)
+    assert opened is not None
+    assert opened.generation(5.0) == generation
+    assert opened.cached_tokens == 7
+    for at in range(0, len(sealed), 7):
+        assert unseal(KEYRING, sealed[:at] + bytes((sealed[at] ^ 1,)) + sealed[at + 1 :]) is None
+        assert unseal(KEYRING, sealed[:at]) is None
+    other = Keyring(TicketKey("b", b"x" * 16))
+    assert unseal(other, sealed) is None
+    rotated = Keyring(other.current, KEYRING.current)
+    assert unseal(rotated, sealed) == opened
+    assert resume_key(KEYRING, generation) in resume_keys(rotated, "t", "req")
+    assert resume_key(KEYRING, generation) not in resume_keys(rotated, "treq", "")

@@ -1,0 +1,88 @@
+"""Short texts are tokenized in the turn they came in, together, and one that fails or goes away hurts no other."""
+
+import asyncio
+
+import pytest
+
+from router.front.tokenizing_threads import Threaded
+from router.front.tokenizing_turns import Turns
+from tandem.core.errors import TandemError
+
+
+async def test_texts_of_one_turn_are_done_one_after_the_other() -> None:
+    order: list[str] = []
+    turns = Turns()
+
+    async def ask(name: str) -> None:
+        order.append(f"asked {name}")
+        await turns.run(lambda: order.append(f"done {name}"), 100)
+        order.append(f"told {name}")
+
+    async with asyncio.TaskGroup() as group:
+        for name in "abc":
+            group.create_task(ask(name))
+    assert order == [f"{what} {name}" for what in ("asked", "done", "told") for name in "abc"]
+
+
+async def test_much_text_is_spread_over_turns() -> None:
+    turns = Turns()
+    seen: list[int] = []
+    done: list[int] = []
+
+    async def watch() -> None:
+        while len(done) < 12:
+            seen.append(len(done))
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(12):
+            group.create_task(turns.run(lambda number=number: done.append(number), 4096))  # type: ignore[misc]
+        group.create_task(watch())
+    assert done == list(range(12))
+    assert {4, 8} <= set(seen)
+
+
+async def test_a_text_that_fails_or_is_not_wanted_any_more_hurts_no_other() -> None:
+    turns = Turns()
+
+    def refuse() -> int:
+        raise TandemError("invalid_request", "no such role")
+
+    def unwanted() -> int:
+        raise AssertionError("nobody waits for this")
+
+    first = asyncio.create_task(turns.run(refuse, 1))
+    second = asyncio.create_task(turns.run(unwanted, 1))
+    third = asyncio.create_task(turns.run(lambda: 3, 1))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(TandemError, match="no such role"):
+        await first
+    assert await third == 3
+    assert second.cancelled()
+
+
+async def test_long_texts_leave_the_loop_alone() -> None:
+    tokenizing = Threaded(inline_characters=10)
+    assert await tokenizing.run(lambda: "short", 5, 1.0) == "short"
+    assert await tokenizing.run(lambda: "long", 50, 1.0) == "long"
+    tokenizing.close()
+
+
+async def test_what_keeps_coming_is_waited_for_but_not_for_long() -> None:
+    turns = Turns()
+    done: list[int] = []
+    together: list[int] = []
+
+    async def one(number: int) -> None:
+        await turns.run(lambda: done.append(number), 100)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(one(number))
+            await asyncio.sleep(0)
+            if len(done) != sum(together):
+                together.append(len(done) - sum(together))
+    assert done == list(range(40))
+    assert 3 <= together[0] <= 8
+    assert max(together) < 12

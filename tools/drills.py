@@ -1,0 +1,133 @@
+"""`python -m tools.drills`: every fault at every stage of a request, on real processes of this machine.
+
+Two rounds of each with the real-time simulated engine, then of a few with torch; `--full` runs twenty of each with
+torch. One platform per engine keeps running through all its rounds, as one does whose workers really fail.
+"""
+
+import argparse
+import asyncio
+import os
+import platform as machine
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tandem.cli.board import LineBoard
+from tandem.cli.drill.cells import KINDS, STAGES, Cell
+from tandem.cli.drill.command import run_drills
+from tandem.cli.drill.options import DrillOptions
+from tandem.cli.drill.result import Report, Round, Summary
+from tandem.cli.drill.session import Bounds
+from tandem.cli.drill.table import markdown
+from tandem.cli.platform import Platform, cores
+from tandem.cli.supervisor import Supervisor
+from tandem.cli.up import cleaning_up
+from tandem.cli.up_options import parse as parse_up
+
+_READY_S: Final = 120.0
+_EVERY: Final = tuple(Cell(kind, stage) for kind in KINDS for stage in STAGES)
+_SOME: Final = (
+    Cell("restart-router", "queue"),
+    Cell("kill-prefill", "prefill"),
+    Cell("corrupt-kv", "transfer"),
+    Cell("cut-link", "first-token"),
+    Cell("kill-decode", "decode"),
+)
+_UP: Final = ("--prefill", "2", "--decode", "2", "--port", "0", "--drills")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to drill one engine with."""
+
+    engine: str
+    cells: tuple[Cell, ...]
+    rounds: int
+
+    def up(self) -> list[str]:
+        # Only in float32 is rounding too small to change what is drawn when a batch is another one.
+        exact = ("--model", "demo", "--dtype", "float32") if self.engine == "torch" else ()
+        return ["--engine", self.engine, *_UP, *exact]
+
+
+QUICK: Final = (Plan("simulated", _EVERY, 2), Plan("torch", _SOME, 2))
+
+
+def main() -> int:
+    """Exit status 0 when every round passed."""
+    parser = argparse.ArgumentParser(prog="python -m tools.drills", description="Drill platforms of this machine.")
+    parser.add_argument("--full", action="store_true", help="every cell with torch")
+    parser.add_argument("--rounds", type=int, default=20, help="of each cell with --full (default %(default)s)")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    parser.add_argument("--json", type=Path, help="write every round to this file")
+    given = parser.parse_args()
+    began = time.monotonic()
+    plans = (Plan("torch", _EVERY, given.rounds),) if given.full else QUICK
+    reports = [_run(plan, began) for plan in plans]
+    cells = [cell for report in reports for cell in report.cells]
+    rounds = [each for report in reports for each in report.rounds]
+    took_s = time.monotonic() - began
+    print(markdown(cells))
+    failed = sum(cell.failed for cell in cells)
+    print(f"drills: {'FAILED' if failed else 'OK'}: {len(rounds)} rounds, {failed} failed, {took_s:.0f} s")
+    if given.markdown is not None:
+        given.markdown.write_text(page(cells, len(rounds), took_s), encoding="utf-8")
+    if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_bytes(_json(cells, rounds))
+    return 1 if failed else 0
+
+
+def _run(plan: Plan, began: float) -> Report:
+    """One platform from start to stop with all its rounds."""
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {plan.engine}: {line}", flush=True)
+
+    started = Platform(parse_up(plan.up()).service, os.environ, drills=True)
+
+    async def work(supervisor: Supervisor) -> Report:
+        await started.ready(supervisor, _READY_S)
+        options = DrillOptions(plan.cells, started.url, "", plan.rounds, Bounds(), None)
+        return await run_drills(options, say, plan.engine)
+
+    with cleaning_up(started):
+        return asyncio.run(started.run(LineBoard(lambda _line: None), work))
+
+
+def page(cells: list[Summary], rounds: int, took_s: float) -> str:
+    """The page with the table. What is said about it holds for every run."""
+    return f"""# Drills
+
+Made by `make drills-full`; do not edit. {rounds} rounds in {took_s / 60:.0f} minutes on {cores()} cores
+({machine.machine()}, Python {machine.python_version()}), two prefill and two decode workers on one machine.
+
+In each round eight clients stream chats and completions, greedy and drawn, some in several sequences, some with long
+prompts. One more request is watched until its router says that it is in the wanted stage; then the process that
+carries it is struck. Every answer is compared with the one the platform gave before anything was done to it.
+
+- **lost**, **duplicated**, **wrong**: tokens of answers that were not what they had to be. A request that ends with
+  an error counts as lost. Connections to a killed router end with it; what they brought has to be the beginning of
+  the right answer.
+- **no end**: requests that had neither answer nor error after 60 s.
+- **leaked blocks**: KV blocks still in use or leased on any worker once every request had ended; after a router's
+  death, 2 s later.
+- **longest pause**: the longest silence a client saw that was not over when the blow fell; where no token had come
+  yet, from the blow to the first (in `queue` and `prefill` much of that is what any request waits).
+- **recovery**: from the blow until every process was ready, linked, and a request took as long as before. A frozen
+  worker stays frozen for 3 s; its recovery counts from then.
+
+{markdown(cells)}
+"""
+
+
+def _json(cells: list[Summary], rounds: list[Round]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode({"cells": cells, "rounds": rounds}), indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
