@@ -145,6 +145,10 @@ class Dispatcher:
         self._tools.costs.observe_load(peer.worker_id, load)
         self._pump_soon()
 
+    def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
+        for request in tuple(self._requests.values()):
+            request.pair_opened(prefill, decode, reason)
+
     # ---- router.dispatch.context.Host ----
 
     def place_again(self, request: RunningRequest) -> None:

@@ -142,6 +142,15 @@ class RunningRequest(HeldRequest):
 
     # ---- failures ----
 
+    def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
+        """Nothing gets from one worker to the other: an attempt on both that still needs it computes on decode, at
+        once instead of after a stalled transfer of its own."""
+        attempt = self._attempt
+        if attempt is None or attempt.prefill is None or attempt.transferred or not attempt.decode.watched:
+            return
+        if (attempt.prefill.peer.worker_id, attempt.decode.peer.worker_id) == (prefill, decode):
+            self._go_on_without_prefill(attempt, attempt.prefill, f"nothing gets through to {decode}: {reason}")
+
     def _go_on_without_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
         """Decode computes what it cannot fetch, and draws the first positions that are not known yet. Once it has
         brought a position of its own there is nothing left to fetch."""

@@ -146,6 +146,7 @@ class Fleet:
                     self._members[address] = self._begin(address)
                 group.create_task(self._heartbeat(), name="fleet heartbeat")
                 if self._prober is not None:
+                    self._prober.opened = listener.pair_opened
                     group.create_task(self._prober.run(), name="pair canaries")
         finally:
             self._group = None

@@ -73,6 +73,10 @@ class PeerListener(Protocol):
         """A worker's load figures are new, and already in its view."""
         ...
 
+    def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
+        """Nothing gets from one worker to the other any more: what waits for that need not."""
+        ...
+
 
 class Peer:
     """Handles count up from 1 on this link and are never reused, so a message for a dead attempt finds nobody."""

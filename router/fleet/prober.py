@@ -51,6 +51,8 @@ class PairProber:
         self._peers: dict[str, Peer] = {}
         self._trips: dict[Key, _Trip] = {}
         self._wake = asyncio.Event()
+        self.opened: Callable[[str, str, str], None] = lambda _prefill, _decode, _reason: None
+        """Told of every pair whose breaker opens: prefill worker, decode worker, why."""
 
     @property
     def views(self) -> Pairs:
@@ -131,7 +133,9 @@ class PairProber:
         bound_s, nonce = self._settings.canary_s, self._entropy.token(12).hex()
         trip = self._trips[key] = _Trip(key, now, now + bound_s, self._ended)
         of_prefill, of_decode = trip.open_on(prefill), trip.open_on(decode)
-        claims = Claims(CANARY, prefill.epoch, nonce, decode.epoch, self._clock.wall() + bound_s)
+        # As long as any request's: its lease ends much sooner, and clocks may differ by more than a canary takes.
+        expires = self._clock.wall() + self._deadlines.total_s
+        claims = Claims(CANARY, prefill.epoch, nonce, decode.epoch, expires)
         ticket = issue(self._keyring, claims)
         remote = RemoteKv(prefill.worker_id, prefill.epoch, prefill.hello.addresses, nonce, ticket)
         export = Export(nonce, decode.epoch, self._deadlines.lease_s)
@@ -189,6 +193,8 @@ class PairProber:
         else:
             reason = breaker.view.reason
             event(_log, "pair_open", level=logging.WARNING, prefill=prefill, decode=decode, reason=reason)
+        if breaker.state is State.OPEN:
+            self.opened(prefill, decode, breaker.view.reason)
 
 
 @dataclass(eq=False)
