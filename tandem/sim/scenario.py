@@ -11,6 +11,10 @@ from tandem.sim.world import WorldSettings
 _SHORT_LEASE_S = 5.0
 _SHORT_QUEUE = 3
 """Sequences waiting on a worker; more are refused, and tried elsewhere while there is a budget for it."""
+_SMALL_STALL_S = 12.0
+"""Where a pool holds one long prompt, two of 1,000 seeds (715, 73994100053) still let a request stand still until
+a work has waited for its place for `queue_s`. Fetches that have brought nothing give way (`tandem.engine.idle_fetches`);
+what is left is probably fetches that have brought a part, and wait for exports that wait for their own pool."""
 _SMALL_POOL = 72
 """Blocks with which the longest prompt just fits, so that others are preempted for it."""
 
@@ -25,7 +29,7 @@ def varied(base: WorldSettings, seed: int) -> WorldSettings:
         skew_s=unit(entropy) * 20.0 if below(entropy, 2) else 0.0,
     )
     if below(entropy, 4) == 0:
-        settings = replace(settings, model=replace(base.model, blocks=_SMALL_POOL))
+        settings = replace(settings, model=replace(base.model, blocks=_SMALL_POOL), stall_s=_SMALL_STALL_S)
     if below(entropy, 5) == 0:
         scheduler = replace(base.scheduler, max_waiting=_SHORT_QUEUE)
         settings = replace(settings, router=_crowded(base.router, entropy), scheduler=scheduler)
