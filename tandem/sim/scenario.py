@@ -13,8 +13,9 @@ _SHORT_QUEUE = 3
 """Sequences waiting on a worker; more are refused, and tried elsewhere while there is a budget for it."""
 _SMALL_STALL_S = 12.0
 """Where a pool holds one long prompt, two of 1,000 seeds (715, 73994100053) still let a request stand still until
-a work has waited for its place for `queue_s`. Fetches that have brought nothing give way (`tandem.engine.idle_fetches`);
-what is left is probably fetches that have brought a part, and wait for exports that wait for their own pool."""
+a work has waited for its place for `queue_s`. Fetches that have brought nothing give way
+(`tandem.engine.idle_fetches`); what is left is probably fetches that have brought a part, and wait for exports that
+wait for their own pool."""
 _SMALL_POOL = 72
 """Blocks with which the longest prompt just fits, so that others are preempted for it."""
 
