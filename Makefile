@@ -5,11 +5,16 @@ BIN    := $(VENV)/bin
 SEEDS  ?= 800
 FRESH  ?= 200
 MINUTES ?= 60
+CONVERSATIONS ?= 500
+STRIKES ?= 20
 JOBS   ?= 2
-PACKAGES := tandem router prefill_worker decode_worker kv_transfer
+BUILDER ?= docker
+PACKAGES := tandem router prefill_worker decode_worker kv_store kv_transfer control_plane
 STAMP  := $(VENV)/.tandem-setup
+VENV_VLLM  ?= .venv-vllm
+STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: setup demo up test sim sim-long drills drills-full soak equality check bench protos constraints clean help
+.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -19,14 +24,59 @@ help:
 	@echo "make sim-long   more than 100,000 simulated requests with faults, half of them on 16 workers"
 	@echo "make drills  every fault at every stage on real processes, judged; drills-full: 20 rounds each with torch"
 	@echo "make soak    mixed load and faults for MINUTES=$(MINUTES): memory and descriptors flat, no answer wrong"
+	@echo "make conversations   conversations that return through every tier while every process is killed in turn"
 	@echo "make equality   tokens of prefill + transfer + decode against one engine, 200 prompts and more"
 	@echo "make check   lint, types, layers, generated code      make bench   measured limits"
+	@echo "make setup-vllm   create $(VENV_VLLM) with vLLM      make test-vllm   the tests with vLLM as the engine"
+	@echo "make test-schemas   the chart against the JSON schemas of three versions of Kubernetes"
+	@echo "make test-cluster   on a real Kubernetes control plane, built with Go the first time"
+	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
+	@echo "make images  build the container images with Docker or Podman and try them as pods run them"
+	@echo "make bench-vllm   what serving vLLM through Tandem costs, against vLLM's own server"
+	@echo "make bench-routing   routing policies of this and other routers compete on simulated fleets"
 
 $(STAMP): pyproject.toml constraints.txt tools/setup_environment.py
 	$(PYTHON) tools/setup_environment.py $(VENV)
 	@touch $(STAMP)
 
 setup: $(STAMP)
+	@command -v redis-server >/dev/null || $(PYTHON) tools/setup_redis.py
+
+$(STAMP_VLLM): pyproject.toml constraints-vllm.txt tools/setup_vllm.py
+	$(PYTHON) -m tools.setup_vllm $(VENV_VLLM)
+	@touch $(STAMP_VLLM)
+
+setup-vllm: $(STAMP_VLLM)
+
+test-vllm: setup-vllm
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm
+
+cluster-binaries: setup
+	$(BIN)/python -m tools.cluster_binaries --if-possible
+
+# KEDA, too: as large as nearly all others together.
+cluster-binaries-full: cluster-binaries
+	$(BIN)/python -m tools.cluster_binaries --if-possible --only keda,keda-adapter
+
+# What needs no pods: resources, the contract of the API client, mirrors, leases, charts.
+test-cluster-api: setup
+	$(BIN)/python -m tools.cluster_binaries --if-possible --only etcd,kube-apiserver,helm
+	$(BIN)/python -m pytest $(addprefix tests/cluster/test_,resources.py kube_cluster.py reflector.py election.py chart.py)
+
+test-cluster: cluster-binaries
+	$(BIN)/python -m pytest tests/cluster -m "not long"
+
+test-cluster-full: cluster-binaries-full
+	$(BIN)/python -m pytest tests/cluster
+
+bench-vllm: setup-vllm
+	$(VENV_VLLM)/bin/python -m benchmarks.vllm_overhead
+
+# The chart against the JSON schemas of three versions of Kubernetes, which are too large for every environment.
+test-schemas: setup
+	@rm -rf build/schemas
+	$(BIN)/python -m pip install --quiet --target build/schemas "kubernetes-validate>=1.37,<1.38"
+	PYTHONPATH=build/schemas $(BIN)/python -m pytest tests/helm/test_helm_kubernetes_schema.py
 
 demo: setup
 	$(BIN)/tandem demo
@@ -53,6 +103,9 @@ drills-full: setup
 soak: setup
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
+conversations: setup
+	$(BIN)/python -m tools.conversations --conversations $(CONVERSATIONS) --strikes $(STRIKES)
+
 equality: setup
 	$(BIN)/python -m tools.equality
 
@@ -62,16 +115,32 @@ check: setup
 	$(BIN)/mypy $(PACKAGES) tools benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate_protos.py --check
+	$(BIN)/python -m tools.generate_crds --check
 
 bench: setup
 	$(BIN)/python -m benchmarks
 
+# With BUILDER=podman, BASE=IMAGE and VLLM_BASE=IMAGE where the Dockerfiles' own bases are not to be had; IMAGES names
+# some of them, and IMAGE_FLAGS has what else `python -m tools.image_check --help` knows.
+images: setup
+	$(BIN)/python -m tools.image_check $(IMAGES) --builder $(BUILDER) $(IMAGE_FLAGS) \
+		$(if $(BASE),--base $(BASE)) $(if $(VLLM_BASE),--vllm-base $(VLLM_BASE))
+
+bench-routing: setup
+	$(BIN)/python -m benchmarks.routing
+
 protos: setup
 	$(BIN)/python tools/generate_protos.py
+
+crds: setup
+	$(BIN)/python -m tools.generate_crds
 
 constraints:
 	$(PYTHON) tools/setup_environment.py --freeze $(VENV)
 
+constraints-vllm:
+	$(PYTHON) -m tools.setup_vllm --freeze $(VENV_VLLM)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

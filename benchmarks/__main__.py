@@ -20,12 +20,20 @@ NAMES: Final = (
     "engine",
     "chunking",
     "transfer",
+    "tiers",
     "overlap",
     "router",
+    "naming",
+    "placement",
     "simulator",
+    "autoscale",
+    "operator_scale",
+    "autoscale_fleet",
     "startup",
     "disconnect",
     "overload",
+    "index",
+    "redis_index",
 )
 _SENTENCE: Final = re.compile(
     r"^(?P<name>.+): (?P<value>[\d.e+-]+)[^(]*\((?P<side>at least|at most) (?P<limit>[\d.]+)"

@@ -79,15 +79,21 @@ def total(figures: Figures, metric: str, label: str = "") -> float:
 
 
 def run_live(
-    flags: Sequence[str], work: Callable[[Live], Awaitable[T]], environment: Mapping[str, str] | None = None
+    flags: Sequence[str],
+    work: Callable[[Live], Awaitable[T]],
+    environment: Mapping[str, str] | None = None,
+    start_s: float = _START_S,
 ) -> T:
-    """Start a platform with the flags of `tandem up` and the settings in `environment`, do `work`, stop it all."""
+    """Start a platform with the flags of `tandem up` and the settings in `environment`, do `work`, stop it all.
+
+    It has `start_s` to be ready.
+    """
     options = parse([*flags, "--port", "0"])
     platform = Platform(options.service, {**os.environ, **(environment or {})})
 
     async def main() -> T:
         async def served(supervisor: Supervisor) -> T:
-            await platform.ready(supervisor, _START_S)
+            await platform.ready(supervisor, start_s)
             return await work(Live(platform, supervisor))
 
         return await platform.run(LineBoard(lambda _line: None), served)

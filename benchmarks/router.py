@@ -47,16 +47,13 @@ class Cores:
 class Child:
     """A process of the benchmark, which does not outlive it; `line` is the first thing it said."""
 
-    def __init__(self, arguments: Sequence[str], core: frozenset[int] | None, text: str = "") -> None:
+    def __init__(self, arguments: Sequence[str], core: frozenset[int] | None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         atexit.register(self.process.kill)
         if core is not None:
             os.sched_setaffinity(self.process.pid, core)
-        assert self.process.stdin is not None
-        self.process.stdin.write(text)
-        self.process.stdin.flush()
         self.line = self.next_line()
 
     def next_line(self) -> str:
@@ -66,10 +63,10 @@ class Child:
             raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()}")
         return line
 
-    def ask(self) -> str:
-        """Send an empty line and give the line that comes back."""
+    def ask(self, line: str) -> str:
+        """Send a line and give the one that comes back."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.next_line()
 
@@ -184,8 +181,9 @@ def measure_tokens(
 # ---- requests ----
 
 
-def texts(count: int, seed: int = 7) -> list[str]:
-    """Texts of `CHARACTERS` characters: English prose, which is what Python's own documentation is."""
+def texts(count: int, seed: int) -> list[str]:
+    """Texts of `CHARACTERS` characters: English prose, which is what Python's own documentation is. Different ones
+    for every seed, so that nothing is known of them from before."""
     draw = random.Random(seed)
     prose = " ".join(" ".join(topics[topic] for topic in sorted(topics)).split())
     starts = (draw.randrange(len(prose) - CHARACTERS) for _ in range(count))
@@ -196,22 +194,17 @@ def measure_requests(cores: Cores, clients: Clients, transport: str, rounds: int
     """Chat requests through P and D against tokenizing alone; also the router's memory in MB."""
     flags = ["--model", "demo", "--core.placement.prefer", "disaggregated"]
     router = Router(cores, transport, "instant", "demo", flags)
-    prompts = texts(REQUESTS)
-    alone = Child(["benchmarks.router_bare", "tokenize"], cores.measured, json.dumps(prompts) + "\n")
-    asked = [
-        post(
-            "/v1/chat/completions",
-            {"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": 2},
-        )
-        for prompt in prompts
-    ]
-    clients.ask(router.port, asked, CONNECTIONS)
+    alone = Child(["benchmarks.router_bare", "tokenize"], cores.measured)
     ours, theirs = [], []
-    for _ in range(rounds):
+    for number in range(rounds + 1):
+        prompts = texts(REQUESTS, number)
+        asked = [_chat(prompt) for prompt in prompts]
         cpu = router.cpu_s()
         clients.ask(router.port, asked, CONNECTIONS)
         ours.append((router.cpu_s() - cpu) / REQUESTS * 1e6)
-        theirs.append(float(alone.ask()) * 1e6)
+        theirs.append(float(alone.ask(json.dumps(prompts))) * 1e6)
+    # The first round warms up.
+    del ours[0], theirs[0]
     memory = router.rss_mb()
     router.stop()
     alone.stop()
@@ -222,6 +215,11 @@ def measure_requests(cores: Cores, clients: Clients, transport: str, rounds: int
     )
     check = Check("router CPU per request / tokenizing alone", median_ratio(ours, theirs), REQUEST_LIMIT, False)
     return [check], memory
+
+
+def _chat(prompt: str) -> bytes:
+    body = {"model": "demo", "messages": [{"role": "user", "content": prompt}], "max_tokens": 2}
+    return post("/v1/chat/completions", body)
 
 
 def main() -> int:

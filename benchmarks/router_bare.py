@@ -13,9 +13,10 @@ import socket
 import sys
 import time
 
-from router.front.render import FileRenderer
+from tokenizers import Tokenizer
+
+from tandem.core.kv import pack_tokens
 from tandem.engine.model_directory import open_model
-from tandem.service.system import SystemClock
 
 _GROUPS = 2
 
@@ -58,14 +59,15 @@ def _smallest(groups: list[list[socket.socket]]) -> int:
 
 
 def tokenize(model: str) -> None:
-    """Tokenize the texts given on standard input. Answers every further line with the CPU seconds per text."""
-    renderer = FileRenderer(open_model(model), SystemClock())
-    texts = json.loads(sys.stdin.readline())
+    """Tokenize with the library's `encode`: a list of texts per line of standard input, each answered with the CPU
+    seconds per text."""
+    tokenizer = Tokenizer.from_file(str(open_model(model).tokenizer_path))
     _say("ready")
-    while sys.stdin.readline():
+    for line in sys.stdin:
+        texts = json.loads(line)
         began = time.process_time()
         for text in texts:
-            renderer.text(text)
+            pack_tokens(tokenizer.encode(text).ids)
         _say(str((time.process_time() - began) / len(texts)))
 
 

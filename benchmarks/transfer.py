@@ -1,4 +1,5 @@
-"""KV pulls against what the machine can do: memcpy for shared memory, a bare socket loop for TCP.
+"""KV pulls against what the machine can do: memcpy for shared memory, a bare socket loop for TCP, and the same loop
+with TLS for TCP with certificates.
 
 Two processes: a holder that exports, and this one, which pulls. Each measurement is the median of 7 rounds in
 which every contender runs in turn, so that ratios compare the same machine in the same state. Exits non-zero when
@@ -23,6 +24,7 @@ from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
 from kv_transfer.shm import ShmSettings, ShmTransport
 from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.tcp_tls import encryption
 from kv_transfer.transport import Transport
 from tandem.core.deadlines import Deadlines
 from tandem.core.kv import Layout
@@ -30,7 +32,9 @@ from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
 from tandem.engine.protocol import FetchJob, FetchTarget
 from tandem.service.system import SystemClock
+from tandem.service.tls import client_context, server_context
 from tests.contract.block_space import KEYRING, TestSpace, pull_open, ready_lease, remote_kv
+from tests.contract.certificates import shared_certificates
 
 ROUNDS: Final = 7
 LIMIT: Final = 0.8
@@ -81,7 +85,7 @@ class Row:
 
     def text(self) -> str:
         asked = "reported" if self.limit is None else f">= {self.limit} {'ok' if self.met else 'NOT MET'}"
-        return f"{self.name:<34}{self.rate:8.2f}{self.reference:10.2f}{self.ratio:8.2f}  {asked}"
+        return f"{self.name:<38}{self.rate:8.2f}{self.reference:10.2f}{self.ratio:8.2f}  {asked}"
 
 
 # ---- the other process ----------------------------------------------------------------------------------------
@@ -96,24 +100,46 @@ class _Lasting(TestSpace):
         return None
 
 
+def transports() -> dict[str, Transport]:
+    """Every contender of ours, by name."""
+    certificates = shared_certificates()
+    return {
+        "shm": ShmTransport(ShmSettings()),
+        "tcp": TcpTransport(TcpSettings()),
+        "tls": TcpTransport(TcpSettings(), encryption("on", certificates, certificates)),
+    }
+
+
 def _holder(case: Case, pipe: Connection) -> None:
     asyncio.run(_hold(case, pipe))
 
 
 async def _hold(case: Case, pipe: Connection) -> None:
-    """Export one lease over both transports until told to stop."""
+    """Export one lease over all transports until told to stop."""
     space = _Lasting(case.layout, 2 * case.pieces, HOLDER_EPOCH)
     names = ready_lease(space, case.pieces)
     exporter = Exporter(space, KEYRING, SystemClock(), Deadlines())
-    transports: tuple[Transport, ...] = (ShmTransport(ShmSettings()), TcpTransport(TcpSettings()))
-    addresses = [await transport.serve(exporter) for transport in transports]
-    pipe.send((addresses, names))
+    ours = transports()
+    pipe.send(({name: await transport.serve(exporter) for name, transport in ours.items()}, names))
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
-    for transport in transports:
+    for transport in ours.values():
         await transport.close()
 
 
-def _bare_sender(case: Case, pipe: Connection) -> None:
+def _secured_sender(case: Case, pipe: Connection) -> None:
+    _bare_sender(case, pipe, secure=True)
+
+
+def _send_secured(peer: socket.socket, views: list[memoryview]) -> None:
+    context = server_context(shared_certificates())
+    assert context is not None
+    secured = context.wrap_socket(peer, server_side=True)
+    while secured.recv(1):
+        for view in views:
+            secured.sendall(view)
+
+
+def _bare_sender(case: Case, pipe: Connection, secure: bool = False) -> None:
     """The bare loop's sending half: one byte asks for all pieces."""
     space = TestSpace(case.layout, 2 * case.pieces, HOLDER_EPOCH)
     ready_lease(space, case.pieces)
@@ -122,6 +148,9 @@ def _bare_sender(case: Case, pipe: Connection) -> None:
     pipe.send(listener.getsockname())
     peer, _ = listener.accept()
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if secure:
+        _send_secured(peer, views)
+        return
     while peer.recv(1):
         pending = list(views)
         while pending:
@@ -140,7 +169,14 @@ Contender = Callable[[], Awaitable[None]]
 class Receiver:
     """This side: a pool of its own, and every way of filling it from the holder's pieces."""
 
-    def __init__(self, case: Case, addresses: list[str], names: tuple[bytes, ...], bare: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        case: Case,
+        addresses: dict[str, str],
+        names: tuple[bytes, ...],
+        bare: tuple[str, int],
+        secured: tuple[str, int],
+    ) -> None:
         self._case = case
         self._names = names
         self._space = TestSpace(case.layout, 2 * case.pieces, RECEIVER_EPOCH)
@@ -148,13 +184,14 @@ class Receiver:
         ready_lease(self._source, case.pieces)
         self._slots = random.Random(1).sample(range(2 * case.pieces), case.pieces)
         self._digester = Digester(case.layout)
-        self.addresses = {address.partition("://")[0]: address for address in addresses}
-        self.transports: dict[str, Transport] = {
-            "shm": ShmTransport(ShmSettings()),
-            "tcp": TcpTransport(TcpSettings()),
-        }
-        self._socket = socket.create_connection(bare)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.addresses = addresses
+        self.transports = transports()
+        self._socket, plain = (socket.create_connection(each) for each in (bare, secured))
+        for each in (self._socket, plain):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = client_context(shared_certificates())
+        assert context is not None
+        self._secured = context.wrap_socket(plain, server_hostname="localhost")
 
     def block(self, index: int) -> memoryview:
         return self._space.memory.block(self._slots[index])
@@ -203,6 +240,15 @@ class Receiver:
             for view in views:
                 self._digester.content_words(view)
 
+    async def bare_secured(self, digest: bool = False) -> None:
+        self._secured.sendall(b"?")
+        for index in range(self._case.pieces):
+            view, done = self.block(index), 0
+            while done < view.nbytes:
+                done += self._secured.recv_into(view[done:])
+            if digest:
+                self._digester.content_words(view)
+
     def _fill(self, views: list[memoryview]) -> None:
         pending = list(views)
         while pending:
@@ -214,6 +260,7 @@ class Receiver:
 
     async def close(self) -> None:
         self._socket.close()
+        self._secured.close()
         for transport in self.transports.values():
             await transport.close()
 
@@ -238,17 +285,22 @@ async def _rounds(case: Case, contenders: dict[str, Contender]) -> dict[str, lis
 async def _measure(case: Case) -> list[Row]:
     holder_pipe, holder = _start(_holder, case)
     bare_pipe, bare = _start(_bare_sender, case)
+    secured_pipe, secured = _start(_secured_sender, case)
     addresses, names = holder_pipe.recv()
-    receiver = Receiver(case, addresses, names, bare_pipe.recv())
+    receiver = Receiver(case, addresses, names, bare_pipe.recv(), secured_pipe.recv())
     contenders: dict[str, Contender] = {
         "memcpy": receiver.memcpy,
         "shm": lambda: receiver.pull("shm"),
         "bare": receiver.bare,
         "tcp": lambda: receiver.pull("tcp"),
+        "bare tls": receiver.bare_secured,
+        "tls": lambda: receiver.pull("tls"),
         "memcpy+digest": lambda: receiver.memcpy(True),
         "shm+digest": lambda: receiver.fetch("shm"),
         "bare+digest": lambda: receiver.bare(True),
         "tcp+digest": lambda: receiver.fetch("tcp"),
+        "bare tls+digest": lambda: receiver.bare_secured(True),
+        "tls+digest": lambda: receiver.fetch("tls"),
     }
     try:
         rates = await _rounds(case, contenders)
@@ -257,13 +309,20 @@ async def _measure(case: Case) -> list[Row]:
         holder_pipe.send("stop")
         holder.join()
         bare.join()
+        secured.join()
     pairs = (
         ("shm pull / memcpy", "shm", "memcpy"),
         ("tcp pull / bare socket loop", "tcp", "bare"),
+        ("tls pull / bare TLS loop", "tls", "bare tls"),
+        ("tls pull / plain tcp pull", "tls", "tcp"),
         ("shm verified / copy, digest", "shm+digest", "memcpy+digest"),
         ("tcp verified / bare loop, digest", "tcp+digest", "bare+digest"),
+        ("tls verified / bare TLS loop, digest", "tls+digest", "bare tls+digest"),
     )
-    return [_row(label, rates[ours], rates[reference], case.limit) for label, ours, reference in pairs]
+    return [
+        _row(label, rates[ours], rates[reference], None if reference == "tcp" else case.limit)
+        for label, ours, reference in pairs
+    ]
 
 
 def _row(name: str, ours: list[float], reference: list[float], limit: float | None) -> Row:
@@ -282,9 +341,11 @@ def _start(target: Callable[[Case, Connection], None], case: Case) -> tuple[Conn
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
+    # Made here, so that the other processes find the same.
+    shared_certificates()
     unmet = []
     for case in CASES:
-        print(f"\n{case.label + ' scattered':<34}{'GB/s':>8}{'limit':>10}{'ratio':>8}")
+        print(f"\n{case.label + ' scattered':<38}{'GB/s':>8}{'limit':>10}{'ratio':>8}")
         for row in asyncio.run(_measure(case)):
             print(row.text())
             unmet += [] if row.met else [f"{case.label}: {row.name}"]

@@ -1,16 +1,19 @@
-"""The holder's side of a hand-off: who may read which blocks, and what can be sent now (DESIGN §5).
+"""The holder's side of a fetch: who may read which blocks, and what can be sent now (DESIGN §5).
 
-`ExportProgress` decides, without I/O or clock; `Exporter` is the shell that waits for the engine's blocks and is
-driven by a transport server.
+A hand-off is asked for under the lease of a work that computes the blocks; other blocks that are here under a reuse
+lease, which is opened for the asking. `ExportProgress` decides, without I/O or clock; `Exporter` is the shell that
+waits for the engine's blocks and is driven by a transport server.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from kv_transfer.tickets import Keyring, check
-from kv_transfer.transport import Alive, Answer, Missing, Offer, PullOpen
+from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.transport import Alive, Answer, Missing, Offer, PullOpen, is_reuse
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
@@ -28,6 +31,8 @@ class ExportSettings:
     batch_bytes: int = 64 << 20
     alive_every_s: float = 0.5
     names_max: int = 131072
+    reuse_lease_s: float = 2.0
+    """How long a reuse lease lasts after the last sign of its receiver."""
 
 
 class Exporter:
@@ -40,7 +45,9 @@ class Exporter:
         clock: Clock,
         deadlines: Deadlines,
         settings: ExportSettings | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
+        self._tiers = tiers
         self._space = space
         self._keyring = keyring
         self._clock = clock
@@ -57,9 +64,14 @@ class Exporter:
         """Batches of answers in prompt order; `Alive` at once when nothing is ready and then every 0.5 s.
 
         Raises `ticket_refused`, `stale_epoch`, `protocol_mismatch` before the first batch; `kv_gone` when the
-        lease is unknown for too long or ends, or prefill stops making progress.
+        lease is unknown for too long or ends, or prefill stops making progress, or when nothing can be shared.
         """
         self._admit(request)
+        if is_reuse(request.lease_id):
+            async with aclosing(self._shared(request)) as batches:
+                async for batch in batches:
+                    yield batch
+            return
         changed = asyncio.Event()
         progress = ExportProgress(self._space, request, self._deadlines, self._settings, self._clock.now())
         unwatch = self._space.watch(request.lease_id, changed.set)
@@ -76,6 +88,38 @@ class Exporter:
         finally:
             self.pulls -= 1
             unwatch()
+
+    async def _shared(self, request: PullOpen) -> AsyncGenerator[tuple[Answer, ...], None]:
+        """What is here now or in own tiers, and at once that everything else is not."""
+        lease_id = request.lease_id
+        if not self._space.share(lease_id, request.names, self._settings.reuse_lease_s):
+            raise TandemError("kv_gone", f"lease {lease_id}: nothing can be shared now")
+        self._bring_up(request)
+        changed = asyncio.Event()
+        progress = ExportProgress(self._space, request, self._deadlines, self._settings, self._clock.now())
+        unwatch = self._space.watch(lease_id, changed.set)
+        self.pulls += 1
+        try:
+            while not progress.answered:
+                changed.clear()
+                batch = progress.next(self._clock.now())
+                if batch:
+                    yield batch
+                else:
+                    yield (Alive(),)
+                    await self._change(changed)
+        finally:
+            self.pulls -= 1
+            unwatch()
+
+    def _bring_up(self, request: PullOpen) -> None:
+        """Have what own tiers hold of the rest read into the pool."""
+        if self._tiers is None:
+            return
+        lease_id = request.lease_id
+        missing = [name for name in request.names if isinstance(self._space.look(lease_id, name), Gone)]
+        if held := len(self._tiers.where(missing)):
+            self._space.bring_shared(lease_id, missing[:held])
 
     def acknowledge(self, lease_id: str) -> None:
         self._space.release(lease_id)
@@ -131,12 +175,17 @@ class ExportProgress:
     def __post_init__(self) -> None:
         self._moved = self.opened
 
+    @property
+    def answered(self) -> bool:
+        """Whether every name has been answered for."""
+        return self._index == len(self.request.names)
+
     def next(self, now: float) -> tuple[Answer, ...]:
         """What can be sent now; empty means wait. Renews the lease. Raises `kv_gone`."""
         if not self._lease_open(now):
             return ()
         batch = self._ready_blocks()
-        if self._index == len(self.request.names):
+        if self.answered:
             first = self.space.first_tokens(self.request.lease_id)
             if first is not None:
                 batch.append(first)

@@ -1,42 +1,50 @@
-"""The receiver's side of a hand-off: bring the blocks of one prompt into their slots, believe only what verifies.
+"""Fetching: bring the blocks of one prompt into their slots, from whoever has them (DESIGN §5).
 
-`FetchProgress` decides when to wait and when to give up; `Fetcher` is the shell around a transport's pull. What
-does not arrive, or does not verify, is computed by the engine instead: a fetch never fails a request.
+Hand-off, prefix reuse, restoring from own tiers, fail-over and migration are this one operation. A fetch asks one
+origin after the other for what is still open: own tiers, then other holders, then whoever computes the prompt for
+this request. Each is a leg with its own bounds, and is closed before the next one begins. What does not arrive, or
+does not verify, is computed by the engine instead: a fetch never fails a request.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from math import inf
 
-from kv_transfer.fetch_progress import FetchProgress, FetchReport, routes
-from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullOpen, Transport
-from kv_transfer.verify import Refusal, Verifier
+from kv_transfer.fetch_progress import Brought, FetchProgress, FetchReport
+from kv_transfer.fetch_pull import FetchSettings, PullLeg, Receiver
+from kv_transfer.fetch_tiers import TierLeg
+from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.transport import Transport
+from kv_transfer.verify import Verifier
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.core.messages import RemoteKv
+from tandem.core.messages import RemoteKv, Source
 from tandem.core.metrics import Meter
-from tandem.engine.protocol import BlockMemory, BlockSpace, FetchJob, FetchTarget
+from tandem.engine.protocol import BlockSpace, FetchJob, FetchTarget
 from tandem.service.logs import event as log_event
+
+__all__ = ["Bringing", "FetchSettings", "Fetcher"]
 
 _log = logging.getLogger(__name__)
 
-_TIMER_SLACK_S: Final = 0.05
-
 
 @dataclass(frozen=True)
-class FetchSettings:
-    """`attempts_max` counts pulls of one fetch; after `verify_bytes_per_tick` others get their turn on the loop.
+class Bringing:
+    """Where the first `blocks` blocks of a prompt may come from besides a hand-off: own tiers, then `sources`.
 
-    A failed pull that closes within `close_grace_s` leaves its slots to the engine; else they are quarantined.
+    `patience_s` is how long computing them would take: bringing them is given up when it has taken longer than that
+    by a stalled transfer's bound.
     """
 
-    attempts_max: int = 3
-    verify_bytes_per_tick: int = 4 << 20
-    close_grace_s: float = 0.05
+    blocks: int = 0
+    sources: tuple[Source, ...] = ()
+    patience_s: float = inf
+
+
+_NOTHING = Bringing()
 
 
 class Fetcher:
@@ -50,71 +58,100 @@ class Fetcher:
         deadlines: Deadlines,
         meter: Meter,
         settings: FetchSettings | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self._space = space
-        self._transports = {transport.scheme: transport for transport in transports}
         self._clock = clock
         self._deadlines = deadlines
         self._meter = meter
         self._settings = settings or FetchSettings()
-        self._verifier = Verifier(space.layout)
+        by_scheme = {transport.scheme: transport for transport in transports}
+        self._receiver = Receiver(space, by_scheme, Verifier(space.layout), clock, meter, self._settings)
+        self._tiers = tiers
         self._settling: dict[asyncio.Task[None], None] = {}
 
-    async def fetch(self, job: FetchJob, remote: RemoteKv) -> FetchReport:
-        """Bring the blocks of `job` and the first tokens from `remote`.
+    async def fetch(self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing = _NOTHING) -> FetchReport:
+        """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
 
-        Always ends with `fetch_ended` on the block space, also when cancelled; if the pull is not closed by then,
+        Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
         the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says
         what went wrong.
         """
-        progress = FetchProgress(job, self._deadlines, self._space.layout.block_bytes, self._clock.now())
-        run = _Run(self._space, self._verifier, self._settings, self._clock, self._meter, progress, remote)
+        run = _Fetch(job, self._clock.now())
         try:
-            failure = await self._attempts(run)
-            reason = None if failure is None else _told(failure)
-            acknowledged = reason is None and await run.acknowledge()
-            if reason is not None:
-                await run.let_go()
-                await run.close_within(self._settings.close_grace_s)
+            await self._bring(run, bringing)
+            if remote is None or run.stuck:
+                report, settling = self._ended(run, remote)
+            else:
+                report, settling = await self._hand_over(run, remote)
         except asyncio.CancelledError:
             self._end(run, "cancelled")
             raise
-        settling = self._end(run, reason)
         if settling is not None:
             await asyncio.wait((settling,))
+        return replace(report, brought=tuple(run.brought))
+
+    async def close(self) -> None:
+        """Wait until everything that was abandoned is closed."""
+        if self._settling:
+            await asyncio.wait(tuple(self._settling))
+
+    # -- what somebody has already --
+
+    async def _bring(self, run: "_Fetch", bringing: Bringing) -> None:
+        until = run.started + bringing.patience_s + self._deadlines.transfer_progress_s
+        if self._tiers is not None:
+            await self._restore(run, self._tiers, bringing.blocks, until)
+        for source in bringing.sources:
+            targets = run.open_below(min(bringing.blocks, source.blocks))
+            if targets and not run.stuck and self._clock.now() < until:
+                await self._reuse(run, source, targets, until)
+
+    async def _restore(self, run: "_Fetch", tiers: Tiers, blocks: int, until: float) -> None:
+        targets = run.open_below(blocks)
+        found = tiers.where([target.name for target in targets])
+        if not found:
+            return
+        progress = self._progress(run, targets[: len(found)], until)
+        leg = run.leg = TierLeg(self._space, tiers, self._clock, self._meter, progress)
+        failure = await leg.run()
+        await leg.close_within(self._settings.close_grace_s)
+        self._over(run, progress, found[0], "", failure)
+
+    async def _reuse(self, run: "_Fetch", source: Source, targets: tuple[FetchTarget, ...], until: float) -> None:
+        progress = self._progress(run, targets, until)
+        holder = RemoteKv(source.holder, source.epoch, source.addresses, source.lease_id, source.ticket)
+        leg = run.leg = PullLeg(self._receiver, progress, holder, hand_off=False)
+        failure = await leg.run()
+        await leg.let_go()
+        await leg.close_within(self._settings.close_grace_s)
+        self._over(run, progress, source.kind, source.holder, failure)
+
+    def _over(
+        self, run: "_Fetch", progress: FetchProgress, origin: str, holder: str, failure: TandemError | None
+    ) -> None:
+        for brought in run.over(progress, origin, holder, failure):
+            self._meter.add("tandem_kv_blocks_brought_total", brought.blocks, brought.origin)
+
+    # -- what is computed for this request --
+
+    async def _hand_over(self, run: "_Fetch", remote: RemoteKv) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
+        progress = self._progress(run, run.open_below(None), inf)
+        leg = run.leg = PullLeg(self._receiver, progress, remote, hand_off=True)
+        failure = await leg.run()
+        acknowledged = failure is None and await leg.acknowledge()
+        reason = None if failure is None else _told(failure)
+        if reason is not None:
+            await leg.let_go()
+            await leg.close_within(self._settings.close_grace_s)
+        settling = self._end(run, reason)
         code = "" if failure is None else failure.code
         report = progress.report(reason, acknowledged, self._clock.now(), code)
         if report.passed_over and reason is None:
             self._fell_back(report, remote)
         if reason is None or report.blocks:
             self._meter.observe("tandem_kv_transfer_seconds", report.seconds, report.path)
-        return report
-
-    async def close(self) -> None:
-        """Wait until every abandoned pull is closed."""
-        if self._settling:
-            await asyncio.wait(tuple(self._settling))
-
-    async def _attempts(self, run: "_Run") -> TandemError | None:
-        """Pull over one address after the other; gives what the last one failed with."""
-        offered = run.remote.addresses
-        addresses = routes(offered, tuple(self._transports), self._settings.attempts_max)
-        failure = TandemError("transfer_failed", f"no transport in common: {', '.join(offered) or 'no address'}")
-        for address in addresses:
-            transport = self._transports[address.partition("://")[0]]
-            await run.close_within(run.progress.deadline() - self._clock.now())
-            if run.opened is not None:
-                return failure
-            try:
-                await run.pull(transport, address)
-            except TandemError as error:
-                failure = error
-                run.progress.failed.setdefault(transport.scheme, error.message)
-                if error.code != "transfer_failed" or self._clock.now() >= run.progress.deadline():
-                    return failure
-            else:
-                return None
-        return failure
+        return report, settling
 
     def _fell_back(self, report: FetchReport, remote: RemoteKv) -> None:
         """The holder prefers a transport that did not carry: that must not go unseen."""
@@ -124,163 +161,81 @@ class Fetcher:
         holder = remote.worker_id
         log_event(_log, "kv_fallback", level=logging.WARNING, holder=holder, path=report.path, reasons=reasons)
 
-    def _end(self, run: "_Run", reason: str | None) -> asyncio.Task[None] | None:
+    # -- ends --
+
+    def _ended(self, run: "_Fetch", remote: RemoteKv | None) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
+        """The fetch ends without a hand-off: there is none, or something cannot be closed that may still write."""
+        failure = None
+        if remote is not None:
+            failure = TandemError("transfer_failed", "what was to bring other blocks could not be stopped")
+        elif left := len(run.open_below(None)):
+            failure = TandemError("kv_gone", f"{left} blocks were found nowhere")
+        progress = self._progress(run, run.open_below(None), inf)
+        reason = None if failure is None else _told(failure)
+        settling = self._end(run, reason)
+        code = "" if failure is None else failure.code
+        report = progress.report(reason, False, self._clock.now(), code)
+        return replace(report, handed_over=remote is not None), settling
+
+    def _progress(self, run: "_Fetch", targets: tuple[FetchTarget, ...], until: float) -> FetchProgress:
+        job = replace(run.job, targets=targets)
+        return FetchProgress(job, self._deadlines, self._space.layout.block_bytes, self._clock.now(), until)
+
+    def _end(self, run: "_Fetch", reason: str | None) -> asyncio.Task[None] | None:
         """Tell the engine, and close what is open in a task that a cancelled caller cannot cut short."""
-        job = run.progress.job
-        if run.opened is None:
-            self._space.fetch_ended(job.work_id, reason)
+        work_id, leg = run.job.work_id, run.leg
+        if leg is None or leg.opened is None:
+            self._space.fetch_ended(work_id, reason)
             return None
-        late = tuple(target.slot for target in run.progress.open_targets())
-        self._space.fetch_ended(job.work_id, reason, late)
-        task = asyncio.get_running_loop().create_task(self._settle(run, late), name=f"kv-settle-{job.work_id}")
+        late = tuple(target.slot for target in leg.progress.open_targets())
+        self._space.fetch_ended(work_id, reason, late)
+        task = asyncio.get_running_loop().create_task(self._settle(leg, late), name=f"kv-settle-{work_id}")
         self._settling[task] = None
         task.add_done_callback(self._settling.pop)
         return task
 
-    async def _settle(self, run: "_Run", late: tuple[int, ...]) -> None:
-        await run.close()
+    async def _settle(self, leg: "PullLeg | TierLeg", late: tuple[int, ...]) -> None:
+        if isinstance(leg, PullLeg) and not leg.hand_off:
+            # Of a hand-off the router tells whoever computes it; of what is only shared nobody else would.
+            await leg.let_go()
+        await leg.close()
         if late:
             self._space.quarantine_over(late)
 
 
+class _Fetch:
+    """One fetch while it runs: what its legs have brought so far, and the one that came last."""
+
+    def __init__(self, job: FetchJob, started: float) -> None:
+        self.job = job
+        self.started = started
+        self.leg: PullLeg | TierLeg | None = None
+        self.brought: list[Brought] = []
+        self._landed: dict[int, None] = {}
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the last leg could not be closed: its slots may still be written, so nothing else may begin."""
+        return self.leg is not None and self.leg.opened is not None
+
+    def open_below(self, blocks: int | None) -> tuple[FetchTarget, ...]:
+        """What has not landed of the first `blocks` blocks of the prompt, or of all of them."""
+        return tuple(
+            target
+            for target in self.job.targets
+            if target.index not in self._landed and (blocks is None or target.index < blocks)
+        )
+
+    def over(
+        self, progress: FetchProgress, origin: str, holder: str, failure: TandemError | None
+    ) -> tuple[Brought, ...]:
+        """A leg has brought what it could: that."""
+        open_now = {target.index: None for target in progress.open_targets()}
+        self._landed.update((target.index, None) for target in progress.job.targets if target.index not in open_now)
+        brought = progress.brought(origin, holder, None if failure is None else _told(failure))
+        self.brought += brought
+        return brought
+
+
 def _told(failure: TandemError) -> str:
     return f"{failure.code}: {failure.message}"
-
-
-class _Run:
-    """One fetch while it runs: its progress and the pull that is open, if any."""
-
-    def __init__(
-        self,
-        space: BlockSpace,
-        verifier: Verifier,
-        settings: FetchSettings,
-        clock: Clock,
-        meter: Meter,
-        progress: FetchProgress,
-        remote: RemoteKv,
-    ) -> None:
-        self.progress = progress
-        self.remote = remote
-        self.opened: Pull | None = None
-        self._space = space
-        self._verifier = verifier
-        self._settings = settings
-        self._clock = clock
-        self._meter = meter
-        self._unyielded_bytes = 0
-        self._closing: asyncio.Future[None] | None = None
-
-    async def pull(self, transport: Transport, address: str) -> None:
-        """One attempt at what is still open. Raises `TandemError` when it does not bring everything."""
-        targets = self.progress.open_targets()
-        left_s = self.progress.deadline() - self._clock.now()
-        sink = _Slots(self._space.memory, targets)
-        request = PullOpen(
-            lease_id=self.remote.lease_id,
-            ticket=self.remote.ticket,
-            holder_epoch=self.remote.epoch,
-            receiver_epoch=self._space.epoch,
-            layout=self._space.layout,
-            names=tuple(target.name for target in targets),
-        )
-        self.progress.path = transport.scheme
-        self.opened = await transport.open(address, request, sink, left_s)
-        before = self.progress.blocks
-        try:
-            await self._take(self.opened, targets, sink)
-        finally:
-            moved = (self.progress.blocks - before) * self.progress.block_bytes
-            self._meter.add("tandem_kv_transfer_bytes_total", moved, transport.scheme)
-        if not self.progress.whole:
-            left = len(self.progress.open_targets())
-            raise TandemError("kv_gone", f"the holder ended the pull with {left} blocks not sent")
-
-    async def acknowledge(self) -> bool:
-        """Tell the holder it may let go. If that fails, or takes as long as a stalled transfer may, its lease ends
-        by itself."""
-        assert self.opened is not None
-        with suppress(TandemError, TimeoutError):
-            async with asyncio.timeout(self.progress.deadlines.transfer_progress_s):
-                await self.opened.acknowledge()
-            return True
-        return False
-
-    async def let_go(self) -> None:
-        """The fetch has failed for good: tell the holder, if that can be done at once. The router does so too."""
-        if self.opened is not None:
-            with suppress(TandemError, TimeoutError):
-                async with asyncio.timeout(self._settings.close_grace_s):
-                    await self.opened.acknowledge()
-
-    async def _refuse(self, index: int) -> None:
-        assert self.opened is not None
-        with suppress(TandemError, TimeoutError):
-            async with asyncio.timeout(self._settings.close_grace_s):
-                await self.opened.refuse(index)
-
-    async def close(self) -> None:
-        """Close the pull, if one is open. Cancelling the caller does not stop the closing."""
-        if self.opened is not None:
-            if self._closing is None:
-                self._closing = asyncio.ensure_future(self.opened.close())
-            await asyncio.shield(self._closing)
-            self.opened = self._closing = None
-
-    async def close_within(self, bound_s: float) -> None:
-        """As `close`, but `opened` stays set when it takes longer."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(bound_s):
-                await self.close()
-
-    async def _take(self, pull: Pull, targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
-        try:
-            async with asyncio.timeout_at(self.progress.deadline()) as limit, aclosing(pull.events()) as events:
-                async for event in events:
-                    self.progress.heard(event, self._clock.now())
-                    if isinstance(event, Missing):
-                        raise TandemError("kv_gone", f"block {event.index} will not come: {event.reason}")
-                    if isinstance(event, Landed):
-                        await self._accept((event,), targets, sink)
-                    elif isinstance(event, Delivered):
-                        await self._accept(event.blocks, targets, sink)
-                    # Moving a timer costs more than looking at it, so it may be a little early but not late.
-                    if self.progress.deadline() - (limit.when() or 0.0) > _TIMER_SLACK_S:
-                        limit.reschedule(self.progress.deadline())
-        except TimeoutError:
-            raise TandemError("transfer_failed", f"{self.remote.worker_id} made no progress") from None
-
-    async def _accept(self, landed: tuple[Landed, ...], targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
-        """Believe what verifies; raises at the first block that does not."""
-        blocks = [sink.block(event.index) for event in landed]
-        wanted = [targets[event.index] for event in landed]
-        found = self._verifier.check(
-            blocks,
-            [event.handle for event in landed],
-            epoch=self.remote.epoch,
-            names=[target.name for target in wanted],
-        )
-        now, work_id = self._clock.now(), self.progress.job.work_id
-        for event, target, words in zip(landed, wanted, found, strict=True):
-            if isinstance(words, Refusal):
-                self._meter.add("tandem_kv_blocks_refused_total", 1.0, words.reason)
-                if words.reason == "digest":
-                    await self._refuse(event.index)
-                raise TandemError("kv_corrupt", words.message)
-            self.progress.landed(target.index, now)
-            self._space.landed(work_id, target.index, words)
-        self._unyielded_bytes += len(landed) * self.progress.block_bytes
-        if self._unyielded_bytes >= self._settings.verify_bytes_per_tick:
-            self._unyielded_bytes = 0
-            await asyncio.sleep(0)
-
-
-class _Slots:
-    """`kv_transfer.transport.BlockSink` over the slots the engine reserved."""
-
-    def __init__(self, memory: BlockMemory, targets: tuple[FetchTarget, ...]) -> None:
-        self._memory = memory
-        self._targets = targets
-
-    def block(self, index: int) -> memoryview:
-        return self._memory.block(self._targets[index].slot)

@@ -1,7 +1,11 @@
-"""How far one fetch has come: a value machine without I/O or clock. Times are the receiver's clock, seconds."""
+"""How far a fetch has come with one origin, and what came of all of them: values without I/O or clock.
+
+Times are the receiver's clock, seconds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from kv_transfer.transport import Alive, PullEvent
 from tandem.core.deadlines import Deadlines
@@ -9,8 +13,32 @@ from tandem.engine.protocol import FetchJob, FetchTarget, FirstTokens
 
 
 @dataclass(frozen=True)
+class Brought:
+    """What one origin brought of blocks that nobody had to compute for this request.
+
+    `origin` is a tier of `tandem.core.tiers`, `path` the tier or the transport that carried. `reason` says why not
+    everything came that it was expected to have; None when it did.
+    """
+
+    origin: str
+    holder: str
+    path: str
+    blocks: int
+    tokens: int
+    bytes: int
+    started: float
+    seconds: float
+    reason: str | None = None
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class FetchReport:
-    """What a fetch brought.
+    """What a fetch brought: `brought` from whoever had it already; everything else is about the hand-off, if there
+    was one.
 
     `seconds` is the whole fetch, `gb_per_s` the rate while the holder had blocks to give. `exposed_s` is how long
     blocks kept arriving after the last time this side had to wait for prefill: what the transfer cost beyond it.
@@ -29,6 +57,10 @@ class FetchReport:
     acknowledged: bool = False
     code: str = ""
     passed_over: tuple[str, ...] = ()
+    started: float = 0.0
+    ended: float = 0.0
+    brought: tuple[Brought, ...] = ()
+    handed_over: bool = True
 
     @property
     def message(self) -> str:
@@ -38,17 +70,24 @@ class FetchReport:
 
 @dataclass
 class FetchProgress:
-    """State of one fetch over one or more pulls. `started` is when it was asked for."""
+    """State of what one origin is to bring, over one or more pulls. `started` is when it was asked for, `until` by
+    when it has to be over, whatever it does."""
 
     job: FetchJob
     deadlines: Deadlines
     block_bytes: int
     started: float
+    until: float = inf
     path: str = ""
     first: FirstTokens | None = None
     failed: dict[str, str] = field(default_factory=dict)
     """Why the transports that were tried did not carry, by scheme."""
-    _landed: dict[int, None] = field(default_factory=dict)
+    absent: str | None = None
+    """Why a block that was expected did not come."""
+    _landed: dict[int, str] = field(default_factory=dict)
+    """Blocks that are verified, with the tier they came from where there are several."""
+    _spent: dict[str, float] = field(default_factory=dict)
+    """Seconds between one block and the next, by the tier of the latter."""
     _heard: float = field(init=False)
     _moved: float = field(init=False)
     _burst: float = field(init=False)
@@ -71,6 +110,10 @@ class FetchProgress:
         """What has not landed, in prompt order."""
         return tuple(target for target in self.job.targets if target.index not in self._landed)
 
+    def moved(self, now: float) -> None:
+        """There is something to show for the waiting."""
+        self._heard = self._moved = now
+
     def heard(self, event: PullEvent, now: float) -> None:
         """The holder gave a sign of life."""
         self._heard = now
@@ -78,21 +121,52 @@ class FetchProgress:
             if self._waiting_since is None:
                 self._waiting_since = now
             return
-        self._moved = now
+        self.moved(now)
         if self._waiting_since is not None:
             self._waited_s += now - self._waiting_since
             self._waiting_since, self._burst = None, now
         if isinstance(event, FirstTokens):
             self.first = event
 
-    def landed(self, index: int, now: float) -> None:
+    def landed(self, index: int, now: float, tier: str = "") -> None:
         """Block `index` is verified."""
-        self._landed[index] = None
+        self._landed[index] = tier
+        self._spent[tier] = self._spent.get(tier, 0.0) + now - self._ended
         self._ended = now
+
+    def missed(self, index: int, reason: str) -> None:
+        """Block `index` will not come from this origin."""
+        self.absent = self.absent or f"block {index}: {reason}"
 
     def deadline(self) -> float:
         """When to give up: `Alive` keeps a silent transfer going only as long as prefill may take to progress."""
-        return min(self._heard + self.deadlines.transfer_progress_s, self._moved + self.deadlines.prefill_progress_s)
+        silent = min(
+            self._heard + self.deadlines.transfer_progress_s, self._moved + self.deadlines.prefill_progress_s
+        )
+        return min(silent, self.until)
+
+    def brought(self, origin: str, holder: str, reason: str | None) -> tuple[Brought, ...]:
+        """What came, one entry per tier where blocks came from several; nothing when nothing came and all is well."""
+        tokens: dict[str, list[int]] = {}
+        for target in self.job.targets:
+            if (tier := self._landed.get(target.index)) is not None:
+                tokens.setdefault(tier, []).append(target.tokens)
+        if not tokens and (reason or self.absent):
+            tokens[""] = []
+        return tuple(
+            Brought(
+                origin=tier or origin,
+                holder=holder,
+                path=self.path or tier,
+                blocks=len(counts),
+                tokens=sum(counts),
+                bytes=len(counts) * self.block_bytes,
+                started=self.started,
+                seconds=self._spent.get(tier, 0.0),
+                reason=reason or self.absent,
+            )
+            for tier, counts in tokens.items()
+        )
 
     def report(self, reason: str | None, acknowledged: bool, now: float, code: str = "") -> FetchReport:
         """The end of it. `code` is that of the error behind `reason`."""
@@ -111,6 +185,8 @@ class FetchProgress:
             acknowledged=acknowledged,
             code=code,
             passed_over=tuple(f"{path}: {why}" for path, why in self.failed.items() if path != self.path),
+            started=self.started,
+            ended=now,
         )
 
 

@@ -48,10 +48,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class Pool:
-    """The holder's block memory, whose file descriptor comes with the byte after this frame."""
+    """The holder's block memory, as the receiver gets to it: over shared memory a file descriptor comes with the byte
+    after this frame, over nixl `agent` has it registered, with block 0 at address `base`."""
 
     block_bytes: int
     blocks: int
+    agent: bytes = b""
+    agent_name: str = ""
+    base: int = 0
+    connection: int = 0
 
 
 ReceiverFrame = PullOpen | Acknowledge | Refused

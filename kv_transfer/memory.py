@@ -238,11 +238,10 @@ class MemoryPull:
             asyncio.get_running_loop().call_soon(self._source.refused, *told, context=self._ends[1].context)
 
     async def close(self) -> None:
+        """Only the receiver's half writes to the sink, so a holder that stands still holds up nobody."""
         self.break_off("the pull was closed here")
-        self._sending.cancel()
         for end in self._ends:
             end.over(self)
-        await asyncio.wait((self._sending,))
 
     def break_off(self, reason: str) -> None:
         """Nothing more arrives; the receiver learns why."""

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from kv_transfer.frames import ANSWER_BYTES_MAX, GREETING, Failed, Offers, Pool, Refused
 from kv_transfer.limits import ConnectionLimits
 from kv_transfer.rpc import decode_holder, encode_acknowledge, encode_open, encode_refused
-from kv_transfer.transport import BlockSink, Landed, Missing, PullEvent, PullOpen
+from kv_transfer.transport import BlockSink, Landed, Missing, PullEvent, PullOpen, is_reuse
 from kv_transfer.wire import Wire, framed
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import FirstTokens
@@ -121,7 +121,8 @@ class StreamPull:
         self, connection: Connection, request: PullOpen, sink: BlockSink, over: "Callable[[StreamPull], None]"
     ) -> None:
         self.connection = Connection(connection.wire, connection.landing, greeted=True)
-        self.whole = False
+        self._ends_with_blocks = is_reuse(request.lease_id)
+        self.whole = self._ends_with_blocks and not request.names
         """The holder has said its last word and nothing is left to read."""
         self._request = request
         self._sink = sink
@@ -151,6 +152,8 @@ class StreamPull:
                     yield Missing(index, reason)
                 case event:
                     yield event
+            if self._ends_with_blocks and len(self._seen) == len(self._request.names):
+                self.whole = True
 
     async def acknowledge(self) -> None:
         await self.connection.wire.send(framed(encode_acknowledge(self._request.lease_id)))

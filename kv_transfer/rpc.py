@@ -17,6 +17,7 @@ from tandem.core.messages import PROTOCOL_VERSION
 from tandem.engine.protocol import FirstTokens
 
 _LAYOUT_FIELDS: Final = tuple(Layout.__dataclass_fields__)
+_POOL_FIELDS: Final = tuple(Pool.__dataclass_fields__)
 
 
 def encode_open(request: PullOpen) -> bytes:
@@ -89,7 +90,7 @@ def encode_failed(error: TandemError) -> bytes:
 
 
 def encode_pool(pool: Pool) -> bytes:
-    return pb.HolderFrame(pool=pb.Pool(block_bytes=pool.block_bytes, blocks=pool.blocks)).SerializeToString()
+    return pb.HolderFrame(pool=pb.Pool(**{field: getattr(pool, field) for field in _POOL_FIELDS})).SerializeToString()
 
 
 def decode_holder(raw: bytes) -> HolderFrame:
@@ -110,7 +111,7 @@ def decode_holder(raw: bytes) -> HolderFrame:
         case "failed":
             return Failed(frame.failed.code, frame.failed.message)
         case "pool":
-            return Pool(frame.pool.block_bytes, frame.pool.blocks)
+            return Pool(**{field: getattr(frame.pool, field) for field in _POOL_FIELDS})
         case _:
             raise _broken("a holder frame of an unknown kind")
 

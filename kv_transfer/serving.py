@@ -36,7 +36,8 @@ class Carrier(Protocol):
 class PullServer:
     """Answers the pulls that arrive on one listening socket, which it owns.
 
-    `admit` may refuse a connection (wrong user) by returning why; `carrier` makes one `Carrier` per connection.
+    `admit` may refuse a connection (wrong user) by returning why; `carrier` makes one `Carrier` per connection, and
+    `wire` its wire where that is not a plain one.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class PullServer:
         carrier: Callable[[], Carrier],
         limits: ConnectionLimits,
         admit: Callable[[socket.socket], str | None],
+        wire: Callable[[socket.socket], Wire] | None = None,
     ) -> None:
         self._listener = listener
         self._source = source
         self._carrier = carrier
         self._limits = limits
         self._admit = admit
+        self._wire = wire or (lambda peer: Wire(peer, "receiver", limits.stall_s))
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.refused = 0
         """Connections closed on arrival: over the bound, or not admitted."""
@@ -92,10 +95,11 @@ class PullServer:
                 self.refused += 1
                 peer.close()
             else:
-                self._spawn(self._converse(Wire(peer, "receiver", self._limits.stall_s)), "kv-serve")
+                self._spawn(self._converse(self._wire(peer)), "kv-serve")
 
     async def _converse(self, wire: Wire) -> None:
         try:
+            await wire.opened(self._limits.greeting_s)
             if await wire.receive(len(GREETING), self._limits.greeting_s) == GREETING:
                 await self._requests(wire, self._carrier())
         except WireLost:

@@ -1,22 +1,25 @@
-"""The `tcp` transport: KV bytes over plain TCP, from the holder's slots by scatter send into the receiver's slots.
+"""The `tcp` transport: KV bytes over TCP, from the holder's slots by scatter send into the receiver's slots.
 
-Needs nothing but a network. Bytes travel in the clear; use it inside a trusted network.
+Needs nothing but a network. With certificates (`kv_transfer.tcp_tls`) everything is encrypted and both ends prove who
+they are; without, bytes travel in the clear.
 """
 
-import asyncio
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
+from kv_transfer import sockets
 from kv_transfer.frames import Offers, Pool
 from kv_transfer.limits import ConnectionLimits
 from kv_transfer.pulling import Connection, PullClient, StreamPull
+from kv_transfer.secure_wire import SecureWire, TlsRefused
 from kv_transfer.serving import PullServer
+from kv_transfer.tcp_tls import Encryption, Refusals, agrees, marked
 from kv_transfer.transport import BlockSink, ExportSource, Landed, Offer, PullOpen
 from kv_transfer.wire import Wire
 from tandem.core.errors import TandemError
+from tandem.core.metrics import Meter, NullMeter
 from tandem.engine.protocol import BlockMemory
 
 _READ_BYTES: Final = 256 << 10
@@ -38,8 +41,12 @@ class TcpSettings:
 class TcpTransport:
     """`kv_transfer.transport.Transport` over TCP."""
 
-    def __init__(self, settings: TcpSettings) -> None:
+    def __init__(
+        self, settings: TcpSettings, encryption: Encryption | None = None, meter: Meter | None = None
+    ) -> None:
         self._settings = settings
+        self._encryption = encryption or Encryption()
+        self._refusals = Refusals(meter or NullMeter())
         self._client = PullClient(self._connect, settings.limits)
         self._server: PullServer | None = None
 
@@ -50,13 +57,13 @@ class TcpTransport:
     async def serve(self, source: ExportSource) -> str:
         """Listen. Raises `bad_setting` when the address cannot be bound."""
         assert self._server is None, "already serving"
-        listener = await self._listen()
+        settings = self._settings
+        listener = await sockets.listen(settings.host, settings.port, settings.limits.connections_max)
         carrier = _TcpCarrier(source.memory)
-        self._server = PullServer(listener, source, lambda: carrier, self._settings.limits, self._admit)
+        self._server = PullServer(listener, source, lambda: carrier, settings.limits, self._admit, self._accepted)
         self._server.start()
-        host = self._settings.advertise or self._settings.host
-        port = listener.getsockname()[1]
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        address = sockets.shown(self.scheme, settings.advertise or settings.host, listener.getsockname()[1])
+        return marked(address, self._encryption.on)
 
     async def withdraw(self) -> None:
         server, self._server = self._server, None
@@ -70,43 +77,37 @@ class TcpTransport:
         await self._client.close()
         await self.withdraw()
 
-    async def _listen(self) -> socket.socket:
-        host, port = self._settings.host, self._settings.port
-        try:
-            family, address = await _resolve(host, port)
-            listener = socket.create_server(address, family=family, backlog=self._settings.limits.connections_max)
-        except OSError as error:
-            problem = f"cannot serve KV blocks on {host}:{port}: {error.strerror or error}"
-            raise TandemError("bad_setting", problem, param="kv_address") from error
-        listener.setblocking(False)
-        return listener
-
     def _admit(self, peer: socket.socket) -> None:
-        self._tune(peer)
+        sockets.tune(peer, self._settings.buffer_bytes)
 
-    def _tune(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._settings.buffer_bytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._settings.buffer_bytes)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._settings.buffer_bytes)
+    def _accepted(self, peer: socket.socket) -> Wire:
+        context, stall_s, refused = (
+            self._encryption.serving,
+            self._settings.limits.stall_s,
+            self._refusals.from_receiver,
+        )
+        if context is None:
+            return Wire(peer, "receiver", stall_s)
+        return SecureWire(peer, "receiver", stall_s, context, None, refused)
 
     async def _connect(self, address: str) -> Connection:
-        host, port = _split(address)
+        limits, context = self._settings.limits, self._encryption.dialing
         try:
-            family, target = await _resolve(host, port)
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError as error:
-            raise _unreachable(address, error) from error
-        try:
-            self._tune(sock)
-            await asyncio.get_running_loop().sock_connect(sock, target)
-        except OSError as error:
-            sock.close()
-            raise _unreachable(address, error) from error
-        except BaseException:
-            sock.close()
+            agrees(address, self._encryption)
+        except TlsRefused as refusal:
+            self._refusals.from_holder(refusal)
             raise
-        return Connection(Wire(sock, address, self._settings.limits.stall_s), _TcpLanding())
+        sock = await sockets.connect(address, self.scheme, self._settings.buffer_bytes)
+        if context is None:
+            return Connection(Wire(sock, address, limits.stall_s), _TcpLanding())
+        host, _ = sockets.split(address, self.scheme)
+        wire = SecureWire(sock, address, limits.stall_s, context, host, self._refusals.from_holder)
+        try:
+            await wire.opened(limits.greeting_s)
+        except BaseException:
+            wire.close()
+            raise
+        return Connection(wire, _TcpLanding())
 
 
 class _TcpCarrier:
@@ -144,31 +145,3 @@ class _TcpLanding:
 
     def close(self) -> None:
         return None
-
-
-def _split(address: str) -> tuple[str, int]:
-    parts = urlsplit(address)
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if parts.scheme != "tcp" or not host or not port:
-        raise TandemError("transfer_failed", f"{address!r} is no tcp://host:port address")
-    return host, port
-
-
-async def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Numeric addresses need no lookup; names are looked up off the loop by asyncio."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return family, (host, port)
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, _, _, _, target = found[0]
-    return family, (str(target[0]), port)
-
-
-def _unreachable(address: str, error: OSError) -> TandemError:
-    return TandemError("transfer_failed", f"cannot reach {address}: {error.strerror or error}")

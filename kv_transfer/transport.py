@@ -7,17 +7,34 @@ bytes travel together; `shm` sends descriptors only and the receiver copies. Imp
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from tandem.core.kv import Handle, Layout
 from tandem.engine.protocol import BlockMemory, FirstTokens
 
+_REUSE: Final = "reuse-"
+
+
+def reuse_lease(token: str) -> str:
+    """The id of a lease that the holder opens when it is asked: for blocks that it may have, computed for somebody
+    else."""
+    return _REUSE + token
+
+
+def is_reuse(lease_id: str) -> bool:
+    """Whether no work of the holder stands behind a lease."""
+    return lease_id.startswith(_REUSE)
+
 
 @dataclass(frozen=True)
 class PullOpen:
-    """What a receiver presents. The ticket proves the right to the lease's names for `receiver_epoch`."""
+    """What a receiver presents. The ticket proves the right to the lease's names for `receiver_epoch`.
+
+    Under a reuse lease the holder says of every name at once whether it has it, and the pull ends with the last
+    answer; under any other it waits for blocks that are being computed, and the first tokens come last.
+    """
 
     lease_id: str
     ticket: bytes
@@ -79,7 +96,7 @@ class ExportSource(Protocol):
     def answers(self, request: PullOpen) -> AsyncGenerator[tuple[Answer, ...], None]:
         """Validate, then yield what can be sent, as it becomes ready: a batch at a time, in order.
 
-        `FirstTokens` comes last; without them the iterator ends by raising.
+        `FirstTokens` comes last; without them the iterator ends by raising, but for reuse leases.
         Raises `ticket_refused`, `stale_epoch`, `kv_gone`, `protocol_mismatch`. `aclose` it to stop early.
         """
         ...

@@ -35,6 +35,9 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
+    async def opened(self, within_s: float) -> None:
+        """Whatever comes before the first byte of ours. Raises `WireLost`."""
+
     @property
     def closed(self) -> bool:
         return self.socket.fileno() < 0
@@ -53,7 +56,8 @@ class Wire:
     def quiet(self) -> bool:
         """Whether the peer is connected and has said nothing: a connection fit for another pull."""
         try:
-            self.socket.recv(1, socket.MSG_PEEK)
+            # Also below an encryption: whatever has come, it is not quiet.
+            socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:

@@ -143,9 +143,17 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("block_bytes", "blocks")
+    __slots__ = ("block_bytes", "blocks", "agent", "agent_name", "base", "connection")
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
     block_bytes: int
     blocks: int
-    def __init__(self, block_bytes: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    agent: bytes
+    agent_name: str
+    base: int
+    connection: int
+    def __init__(self, block_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., agent: _Optional[bytes] = ..., agent_name: _Optional[str] = ..., base: _Optional[int] = ..., connection: _Optional[int] = ...) -> None: ...

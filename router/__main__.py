@@ -5,28 +5,32 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from kv_transfer.compact_index import CompactIndex
 from kv_transfer.key_file import read_keyring
-from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey
+from router.discovery.kubernetes import Connect, KubernetesDiscovery, Watching
+from router.discovery.loading import load_text_side
+from router.discovery.reading import TextSource, facts_of
+from router.discovery.texts import TextSide, TextSides
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
-from router.fleet.discovery import Member, WorkersFile, drains_of
+from router.dispatch.keeping import FleetKeeper
 from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
 from router.front.app import RestApp
 from router.front.auth import Keys, load_keys
-from router.front.door import FrontDoor, Services
+from router.front.door import FrontDoor, Services, nothing_coming
 from router.front.http_server import HttpServer
 from router.front.public_grpc import PublicGrpc
 from router.front.render import FileRenderer, Renderer, SimpleRenderer
 from router.front.tokenizing_threads import Threaded
 from router.placement import CostModel
 from router.process_settings import ProcessSettings
-from router.service import Addresses, Insides, RouterService
+from router.service import Addresses, Discovery, Insides, RouterService
 from router.settings import RouterSettings
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
@@ -34,6 +38,8 @@ from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.core.simple_tokenizer import MODEL_NAME
 from tandem.engine.model_directory import open_model
+from tandem.kube.cluster import Cluster
+from tandem.service.large_pages import use_large_pages
 from tandem.service.link_dialer import open_dialer
 from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
@@ -42,6 +48,11 @@ from tandem.service.settings import load_settings
 from tandem.service.settings_help import help_asked
 from tandem.service.system import DESCRIPTORS_KEPT, SystemClock, SystemEntropy, descriptors
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
+from tandem.service.tls import server_context
+from tandem.service.workers_file import Member, ServiceEntry, WorkersFile, drains_of
+
+if TYPE_CHECKING:
+    from kv_transfer.redis_index import RedisIndex
 
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """A request leaves some hundred objects that refer to each other. At the interpreter's own thresholds the collector
@@ -59,17 +70,20 @@ def main() -> int:
         events = EventLines(sys.stdout if settings.events else None)
         events.emit("loading", fraction=0.0)
         clock = SystemClock()
-        name, renderer = open_renderer(settings, clock)
+        renderers = {} if settings.kubernetes else dict([open_renderer(settings, clock)])
         keys = load_keys(settings.api_keys) if settings.api_keys is not None else Keys()
         keyring = open_keyring(settings, SystemEntropy())
-        build = _builder(settings, {name: renderer}, keys, keyring)
+        build = builder(settings, renderers, keys, keyring)
     except TandemError as error:
         return fail(events, error)
     endpoint = settings.otlp_endpoint if settings.otlp_endpoint is not None else endpoint_from(os.environ)
     telemetry = open_telemetry("router", endpoint, settings.name)
+    # One text at a time is tokenized where it is asked for: threads for batches would only hand it to and fro.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # What has been loaded stays: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    use_large_pages()
     gc.set_threshold(*_GC_THRESHOLDS)
     try:
         return serve_process(
@@ -87,7 +101,8 @@ def open_renderer(settings: ProcessSettings, clock: Clock) -> tuple[str, Rendere
     if settings.engine == "simulated":
         return settings.model_name or MODEL_NAME, SimpleRenderer(clock)
     directory = open_model(settings.model, name=settings.model_name, cache=settings.cache)
-    return directory.name, FileRenderer(directory, clock)
+    directory = directory.with_template(settings.chat_template, anywhere=True)
+    return directory.name, FileRenderer(directory, clock, settings.parsers)
 
 
 def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
@@ -98,15 +113,23 @@ def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
     return Keyring(TicketKey("drawn", entropy.token(32)))
 
 
-def _builder(
-    settings: ProcessSettings, renderers: dict[str, Renderer], keys: Keys, keyring: Keyring
+def builder(
+    settings: ProcessSettings,
+    renderers: dict[str, Renderer],
+    keys: Keys,
+    keyring: Keyring,
+    connect: Connect | None = None,
 ) -> Callable[[Telemetry, EventLines], RouterService]:
+    """What makes the service on a running loop. `connect` reaches another API server than the settings name."""
+
     def build(telemetry: Telemetry, events: EventLines) -> RouterService:
         clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
         core = settings.core
         dialer = open_dialer(settings.name, entropy, settings.link_tls)
         prober = _prober(core, keyring, clock, entropy, meter)
-        fleet = Fleet(dialer, clock, core.deadlines, MemoryIndex(), meter, core.fleet, prober)
+        index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
+        shared = _shared_index(settings, meter)
+        fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared)
         tools = Tools(
             loop=asyncio.get_running_loop(),
             clock=clock,
@@ -118,16 +141,35 @@ def _builder(
             meter=meter,
         )
         dispatcher = Dispatcher(fleet, tools)
+        texts = _text_sides(settings, clock) if settings.kubernetes else None
         services = Services(
-            dispatcher, renderers, Threaded(), clock, entropy, meter, telemetry.recorder, resumer=dispatcher
+            dispatcher,
+            renderers if texts is None else texts,
+            Threaded(),
+            clock,
+            entropy,
+            meter,
+            telemetry.recorder,
+            resumer=dispatcher,
+            keeper=FleetKeeper(fleet),
+            seeker=None if shared is None else dispatcher,
+            coming=nothing_coming if texts is None else texts.coming,
         )
         door = FrontDoor(services, settings.front, core.deadlines)
         fleet.set_members(settings.workers)
-        discovery = _discovery(settings, fleet)
+        if texts is None:
+            discovery: Discovery | None = _from_file(settings, fleet)
+        else:
+            fleet.services.watched = True
+            watching, reach = Watching(texts, clock, entropy, meter), connect or _connecting(settings)
+            discovery = KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
         connections_max = descriptors(settings.front.connections_max + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
-        rest = HttpServer(RestApp(door, keys, meter.render, fleet.listing), connections_max)
-        insides = Insides(fleet, dispatcher, door, rest, PublicGrpc(door, keys), discovery)
-        return RouterService(insides, Addresses(settings.host, settings.port, settings.grpc_port), events)
+        app = RestApp(door, keys, meter.render, fleet.listing, lambda models: dispatcher.standings().of(models))
+        rest = HttpServer(app, connections_max)
+        insides = Insides(fleet, dispatcher, door, rest, PublicGrpc(door, keys), discovery, shared)
+        context = None if settings.peer_port is None else server_context(settings.link_tls)
+        where = Addresses(settings.host, settings.port, settings.grpc_port, settings.peer_port, context)
+        return RouterService(insides, where, events)
 
     return build
 
@@ -139,7 +181,38 @@ def _prober(
     return PairProber(pairs, keyring, clock, entropy, core.deadlines, meter) if pairs.canary else None
 
 
-def _discovery(settings: ProcessSettings, fleet: Fleet) -> WorkersFile | None:
+def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None":
+    if not settings.index.redis_url:
+        return None
+    # Imported on use: without Redis its client is not even loaded.
+    from kv_transfer.redis_client import redis_client
+    from kv_transfer.redis_index import RedisIndex
+
+    return RedisIndex(settings.index, meter, redis_client(settings.index))
+
+
+def _text_sides(settings: ProcessSettings, clock: Clock) -> TextSides:
+    def load(model: str, source: TextSource) -> TextSide:
+        return load_text_side(model, source, settings.text_files, settings.cache, clock)
+
+    return TextSides(load, clock)
+
+
+def _connecting(settings: ProcessSettings) -> Connect:
+    """The client of the API server is imported on use: it is an extra, and takes a while to load."""
+
+    async def reach() -> Cluster:
+        try:
+            from tandem.kube.kube_cluster import connect
+        except ImportError as error:
+            problem = f"kubernetes needs the extra of that name: pip install 'tandem-serve[kubernetes]' ({error})"
+            raise TandemError("bad_setting", problem, param="kubernetes") from error
+        return await connect(None if settings.kubeconfig is None else str(settings.kubeconfig))
+
+    return reach
+
+
+def _from_file(settings: ProcessSettings, fleet: Fleet) -> WorkersFile | None:
     if settings.workers_file is None:
         return None
 
@@ -147,12 +220,24 @@ def _discovery(settings: ProcessSettings, fleet: Fleet) -> WorkersFile | None:
         fleet.set_members((*settings.workers, *(member.address for member in found)))
         fleet.set_drains(drains_of(found))
 
-    return WorkersFile(settings.workers_file, on_members)
+    def on_services(found: tuple[ServiceEntry, ...]) -> None:
+        fleet.set_services([facts_of(entry) for entry in found], ())
+
+    return WorkersFile(settings.workers_file, on_members, on_services=on_services)
 
 
 def _flags(argv: list[str]) -> list[str]:
-    """Names of flags may be written with dashes."""
-    return [_underscored(part) if part.startswith("--") else part for part in argv]
+    """Names of flags may be written with dashes, and namespaces one by one."""
+    flags, namespaces = list[str](), list[str]()
+    rest = [_underscored(part) if part.startswith("--") else part for part in argv]
+    while rest:
+        part = rest.pop(0)
+        name, equals, value = part.partition("=")
+        if name != "--namespace":
+            flags.append(part)
+        elif equals or rest:
+            namespaces.append(value if equals else rest.pop(0))
+    return [*flags, *([f"--namespace={','.join(namespaces)}"] if namespaces else [])]
 
 
 def _underscored(flag: str) -> str:

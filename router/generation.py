@@ -4,17 +4,18 @@ The front door (`router.front`) builds a `Generation` and a `Sink`; `router.disp
 between. All calls happen on the router's event loop and never block.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from tandem.core.errors import TandemError
-from tandem.core.messages import TokenLogprob
-from tandem.core.request import Sampling, Stopping
+from tandem.core.messages import Pin, TokenLogprob
+from tandem.core.request import Grammar, Sampling, Stopping
 from tandem.core.spans import TraceContext
 
 
-class Generation(msgspec.Struct, frozen=True):
+class Generation(msgspec.Struct, frozen=True, gc=False):
     """A request after validation, rendering and tokenizing.
 
     `prompt` is packed uint32. `seed` is always set (drawn by the router when the client gave none). `trace` is
@@ -38,18 +39,58 @@ class Generation(msgspec.Struct, frozen=True):
     priority: int = 0
     resume: bytes | None = None
     """Of a resumable request, what the front door of another router needs to go on with its answer; else None."""
+    cache_key: str = ""
+    """The client's `prompt_cache_key`, made the tenant's own: requests that share it gain from running together."""
+    pin: Pin | None = None
+    """The prompt is a prefix to be computed and kept."""
+    avoid: tuple[tuple[str, int], ...] = ()
+    """Incarnations (worker id, epoch) that are to compute it only if nobody else can."""
+    kv_bytes_max: int | None = None
+    """What the tenant may have in a worker's tiers; None sets no bound."""
+    grammar: Grammar | None = None
+    """What the output must be."""
+    adapter: str = ""
+    """The LoRA adapter to compute with; empty for the bare model."""
+    special_text: bool = False
+    """Special tokens are wanted in the text too: some formats of tool calls are made of them."""
+    beginning: str = ""
+    """How its conversation began, the same for every turn; empty where it is not part of one."""
+    revision: str = ""
+    """The revision of its service that was asked for by name; empty for whichever is its turn."""
+
+    @property
+    def asked_model(self) -> str:
+        """What the client called the model."""
+        return self.adapter or self.model
+
+    @property
+    def line(self) -> str:
+        """With whom it waits for a worker: those who can only be served together."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) // 4
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A worker incarnation that keeps the first `blocks` blocks of a pinned prefix."""
+
+    worker_id: str
+    epoch: int
+    blocks: int
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Counts for the answer; `cached_tokens` are prompt tokens that no worker had to compute."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    by_tier: Mapping[str, int] | None = None
+    """`cached_tokens` by where they were found (`tandem.core.tiers`); None when no worker has told."""
+    kept: tuple[Kept, ...] = ()
+    """Of a prefix to be pinned: who keeps how much of it."""
 
 
 class Sink(Protocol):
@@ -107,6 +148,19 @@ class ServedModel(msgspec.Struct, frozen=True):
     name: str
     context_tokens: int
     eos_token_ids: tuple[int, ...]
+    parent: str = ""
+    """Of a LoRA adapter, the model that it adapts; empty for a model."""
+    features: tuple[str, ...] = ()
+    """What engines of some of its workers can do beyond the rest (`tandem.core.messages.Hello.features`)."""
+    revisions: tuple[str, ...] = ()
+    """Those of its service that may be asked for by name."""
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may ask for it by."""
+
+    @property
+    def base(self) -> str:
+        """The model itself, under an adapter too."""
+        return self.parent or self.name
 
 
 class Generator(Protocol):
@@ -122,6 +176,42 @@ class Generator(Protocol):
 
     def ready(self) -> str | None:
         """None when a request could be served now, otherwise why not, in one sentence."""
+        ...
+
+
+class Seeker(Protocol):
+    """Who is asked about a request before it is started, when there is an index beyond the router's own."""
+
+    async def seek(self, generation: Generation) -> None:
+        """Find out who has the prompt's blocks. Bounded by a few milliseconds; never fails."""
+        ...
+
+
+class BlockShape(msgspec.Struct, frozen=True):
+    """The blocks a model's KV is kept in; `keeps` is whether a worker has tiers to keep them in."""
+
+    tokens: int
+    bytes: int
+    keeps: bool = True
+
+
+class Keeper(Protocol):
+    """What the front door needs of the rest of the router for prefixes that are kept."""
+
+    def shape(self, model: str) -> BlockShape | None:
+        """The blocks of a model's workers; None when no worker of it is known."""
+        ...
+
+    def names(self, holder: Kept, generation: Generation) -> bytes:
+        """The packed names of the blocks that `holder` keeps; empty when it is gone."""
+        ...
+
+    def still(self, holders: Sequence[Kept], names: bytes) -> tuple[Kept, ...]:
+        """Which of the holders are there and have how many of the leading blocks now, wherever they came from."""
+        ...
+
+    def unpin(self, holder: Kept, names: bytes, tenant_salt: str) -> None:
+        """Tell a holder, if it is there, that these blocks need not be kept any more."""
         ...
 
 

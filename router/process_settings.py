@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kv_transfer.redis_settings import RedisSettings
+from router.front.parsers.dialect import AUTO, ParserSettings
 from router.front.settings import FrontSettings
 from router.settings import RouterSettings
 from tandem.core.errors import TandemError
-from tandem.service.tls import TlsSettings
+from tandem.service.tls_settings import TlsSettings
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,35 @@ class ProcessSettings:
     """0 lets the system choose."""
     grpc_port: int | None = None
     """None serves no public gRPC; 0 lets the system choose."""
+    peer_port: int | None = None
+    """Where the control plane asks, over TLS and with a certificate (those of `link_tls`); it is the same interface.
+    None listens nowhere else; 0 lets the system choose."""
     workers: tuple[str, ...] = ()
     """Addresses of workers that are always there."""
     workers_file: Path | None = None
     """A file with the addresses of workers, watched for changes."""
+    kubernetes: bool = False
+    """Find services and workers in a cluster: by `kubeconfig`, or as a pod with its service account. The services say
+    which models there are, so `model` and what belongs to it is not looked at."""
+    kubeconfig: Path | None = None
+    namespace: tuple[str, ...] = ()
+    """Where to look; may be given several times. Without one everywhere."""
+    text_files: Path | None = None
+    """A directory with a directory `NAMESPACE/NAME` for each service whose tokenizer the router cannot get from where
+    the service says."""
     model: str = "demo"
     """`demo`, a model directory or a hub id: whose tokenizer and chat template to use."""
     model_name: str | None = None
     """What clients and workers call the model; by default its own name."""
     engine: str = "torch"
     """`simulated` models have no files; everything else reads those of `model`."""
+    tool_parser: str = AUTO
+    """In which form the model writes tool calls: `hermes`, `llama3_json`, `mistral`; `auto` looks at its chat
+    template; with `none` they stay text."""
+    reasoning_parser: str = AUTO
+    """`think` when the model reasons in such tags before it answers; `auto` and `none` as above."""
+    chat_template: str | None = None
+    """A file of the model's directory, or any other, whose template replaces the model's own."""
     cache: Path | None = None
     """Where hub models are downloaded to."""
     ticket_key_file: Path | None = None
@@ -47,15 +68,28 @@ class ProcessSettings:
     """Print machine-readable event lines on standard output."""
     otlp_endpoint: str | None = None
     """Where spans go; by default what OpenTelemetry's own variables say."""
+    index: RedisSettings = field(default_factory=RedisSettings)
+    """Where else to look for blocks."""
     link_tls: TlsSettings = field(default_factory=TlsSettings)
     front: FrontSettings = field(default_factory=FrontSettings)
     core: RouterSettings = field(default_factory=RouterSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
+    @property
+    def parsers(self) -> ParserSettings:
+        """How answers are read. Raises `bad_setting` for a parser that there is not."""
+        return ParserSettings(self.tool_parser, self.reasoning_parser)
+
     def __post_init__(self) -> None:
-        for name in ("port", "grpc_port"):
+        _ = self.parsers
+        for name in ("port", "grpc_port", "peer_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:
                 raise TandemError("bad_setting", f"{name} = {value}: expected 0 to 65535", param=name)
-        if not self.workers and self.workers_file is None:
-            raise TandemError("bad_setting", "one of workers and workers_file is needed", param="workers_file")
+        if self.peer_port is not None and self.link_tls.certificate is None:
+            raise TandemError("bad_setting", "peer_port: it needs the certificates of link_tls", param="peer_port")
+        if self.kubernetes and self.workers_file is not None:
+            raise TandemError("bad_setting", "kubernetes and workers_file exclude each other", param="workers_file")
+        if not (self.workers or self.kubernetes) and self.workers_file is None:
+            problem = "one of workers, workers_file and kubernetes is needed"
+            raise TandemError("bad_setting", problem, param="workers_file")

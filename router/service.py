@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from router.dispatch.dispatcher import Dispatcher
-from router.fleet.discovery import WorkersFile
 from router.fleet.fleet import Fleet
 from router.front.door import FrontDoor
 from router.front.http_server import HttpServer
@@ -23,11 +23,30 @@ _CLOSE_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where to listen. `grpc_port` None serves no public gRPC; port 0 lets the system choose."""
+    """Where to listen. `grpc_port` None serves no public gRPC; port 0 lets the system choose. `peer_port` is for the
+    control plane, over TLS: `peer_context` asks for a certificate."""
 
     host: str
     port: int
     grpc_port: int | None
+    peer_port: int | None = None
+    peer_context: ssl.SSLContext | None = None
+
+
+class SharedIndexRun(Protocol):
+    """`kv_transfer.redis_index.RedisIndex`, as far as it has to be kept running."""
+
+    async def run(self) -> None: ...
+
+
+class Discovery(Protocol):
+    """Whoever finds workers: `tandem.service.workers_file.WorkersFile`, `router.discovery.kubernetes`."""
+
+    async def open(self) -> None:
+        """What has to be right before anything is served. Raises `bad_setting`."""
+        ...
+
+    async def run(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +58,9 @@ class Insides:
     door: FrontDoor
     http: HttpServer
     grpc: PublicGrpc
-    discovery: WorkersFile | None
+    discovery: Discovery | None
+    shared: SharedIndexRun | None = None
+    """A look-up beyond the router's own links."""
 
 
 class RouterService:
@@ -51,15 +72,24 @@ class RouterService:
         self._events = events
         self.port = 0
         """The HTTP port, once `start` has returned."""
+        self.peer_port: int | None = None
+        """That of peers, then."""
 
     async def start(self) -> None:
         """Listen. Raises `bad_setting` when a port cannot be had."""
+        if self._insides.discovery is not None:
+            await self._insides.discovery.open()
         where = self._addresses
         self.port = await self._insides.http.start(where.host, where.port)
+        if where.peer_port is not None:
+            assert where.peer_context is not None, "the port of peers asks for certificates"
+            self.peer_port = await self._insides.http.start(where.host, where.peer_port, where.peer_context)
         grpc_port = None
         if where.grpc_port is not None:
             grpc_port = await self._insides.grpc.start(where.host, where.grpc_port)
-        self._events.emit("listening", address=f"{where.host}:{self.port}", grpc_port=grpc_port)
+        self._events.emit(
+            "listening", address=f"{where.host}:{self.port}", grpc_port=grpc_port, peer_port=self.peer_port
+        )
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         roots: dict[str, Callable[[], Awaitable[None]]] = {
@@ -67,6 +97,8 @@ class RouterService:
         }
         if self._insides.discovery is not None:
             roots["discovery"] = self._insides.discovery.run
+        if self._insides.shared is not None:
+            roots["shared index"] = self._insides.shared.run
         return roots
 
     async def serve(self) -> None:

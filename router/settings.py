@@ -35,10 +35,16 @@ class FleetSettings:
     redial_max_s: float = 2.0
     refused_redial_s: float = 5.0
     """Wait before dialing a worker again that speaks another protocol or repeats a live worker's id."""
-    names_per_slice: int = 2000
+    names_per_slice: int = 1000
     """Index changes applied before the event loop gets its turn (about 1 ms)."""
+    regroup_s: float = 1.0
+    """When most workers are lost at once: how long placing waits for the others when the first are back, at most."""
     load_lag_s: float = 0.15
     """A submit younger than this may not be part of the worker's latest load figures."""
+    answer_s: float = 10.0
+    """How long what a shared index says of a prompt is believed."""
+    guess_s: float = 300.0
+    """How long a worker that tells of no KV events is taken to keep a prompt that was sent to it."""
     snapshot_again_s: float = 5.0
     """When an asked-for snapshot has not begun to arrive by then, ask again."""
     pairs: PairSettings = field(default_factory=PairSettings)
@@ -46,23 +52,36 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class PlacementSettings:
-    """The placement decision. `prefer` is `auto`, `disaggregated` or `local`."""
+    """The placement decision. `prefer` is `auto`, `disaggregated` or `local`; `policy` one of `prefix_aware`,
+    `least_loaded`, `round_robin`, `power_of_two` and `consistent_hash`."""
 
+    policy: str = "prefix_aware"
     prefer: str = "auto"
     local_uncached_tokens_max: int = 16
     """With `auto`: an uncached part of at most this many tokens is never worth a transfer."""
     sequences_per_worker_max: int = 256
     """A worker with this many sequences running, waiting or on their way gets no more."""
     expected_output_tokens: int = 128
-    """How many tokens an answer is expected to have when it may be longer."""
-    interference: float = 0.5
-    """Cost of disturbing others: each sequence on a worker pays this share of the time of a prompt computed there."""
+    """How many tokens an answer is expected to have before any of its kind has ended."""
+    interference: float = 1.0
+    """Cost of disturbing others: each sequence on a worker pays this share of the time of a prompt computed there. In
+    one batch with it they pay all of it."""
+    itl_target_ms: float = 50.0
+    """Streams whose steps take less than this gain little by a smaller batch; a first token that comes sooner is
+    worth more to them."""
     transfer_setup_ms: float = 2.0
     """What a hand-off costs besides its bytes."""
     transfer_overlap: float = 0.8
     """The share of prefill time during which blocks already travel."""
-    candidates_max: int = 8
+    candidates_max: int = 5
     """How many of the cheapest prefill and decode workers are paired with each other."""
+    promise_s: float = 2.0
+    """How long beyond its expected time a prompt that was sent to a worker counts as being there, while the worker
+    has not told of its blocks."""
+    promises_max: int = 50_000
+    """Block names of such prompts that are remembered, and keys of caches."""
+    hash_tokens: int = 1024
+    """With `consistent_hash`: prompts that are equal for so many tokens go to the same worker."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,11 @@ class CostPriors:
     prefill_tokens_per_s: float = 10_000.0
     step_ms: float = 10.0
     step_ms_per_sequence: float = 0.1
-    transfer_bytes_per_s: float = 2e9
+    step_ms_per_1k_context: float = 0.02
+    """Per thousand positions that the sequences of a batch attend to, all together."""
+    transfer_bytes_per_s: float = 12.5e9
+    """What moving blocks is tried at. Deliberately a fast network's, 100 Gbit/s: where it is less the first transfers
+    tell, while a rate that is thought too low to fetch at is never measured."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +163,10 @@ class RouterSettings:
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     migration: MigrationSettings = field(default_factory=MigrationSettings)
+    names_bytes_max: int = 64 << 20
+    """What the names of prompts that may come again, and their tokens, may take in memory."""
+    reuse_history_bytes_max: int = 32 << 20
+    """What recent prompts may take in memory that are remembered to say why later ones were not found in a cache."""
     usage_wait_s: float = 0.05
     """How long the end of an answer waits for the worker's report, for `cached_tokens`."""
     claim_s: float = 2.0

@@ -1,7 +1,8 @@
 """`python -m tools.drills`: every fault at every stage of a request, on real processes of this machine.
 
 Two rounds of each with the real-time simulated engine, then of a few with torch; `--full` runs twenty of each with
-torch. One platform per engine keeps running through all its rounds, as one does whose workers really fail.
+torch; `--vllm` a few with vLLM workers, in the environment of `make setup-vllm`. One platform per engine keeps
+running through all its rounds, as one does whose workers really fail.
 """
 
 import argparse
@@ -29,6 +30,9 @@ from tandem.cli.up import cleaning_up
 from tandem.cli.up_options import parse as parse_up
 
 _READY_S: Final = 120.0
+_VLLM_READY_S: Final = 400.0
+_VLLM_BOUNDS: Final = Bounds(streams=4, recover_s=180.0)
+"""vLLM takes seconds of a core to start, and more where several start at once."""
 _EVERY: Final = tuple(Cell(kind, stage) for kind in KINDS for stage in STAGES)
 _SOME: Final = (
     Cell("restart-router", "queue"),
@@ -37,7 +41,14 @@ _SOME: Final = (
     Cell("cut-link", "first-token"),
     Cell("kill-decode", "decode"),
 )
-_UP: Final = ("--prefill", "2", "--decode", "2", "--port", "0", "--drills")
+_WITH_VLLM: Final = (
+    Cell("corrupt-kv", "transfer"),
+    Cell("kill-prefill", "transfer"),
+    Cell("kill-decode", "decode"),
+)
+_UP: Final = ("--port", "0", "--drills")
+_TWO_AND_TWO: Final = ("--prefill", "2", "--decode", "2")
+_ONE_AND_TWO: Final = ("--prefill", "1", "--decode", "2", "--kv-memory", "256Mi")
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,18 @@ class Plan:
 
     def up(self) -> list[str]:
         # Only in float32 is rounding too small to change what is drawn when a batch is another one.
-        exact = ("--model", "demo", "--dtype", "float32") if self.engine == "torch" else ()
-        return ["--engine", self.engine, *_UP, *exact]
+        exact = () if self.engine == "simulated" else ("--model", "demo", "--dtype", "float32")
+        workers = _ONE_AND_TWO if self.engine == "vllm" else _TWO_AND_TWO
+        return ["--engine", self.engine, *workers, *_UP, *exact]
+
+    @property
+    def bounds(self) -> Bounds:
+        return _VLLM_BOUNDS if self.engine == "vllm" else Bounds()
+
+    @property
+    def ready_s(self) -> float:
+        """Within which every worker has to be ready."""
+        return _VLLM_READY_S if self.engine == "vllm" else _READY_S
 
 
 QUICK: Final = (Plan("simulated", _EVERY, 2), Plan("torch", _SOME, 2))
@@ -60,14 +81,19 @@ QUICK: Final = (Plan("simulated", _EVERY, 2), Plan("torch", _SOME, 2))
 def main() -> int:
     """Exit status 0 when every round passed."""
     parser = argparse.ArgumentParser(prog="python -m tools.drills", description="Drill platforms of this machine.")
-    parser.add_argument("--full", action="store_true", help="every cell with torch")
-    parser.add_argument("--rounds", type=int, default=20, help="of each cell with --full (default %(default)s)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--full", action="store_true", help="every cell with torch")
+    which.add_argument("--vllm", action="store_true", help="a few cells with vLLM")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="of each cell with --full or --vllm (default %(default)s)"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     given = parser.parse_args()
+    if given.vllm and given.markdown is not None:
+        parser.error("--markdown: the page is about the platform of the other drills; --vllm prints its table")
     began = time.monotonic()
-    plans = (Plan("torch", _EVERY, given.rounds),) if given.full else QUICK
-    reports = [_run(plan, began) for plan in plans]
+    reports = [_run(plan, began) for plan in _plans(given)]
     cells = [cell for report in reports for cell in report.cells]
     rounds = [each for report in reports for each in report.rounds]
     took_s = time.monotonic() - began
@@ -82,6 +108,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def _plans(given: argparse.Namespace) -> tuple[Plan, ...]:
+    if given.vllm:
+        return (Plan("vllm", _WITH_VLLM, given.rounds),)
+    return (Plan("torch", _EVERY, given.rounds),) if given.full else QUICK
+
+
 def _run(plan: Plan, began: float) -> Report:
     """One platform from start to stop with all its rounds."""
 
@@ -91,8 +123,8 @@ def _run(plan: Plan, began: float) -> Report:
     started = Platform(parse_up(plan.up()).service, os.environ, drills=True)
 
     async def work(supervisor: Supervisor) -> Report:
-        await started.ready(supervisor, _READY_S)
-        options = DrillOptions(plan.cells, started.url, "", plan.rounds, Bounds(), None)
+        await started.ready(supervisor, plan.ready_s)
+        options = DrillOptions(plan.cells, started.url, "", plan.rounds, plan.bounds, None)
         return await run_drills(options, say, plan.engine)
 
     with cleaning_up(started):

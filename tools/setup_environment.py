@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = "torch,dev"
+NIXL = "nixl-cu12==1.5.1"
 NOT_PINNED = ("tandem-serve", "pip", "setuptools")
 
 
@@ -49,30 +50,38 @@ def set_up(environment: Path) -> int:
     for step in (install_torch, install_project):
         if not step(environment):
             return fail(f"{step.__name__.replace('_', ' ')} failed; pip's message is above")
+    install_nixl(environment)
     stamp.write_text(wanted)
     print(f"setup: done; activate with `. {environment.name}/bin/activate` or run {environment.name}/bin/tandem")
     return 0
 
 
-def install_torch(environment: Path) -> bool:
+def install_torch(environment: Path, constraints: Path = CONSTRAINTS) -> bool:
     """The pinned torch: kept when it is there, else a CPU build when there is no GPU and one can be had."""
-    pinned = pinned_version("torch")
+    pinned = pinned_version("torch", constraints)
     present = installed_torch(environment)
     if present.split("+")[0] == pinned:
         print(f"setup: torch {present} is installed")
         return True
     if not gpu_present() and sys.platform == "linux":
         for name, index in cpu_sources():
-            if pip(environment, f"torch=={pinned}+cpu", *index, quiet=True):
+            if pip(environment, f"torch=={pinned}+cpu", *index, quiet=True, constraints=constraints):
                 print(f"setup: torch {pinned}+cpu, CPU build from {name}")
                 return True
         print("setup: no CPU build of torch was found; TANDEM_TORCH_INDEX can name an index that has one")
     print(f"setup: torch {pinned}, the ordinary build")
-    return pip(environment, f"torch=={pinned}")
+    return pip(environment, f"torch=={pinned}", constraints=constraints)
 
 
 def install_project(environment: Path) -> bool:
     return pip(environment, "-e", f"{ROOT}[{EXTRAS}]")
+
+
+def install_nixl(environment: Path) -> None:
+    """The library of the `nixl` transport, where it can be had: everything else works without. Its own requirements
+    would bring CUDA builds of torch, which it does not need."""
+    if not pip(environment, "--no-deps", NIXL, quiet=True):
+        print(f"setup: {NIXL} is not to be had here; the transport `nixl` stays off and its tests are skipped")
 
 
 def cpu_sources() -> list[tuple[str, tuple[str, ...]]]:
@@ -96,10 +105,10 @@ def gpu_present() -> bool:
     return listed.returncode == 0 and "GPU " in listed.stdout
 
 
-def pip(environment: Path, *arguments: str, quiet: bool = False) -> bool:
+def pip(environment: Path, *arguments: str, quiet: bool = False, constraints: Path = CONSTRAINTS) -> bool:
     """Run pip install under the constraints. `quiet` hides the complaint of an attempt that may fail."""
     command = [str(python_of(environment)), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    command += ["--constraint", str(CONSTRAINTS), *arguments]
+    command += ["--constraint", str(constraints), *arguments]
     return subprocess.run(command, stderr=subprocess.DEVNULL if quiet else None, check=False).returncode == 0
 
 
@@ -110,10 +119,10 @@ def installed_torch(environment: Path) -> str:
     return answer.stdout.strip()
 
 
-def pinned_version(package: str) -> str:
-    found = re.search(rf"^{re.escape(package)}==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+def pinned_version(package: str, constraints: Path = CONSTRAINTS) -> str:
+    found = re.search(rf"^{re.escape(package)}==(\S+)$", constraints.read_text(), re.MULTILINE)
     if found is None:
-        raise SystemExit(f"setup: {CONSTRAINTS.name} does not pin {package}")
+        raise SystemExit(f"setup: {constraints.name} does not pin {package}")
     return found.group(1)
 
 

@@ -1,11 +1,14 @@
 """What a request came to: its story in spans, how much of its prompt was cached, when its first token came."""
 
+from collections.abc import Mapping
+
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.context import Tools
 from router.dispatch.story import Story, Summary
-from router.generation import Generation, Usage
+from router.dispatch.why_missed import Evidence
+from router.generation import Generation, Kept, Usage
 from tandem.core.messages import AttemptReport
-from tandem.core.spans import Span
+from tandem.core.tiers import bounded
 
 
 class Account:
@@ -18,8 +21,13 @@ class Account:
         self._story = Story(generation, tools.entropy)
         self._cached_expected = 0
         self._first_at: float | None = None
+        self._elsewhere = False
         self.cached: int | None = None
         """Prompt tokens nobody had to compute, once a worker has told."""
+        self._by_tier: Mapping[str, int] | None = None
+        self._kept: tuple[Kept, ...] = ()
+        self.missed: Evidence | None = None
+        """Of why not more of the prompt was to be had when it was first placed."""
 
     def new_span_id(self) -> str:
         return self._story.new_span_id()
@@ -33,6 +41,12 @@ class Account:
     def taken_over(self, cached_tokens: int) -> None:
         """Another router began the request; its placement counted on so many cached tokens."""
         self._cached_expected = cached_tokens
+        self._elsewhere = True
+
+    @property
+    def first_at(self) -> float | None:
+        """When its first token came to this router; None also when another router may have had it before."""
+        return None if self._elsewhere else self._first_at
 
     def advanced(self) -> None:
         """Positions were accepted."""
@@ -49,18 +63,26 @@ class Account:
         """The figures of a leg; the first that computed the prompt tells how much of it was cached."""
         if report.spans:
             self._tools.recorder.record(self._generation.request_id, report.spans)
-            self._tools.costs.observe_spans(report.spans)
+            self._tools.costs.observe_spans(leg.peer.worker_id, report.spans, alone=leg.alone)
+        if report.pinned_blocks:
+            self._kept += (Kept(leg.peer.worker_id, leg.peer.epoch, report.pinned_blocks),)
         worked = report.tokens_computed or report.tokens_reused
         if leg.computes_prompt and worked and self.cached is None:
-            self.cached = min(report.tokens_reused, self._generation.prompt_tokens)
+            # A worker that knows of no tiers has a pool.
+            found = report.tokens_by_tier or {"hbm": report.tokens_reused}
+            self._by_tier = bounded(found, self._generation.prompt_tokens)
+            self.cached = sum(self._by_tier.values())
 
     def usage(self, accepted: int) -> Usage:
         """Counts for the answer; without a report the cached tokens are those placement counted on."""
         cached = self.cached if self.cached is not None else self._cached_expected
-        return Usage(self._generation.prompt_tokens, accepted, cached)
+        return Usage(self._generation.prompt_tokens, accepted, cached, self._by_tier, self._kept)
 
     def close(self, outcome: str, reason: str, accepted: int, attempts: int) -> None:
         """The request is over: record its spans."""
-        summary = Summary(accepted, attempts, self.cached, self._first_at)
-        spans: tuple[Span, ...] = self._story.ended(self._tools.clock.now(), outcome, reason, summary)
-        self._tools.recorder.record(self._generation.request_id, spans)
+        if outcome == "done":
+            length = accepted / self._generation.n
+            self._tools.costs.observe_answer(self._generation.stopping.max_tokens, length)
+        summary = Summary(accepted, attempts, self.cached, self._cached_expected, self._first_at, self.missed)
+        untold = self._story.ended(self._tools.clock.now(), outcome, reason, summary)
+        self._tools.recorder.record(self._generation.request_id, untold)

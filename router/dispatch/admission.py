@@ -6,6 +6,7 @@ waits, bounded in number and time, so that it is placed late and well instead of
 
 import heapq
 from dataclasses import dataclass, field
+from typing import Final
 
 from router.settings import AdmissionSettings
 
@@ -36,6 +37,7 @@ class Refused:
 
 
 Decision = Admitted | Queued | Refused
+_ADMITTED: Final = Admitted()
 
 
 @dataclass
@@ -78,7 +80,10 @@ class Admission:
     @property
     def waiting(self) -> bool:
         """Whether anyone stands in line."""
-        return any(line.waiting for line in self._lines.values())
+        for line in self._lines.values():  # noqa: SIM110  (asked often; a generator costs more than the look)
+            if line.waiting:
+                return True
+        return False
 
     def models_waiting(self) -> tuple[str, ...]:
         return tuple(model for model, line in self._lines.items() if line.waiting)
@@ -91,8 +96,8 @@ class Admission:
             return refused
         self._held[key] = model
         line = self._lines.setdefault(model, _Line())
-        if room and not self._outranked(line, priority):
-            return Admitted()
+        if room and not (line.waiting and self._outranked(line, priority)):
+            return _ADMITTED
         self._order += 1
         heapq.heappush(line.heap, (-priority, self._order, key))
         line.waiting[key] = priority
@@ -150,16 +155,16 @@ class Admission:
         return min(30.0, max(1.0, self.queued(model) * self._end_interval_s))
 
     def _refusal(self, model: str) -> Refused | None:
-        wait_s = self.retry_after_s(model)
+        queued = self.queued(model)
         if self._draining:
-            return Refused("draining", "this router is shutting down and takes no new requests", wait_s)
-        if len(self._held) >= self._settings.requests_max:
-            reason = f"the router holds {len(self._held)} requests, which is its bound"
-            return Refused("queue_full", reason, wait_s)
-        if self.queued(model) >= self._settings.queued_max:
-            reason = f"{self.queued(model)} requests for {model} wait already, which is the bound"
-            return Refused("queue_full", reason, wait_s)
-        return None
+            code, reason = "draining", "this router is shutting down and takes no new requests"
+        elif len(self._held) >= self._settings.requests_max:
+            code, reason = "queue_full", f"the router holds {len(self._held)} requests, which is its bound"
+        elif queued >= self._settings.queued_max:
+            code, reason = "queue_full", f"{queued} requests for {model} wait already, which is the bound"
+        else:
+            return None
+        return Refused(code, reason, self.retry_after_s(model))
 
     def _outranked(self, line: _Line, priority: int) -> bool:
         return any(other >= priority for other in line.waiting.values())

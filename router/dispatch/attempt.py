@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from router.dispatch.positions import Mismatch, Positions
 from router.fleet.peer import Peer
-from router.placement import Placement
+from router.placement import Placement, Work
 from tandem.core.messages import AttemptReport, Cancel, Claimed, SequenceOutput, TokenLogprob, WorkerCommand
 
 Deliver = Callable[
@@ -32,8 +32,8 @@ class LegOwner(Protocol):
 
     def leg_reported(self, leg: "Leg", report: AttemptReport) -> None: ...
 
-    def transferred(self, leg: "Leg") -> None:
-        """The fetch of a live leg has ended, with whatever it brought."""
+    def transferred(self, leg: "Leg", code: str) -> None:
+        """The fetch of a live leg has ended, with whatever it brought; `code` is empty when that was everything."""
         ...
 
 
@@ -41,14 +41,18 @@ class Leg:
     """One attempt's work on one worker, and the hot path of every token.
 
     A live leg may bring positions. A fenced one brings nothing more; its handle stays open only for the
-    worker's report. `prompt_tokens` are those this worker is expected to compute.
+    worker's report. `work` is what this worker is expected to do. `alone` tells, once the first token is here,
+    whether no other prompt was computed there before or beside this one.
     """
 
     __slots__ = (
         "_deliver",
-        "_load",
+        "_first",
         "_owner",
         "_positions",
+        "_prompts",
+        "_work",
+        "alone",
         "computes_prompt",
         "handle",
         "live",
@@ -64,38 +68,42 @@ class Leg:
         peer: Peer,
         positions: Mapping[int, Positions],
         deliver: Deliver,
-        sequences: int,
-        prompt_tokens: int,
+        work: Work,
         now: float,
         handle: int | None = None,
     ) -> None:
         """`handle` is one that was claimed from another router, and already open."""
         self._owner = owner
         self._positions = positions
+        self._first = positions.get(0)
         self._deliver = deliver
-        self._load: tuple[int, int] | None = (sequences, prompt_tokens)
         self.peer = peer
         self.live = True
         self.open = True
         self.reported = False
         self.watched = True
-        self.computes_prompt = prompt_tokens > 0
+        self.computes_prompt = work.prompt_tokens > 0
+        self.alone = peer.view.queued_prompt_tokens == 0
         self.handle = peer.open(self) if handle is None else peer.pass_on(handle, self)
-        peer.view.submitted(now, sequences, prompt_tokens)
+        self._work: Work | None = work
+        peer.view.submitted(now, work)
+        self._prompts = peer.view.prompts
 
     def on_output(self, output: SequenceOutput, now: float) -> None:
-        positions = self._positions.get(output.sequence)
+        positions = self._positions.get(output.sequence) if output.sequence else self._first
         if positions is None:
             return
         new = positions.accept(output)
-        if new is None:
-            return
-        if isinstance(new, Mismatch):
-            self._owner.mismatched(self, new)
-            return
+        if new is not output:
+            if new is None:
+                return
+            if isinstance(new, Mismatch):
+                self._owner.mismatched(self, new)
+                return
         positions.moved_s = now
         self._deliver(new.sequence, new.position, new.tokens, new.text, new.logprobs, new.finish, new.stop_reason)
         if (self.watched or new.finish is not None) and self.live:
+            self._prompt_done()
             self._owner.advanced(self, new)
 
     def on_failed(self, code: str, message: str) -> None:
@@ -107,9 +115,9 @@ class Leg:
             self.reported = True
             self._owner.leg_reported(self, report)
 
-    def on_transferred(self) -> None:
+    def on_transferred(self, code: str) -> None:
         if self.live:
-            self._owner.transferred(self)
+            self._owner.transferred(self, code)
 
     def on_claimed(self, claimed: Claimed | None) -> None:
         """A leg has been claimed before it becomes one."""
@@ -127,16 +135,22 @@ class Leg:
         if cancel and self.open:
             self.peer.send(Cancel(self.handle))
         self.live = False
-        self._positions = _NOBODY
+        self._positions, self._first = _NOBODY, None
         self.release()
         if self.reported:
             self.close()
 
     def release(self) -> None:
         """The worker no longer works on it: take it off the books."""
-        if self._load is not None:
-            self.peer.view.released(*self._load)
-            self._load = None
+        if self._work is not None:
+            self.peer.view.released(self._work)
+            self._work = None
+
+    def _prompt_done(self) -> None:
+        """The prompt has been computed, wherever its tokens came from."""
+        if self._work is not None and self._work.prompt_tokens:
+            self._work = self.peer.view.computed(self._work)
+            self.alone = self.alone and self.peer.view.prompts == self._prompts
 
     def close(self) -> None:
         """Give up the handle."""
@@ -147,7 +161,7 @@ class Leg:
     @property
     def sequences_held(self) -> int:
         """What this leg contributes to the worker's sequences in flight."""
-        return self._load[0] if self._load is not None else 0
+        return self._work.sequences if self._work is not None else 0
 
 
 @dataclass

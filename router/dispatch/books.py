@@ -15,9 +15,10 @@ def check_legs(legs: Iterable[Leg], peers: Iterable[Peer]) -> None:
     for peer in peers:
         held = 0
         for handle, leg in peer.targets():
-            if isinstance(leg, (CanaryLeg, Claimant)):
+            if not isinstance(leg, Leg):
+                known_else = isinstance(leg, (CanaryLeg, Claimant))
+                assert known_else, f"handle {handle} of {peer.worker_id} belongs to {leg!r}"
                 continue
-            assert isinstance(leg, Leg), f"handle {handle} of {peer.worker_id} belongs to {leg!r}"
             assert id(leg) in known, f"handle {handle} of {peer.worker_id} belongs to no request"
             assert (leg.handle, leg.peer, leg.open) == (handle, peer, True), f"handle {handle} is mixed up"
             held += leg.sequences_held

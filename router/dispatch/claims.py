@@ -36,7 +36,7 @@ class Claimant:
     def on_report(self, report: AttemptReport) -> None:
         self._report = report
 
-    def on_transferred(self) -> None:
+    def on_transferred(self, code: str) -> None:
         self._transferred = True
 
     def on_claimed(self, claimed: Claimed | None) -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from kv_transfer.tickets import Keyring
+from router.alarms import Alarms
+from router.fleet.peer import Peer
+from router.fleet.strangers import Stranger
 from router.placement import CostModel, Unplaced
 from router.settings import RouterSettings
 from tandem.core.clock import Clock
@@ -28,6 +31,11 @@ class Tools:
     costs: CostModel
     recorder: Recorder
     meter: Meter
+    alarms: Alarms = field(init=False)
+    """Where all of them set their timers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alarms", Alarms(self.loop, self.clock))
 
 
 class Host(Protocol[Request]):
@@ -54,8 +62,20 @@ class Host(Protocol[Request]):
         """Why the request cannot be placed now; None when it could be, were it not for others before it."""
         ...
 
+    def peer(self, worker_id: str) -> Peer | Stranger | None:
+        """The live incarnation of a worker."""
+        ...
+
     def holders(self, name: bytes) -> Collection[str]:
         """Ids of the live workers that have a block."""
+        ...
+
+    def queue_s(self, model: str) -> float:
+        """How long a request may wait for its first worker."""
+        ...
+
+    def left_revision(self, request: Request, revision: str) -> None:
+        """Nobody of the revision on which the request has begun is left, and it goes on with another."""
         ...
 
     def retry_after_s(self, model: str) -> float:

@@ -1,8 +1,7 @@
 """Dispatch: `router.generation.Generator` over the fleet. Admits, places, and keeps what waits moving."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable
 
 from router.dispatch.admission import Admission, Admitted, Refused
 from router.dispatch.answer_log import AnswerLog
@@ -12,20 +11,22 @@ from router.dispatch.endings import never_fits
 from router.dispatch.hand_over import handed_over, hands_over, holds_now
 from router.dispatch.mover import Mover
 from router.dispatch.phase import Phase
+from router.dispatch.placing import Placing
 from router.dispatch.resumables import Listening, Resumable, Resumables
 from router.dispatch.retry_budget import RetryBudget
 from router.dispatch.returns import Returns
 from router.dispatch.running import RunningRequest
+from router.dispatch.serving import Serving
+from router.dispatch.standings import Standings, standings
 from router.dispatch.takeover import Takeover
+from router.dispatch.tallies import Tallies
 from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
+from router.fleet.strangers import Stranger
 from router.generation import Generation, Resumed, Running, ServedModel, Sink
-from router.placement import Placement, Unplaced, place
+from router.placement import Placement, Unplaced
 from tandem.core.errors import TandemError
-from tandem.core.kv import chain_names, tenant_root
 from tandem.core.messages import Load
-
-_NOTHING_CACHED: Mapping[str, int] = MappingProxyType({})
 
 
 class Dispatcher:
@@ -37,6 +38,7 @@ class Dispatcher:
         self._admission = Admission(tools.settings.admission)
         self._retries = RetryBudget(tools.settings.retry)
         self._mover = Mover(tools, self)
+        self._placing = Placing(fleet, tools)
         self._resumables = Resumables(tools)
         self._returns = Returns(fleet, tools, self._resumables, self)
         self._reserved = 0
@@ -44,8 +46,9 @@ class Dispatcher:
         self._stranded: dict[int, RunningRequest] = {}
         self._next_key = 1
         self._pump_due = False
-        self._proved = False
-        """It was decided once whether prompts can be handed off."""
+        self._again: asyncio.TimerHandle | None = None
+        self._serving = Serving(fleet, tools.settings.placement.sequences_per_worker_max)
+        self._tallies = Tallies()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -56,12 +59,12 @@ class Dispatcher:
 
         Raises `queue_full`, `draining`, `no_workers`, `model_not_found`, `context_length_exceeded`.
         """
-        self._check_model(generation.model)
+        self._serving.check_model(generation.model)
+        self._tallies.arrived(generation.model)
         key = self._next_key
         self._next_key += 1
-        decision = self._admission.arrive(
-            key, generation.model, generation.priority, self._has_room(generation.model)
-        )
+        room = self._fleet.regrouping(generation.model) is None and self._serving.has_room(generation.model)
+        decision = self._admission.arrive(key, generation.line, generation.priority, room)
         if isinstance(decision, Refused):
             raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
@@ -79,25 +82,22 @@ class Dispatcher:
         """`router.generation.Resumer.resume`."""
         return await self._returns.resume(request_id, tenant)
 
+    async def seek(self, generation: Generation) -> None:
+        """`router.generation.Seeker.seek`."""
+        await self._placing.seek(generation)
+
     def models(self) -> tuple[ServedModel, ...]:
         """Models that can be asked for: those of all members that were ever reached. While no worker of one is
         alive its requests wait for one."""
-        return tuple(
-            ServedModel(hello.model, hello.context_tokens, hello.eos_token_ids)
-            for hello in self._fleet.known_models()
-        )
+        return self._fleet.services.served
 
     def ready(self) -> str | None:
         """None when a request could be served now, otherwise why not, in one sentence."""
-        if self._admission.draining:
-            return "the router is draining"
-        if any(self._has_room(hello.model) for hello in self._fleet.known_models()):
-            # Only at first: later, pairs that break leave a router that serves, and must not take it out of use.
-            unproven = None if self._proved else self._fleet.unproven()
-            self._proved = unproven is None
-            return unproven
-        problems = "; ".join(f"{address}: {reason}" for address, reason in list(self._fleet.problems().items())[:3])
-        return f"no decode or unified worker can take a request{f' ({problems})' if problems else ''}"
+        return "the router is draining" if self._admission.draining else self._serving.problem()
+
+    def standings(self) -> Standings:
+        """What became of requests, per model and revision, and what waits."""
+        return standings(self._requests.values(), self._tallies, self._fleet.services, self._tools)
 
     # ---- life of the process ----
 
@@ -136,18 +136,21 @@ class Dispatcher:
 
     def left(self, peer: Peer, reason: str) -> None:
         self._mover.gone(peer)
-        self._tools.costs.forget(peer.worker_id)
+        self._placing.gone(peer.worker_id)
 
     def drains(self, peer: Peer) -> None:
         self._mover.drains(peer)
 
     def loaded(self, peer: Peer, load: Load) -> None:
-        self._tools.costs.observe_load(peer.worker_id, load)
+        self._tools.costs.observe_load(peer.worker_id, load, peer.view.attended_tokens)
         self._pump_soon()
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
         for request in tuple(self._requests.values()):
             request.pair_opened(prefill, decode, reason)
+
+    def services_changed(self) -> None:
+        self._pump_soon()
 
     # ---- router.dispatch.context.Host ----
 
@@ -157,10 +160,10 @@ class Dispatcher:
             self._try_stranded(request)
 
     def place_beside(self, request: RunningRequest, avoid: tuple[str, int]) -> bool:
-        found = self._find(request, (avoid,))
+        found = self._placing.find(request, (avoid,))
         if isinstance(found, Unplaced) or not self._retries.spend():
             return False
-        request.begin_beside(found, *self._chosen(found))
+        request.begin_beside(found.placement, *self._chosen(found.placement))
         return True
 
     def may_retry(self) -> bool:
@@ -170,17 +173,28 @@ class Dispatcher:
         self._pump_soon()
 
     def obstacle(self, request: RunningRequest) -> Unplaced | None:
-        found = self._find(request)
+        found = self._placing.find(request)
         return found if isinstance(found, Unplaced) else None
 
+    def peer(self, worker_id: str) -> Peer | Stranger | None:
+        return self._fleet.blocks.holder(worker_id)
+
     def holders(self, name: bytes) -> Collection[str]:
-        return self._fleet.leading((name,))
+        return self._fleet.leading((name,)).keys()
+
+    def queue_s(self, model: str) -> float:
+        return self._fleet.services.queue_s(model, self._tools.settings.deadlines.queue_s)
+
+    def left_revision(self, request: RunningRequest, revision: str) -> None:
+        self._tallies.left(request.generation.model, revision)
 
     def retry_after_s(self, model: str) -> float:
         return self._admission.retry_after_s(model)
 
     def over(self, request: RunningRequest) -> None:
+        self._tallies.ended(request.ended(), self._fleet.services.of(request.generation.model))
         self._stranded.pop(request.key, None)
+        self._placing.ended(request)
         self._admission.ended(request.key, self._tools.clock.now())
         self._tools.meter.set("tandem_requests_running", self._admission.held)
         if self._admission.held == 0:
@@ -197,16 +211,17 @@ class Dispatcher:
 
     def move(self, key: int, reason: str) -> None:
         request = self._requests[key]
-        found, leaving = self._find(request), request.generated_on
+        found, leaving = self._placing.find(request), request.generated_on
         if isinstance(found, Unplaced) or leaving is None:
             return
-        decode, prefill = self._chosen(found)
-        asked = request.placement_request(_NOTHING_CACHED)
+        asked, placement = found
+        decode, prefill = self._chosen(placement)
         if not holds_now(decode.view, asked):
             return
         if leaving.hello.addresses and hands_over(leaving.view, decode.view, asked):
-            found, prefill = handed_over(found, leaving.view, asked), leaving
-        request.move(reason, found, decode, prefill)
+            placement, prefill = handed_over(placement, leaving.view, asked), leaving
+        request.move(reason, placement, decode, prefill)
+        self._placing.begun(request, found._replace(placement=placement))
 
     def moving(self) -> int:
         return sum(request.under_way for request in self._requests.values())
@@ -238,20 +253,6 @@ class Dispatcher:
 
     # ---- placing ----
 
-    def _check_model(self, model: str) -> None:
-        if self._fleet.knows(model):
-            return
-        if self._fleet.problems() or not self._fleet.peers():
-            raise TandemError("no_workers", f"no worker that serves {model!r} is connected", retry_after_s=1.0)
-        raise TandemError("model_not_found", f"the model {model!r} does not exist here", param="model")
-
-    def _has_room(self, model: str) -> bool:
-        most = self._tools.settings.placement.sequences_per_worker_max
-        return any(
-            view.role != "prefill" and view.ready and not view.draining and view.sequences < most
-            for view in self._fleet.views(model)
-        )
-
     def _begin_or_wait(self, request: RunningRequest) -> None:
         """Place a request that was just admitted; when that fails it waits in line after all."""
         obstacle = self._try(request)
@@ -267,19 +268,21 @@ class Dispatcher:
 
     def _try(self, request: RunningRequest) -> Unplaced | None:
         """Begin an attempt, or say why not."""
-        found = self._find(request)
+        regroup = self._fleet.regrouping(request.generation.model)
+        if regroup is not None:
+            self._look_again(regroup.until)
+            return regroup.obstacle
+        found = self._placing.find(request)
         if isinstance(found, Unplaced):
             return found
-        if found.unproved:
-            self._fleet.want(found.unproved)
-        request.begin(found, *self._chosen(found))
+        placement = found.placement
+        if placement.unproved:
+            self._fleet.want(placement.unproved)
+        if not request.attempts:
+            self._tallies.placed(request.generation.model, placement.prefill_tokens)
+        request.begin(placement, *self._chosen(placement))
+        self._placing.begun(request, found)
         return None
-
-    def _find(self, request: RunningRequest, avoid: tuple[tuple[str, int], ...] = ()) -> Placement | Unplaced:
-        model = request.generation.model
-        asked = request.placement_request(self._cached_tokens(request.generation), avoid)
-        settings, pairs = self._tools.settings.placement, self._fleet.pairs
-        return place(asked, self._fleet.views(model), self._tools.costs, settings, pairs)
 
     def _chosen(self, placement: Placement) -> tuple[Peer, Peer | None]:
         decode = self._fleet.peer(placement.decode)
@@ -287,17 +290,6 @@ class Dispatcher:
         assert decode is not None, f"{placement.decode} was placed on but is gone"
         assert placement.prefill is None or prefill is not None, f"{placement.prefill} was placed on but is gone"
         return decode, prefill
-
-    def _cached_tokens(self, generation: Generation) -> Mapping[str, int]:
-        """Leading prompt tokens each worker has, by its whole blocks."""
-        cached: dict[str, int] = {}
-        for root, block_tokens in self._fleet.roots(generation.model):
-            if generation.prompt_tokens < block_tokens:
-                continue
-            names = chain_names(tenant_root(root, generation.tenant_salt), generation.prompt, block_tokens)
-            for worker_id, count in self._fleet.leading(names).items():
-                cached[worker_id] = count * block_tokens
-        return cached or _NOTHING_CACHED
 
     def _try_stranded(self, request: RunningRequest) -> None:
         if self._tools.clock.now() < request.retry_at:
@@ -307,6 +299,12 @@ class Dispatcher:
             self._stranded.pop(request.key, None)
         else:
             request.unplaced(obstacle)
+
+    def _look_again(self, at: float) -> None:
+        """Look at what waits at this time, if nothing gives reason to before."""
+        if self._again is not None:
+            self._again.cancel()
+        self._again = self._tools.loop.call_later(max(0.0, at - self._tools.clock.now()), self._pump_soon)
 
     def _pump_soon(self) -> None:
         """Look at what waits, once, after this turn of the loop."""
@@ -320,11 +318,11 @@ class Dispatcher:
         for request in tuple(self._stranded.values()):
             if request.key in self._stranded:
                 self._try_stranded(request)
-        for model in self._admission.models_waiting():
-            self._serve_line(model)
+        for line in self._admission.models_waiting():
+            self._serve_line(line)
 
-    def _serve_line(self, model: str) -> None:
-        while (key := self._admission.next(model)) is not None:
+    def _serve_line(self, line: str) -> None:
+        while (key := self._admission.next(line)) is not None:
             request = self._requests[key]
             obstacle = self._try(request)
             if obstacle is None:

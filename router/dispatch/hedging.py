@@ -37,7 +37,7 @@ def late(attempt: Attempt, moved: bool, settings: RetrySettings, now: float) -> 
     if attempt.number >= settings.attempts_max:
         return Late(False, "it has had all its attempts")
     cost = attempt.placement.costs[0][1]
-    expected_s = (cost.queue_ms + cost.prefill_ms) / 1e3
+    expected_s = (cost.queue_ms + cost.fetch_ms + cost.prefill_ms) / 1e3
     patience_s = max((settings.hedge_after or 0.0) * expected_s, settings.hedge_after_s or 0.0)
     if now < attempt.started + patience_s:
         return Late(False, "it is not late yet", attempt.started + patience_s)
@@ -58,6 +58,8 @@ class Hedging:
 
     def next_look(self, attempt: Attempt, otherwise: float, now: float) -> float:
         """When to look at the attempt again, if other reasons to are due at `otherwise`."""
+        if self._settings.hedge_after is None and self._settings.hedge_after_s is None:
+            return otherwise
         look_at = self._late(attempt, now).look_at
         return otherwise if look_at is None else min(otherwise, look_at)
 
@@ -81,9 +83,10 @@ class Hedging:
 
     def decide(self, first: Attempt, leg: Leg) -> Attempt:
         """`leg` brought a position: gives the attempt that goes on, and ends the one that lost to it."""
-        won, second = self.runs(leg), self.take()
-        if second is None:
+        if self.second is None:
             return first
+        won, second = self.runs(leg), self.second
+        self.second = None
         winner, loser = (second, first) if won else (first, second)
         winner.notes.append(f"brought the first token before attempt {loser.number}")
         self._close(loser, "outrun")

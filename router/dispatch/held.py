@@ -6,16 +6,18 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
+from router.alarms import Alarm
 from router.dispatch.account import Account
-from router.dispatch.alarm import Alarm
 from router.dispatch.answer_log import AnswerLog
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.context import Host, Tools
 from router.dispatch.hedging import Hedging
 from router.dispatch.phase import Phase
 from router.dispatch.sequences import Sequences
+from router.dispatch.tallies import Ended
 from router.dispatch.trials import Trials
 from router.dispatch.whereabouts import Whereabouts
+from router.dispatch.why_missed import Evidence
 from router.generation import Generation, Sink, Standing
 from router.placement import Unplaced
 from tandem.core.errors import TandemError
@@ -38,25 +40,28 @@ class HeldRequest(ABC):
         self.generation = generation
         self.key = key
         self.phase = Phase.QUEUED
+        self._outcome = ""
+        self.revision = ""
+        """Of the workers that it has been placed on last."""
+        self.arrived = now
         self.retry_at = now
         self._host = host
         self._tools = tools
         self._sink = sink
         self._log = sink if isinstance(sink, AnswerLog) else None
-        self._arrived = now
         self._deadline = generation.received + min(generation.timeout_s, deadlines.total_s)
-        self._give_up_at = now + deadlines.queue_s
+        self._give_up_at = now + host.queue_s(generation.model)
         self._sequences = Sequences(generation)
         self._unfinished = generation.n
         self._attempt: Attempt | None = None
         self._hedging = Hedging(tools.settings.retry, self._sequences, self._close)
-        self._trials = Trials(tools.settings.retry)
+        self._trials = Trials(tools.settings.retry, generation.avoid)
         self._legs: list[Leg] = []
         self._obstacle: Unplaced | None = None
         self._moved_at = -1
         self._account = Account(tools, generation, now)
-        self._alarm = Alarm(tools, self._on_alarm)
-        self._whereabouts = Whereabouts(generation, host)
+        self._alarm = Alarm(tools.alarms, self._on_alarm)
+        self._whereabouts: Whereabouts | None = None
 
     @property
     def legs(self) -> tuple[Leg, ...]:
@@ -68,8 +73,27 @@ class HeldRequest(ABC):
         """Output tokens delivered so far, all sequences together."""
         return self._sequences.accepted
 
+    @property
+    def attempts(self) -> int:
+        """How many have begun."""
+        return self._trials.attempts
+
+    def ended(self) -> Ended:
+        """What it came to, now that it is over."""
+        first_at, generation, times = self._account.first_at, self.generation, None
+        if first_at is not None and generation.pin is None:
+            later = max(1.0, self.accepted / generation.n - 1.0)
+            times = first_at - generation.received, (self._tools.clock.now() - first_at) / later
+        return Ended(generation.model, self.revision, self._outcome, times, self.accepted)
+
+    def missed(self, evidence: Evidence) -> None:
+        """What is known of why some of its prompt has to be computed."""
+        self._account.missed = evidence
+
     def standing(self) -> Standing:
         """Where it is now."""
+        if self._whereabouts is None:
+            self._whereabouts = Whereabouts(self.generation, self._host)
         return self._whereabouts.standing(self._attempt, self._sequences, self._trials.attempts)
 
     # ---- time ----
@@ -135,20 +159,23 @@ class HeldRequest(ABC):
 
     def check(self) -> None:
         """Raise `AssertionError` when this request's own state does not fit together, or its time is over."""
+        if self.phase is Phase.OVER:
+            assert self._attempt is None, "an attempt after the end"
+            assert True not in [leg.live for leg in self._legs], "a live leg after the end"
+            return
         late_s = self._tools.clock.now() - self._deadline
-        alive = self.phase not in (Phase.ENDING, Phase.OVER)
-        assert not alive or late_s < _OVERDUE_S, (
+        assert self.phase is Phase.ENDING or late_s < _OVERDUE_S, (
             f"{self.generation.request_id} is alive {late_s:.2f} s after its deadline"
         )
         unfinished = len(self._sequences.unfinished())
         assert self._unfinished == unfinished, f"{self._unfinished} counted, {unfinished} unfinished"
         assert (self._attempt is not None) == (self.phase is Phase.RUNNING), f"an attempt while {self.phase}"
         self._trials.check()
-        running = [attempt for attempt in (self._attempt, self._hedging.second) if attempt is not None]
-        assert len([leg for leg in self._legs if leg.live]) <= 2 * len(running), "more live legs than attempts have"
-        assert self._alarm.is_set or self.phase is Phase.OVER, f"no timer while {self.phase}"
-        for leg in self._legs:
-            assert not leg.live or self.phase is Phase.RUNNING, f"a live leg while {self.phase}"
+        attempts = (self._attempt is not None) + (self._hedging.second is not None)
+        live = [leg.live for leg in self._legs].count(True)
+        assert live <= 2 * attempts, "more live legs than attempts have"
+        assert self._alarm.is_set, f"no timer while {self.phase}"
+        assert not live or self.phase is Phase.RUNNING, f"a live leg while {self.phase}"
 
     def _finish(self, attempt: Attempt) -> None:
         """Every sequence has finished. Where the first token already was the last, decode has not stopped by
@@ -157,7 +184,9 @@ class HeldRequest(ABC):
         self._end_attempt("done", cancel=at_first and attempt.prefill is not None)
         self.phase = Phase.ENDING
         if self._account.cached is None and any(leg.open and leg.computes_prompt for leg in self._legs):
-            self._arm(self._tools.clock.now() + self._tools.settings.usage_wait_s)
+            settings = self._tools.settings
+            wait_s = settings.usage_wait_s if self.generation.pin is None else settings.report_wait_s
+            self._arm(self._tools.clock.now() + wait_s)
         else:
             self._done()
 
@@ -166,15 +195,17 @@ class HeldRequest(ABC):
         self._sink.done(self._account.usage(self.accepted))
 
     def _over(self, outcome: str, reason: str) -> None:
-        self.phase = Phase.OVER
+        self.phase, self._outcome = Phase.OVER, outcome
         self._account.close(outcome, reason, self.accepted, self._trials.attempts)
         self._tell_over()
         self._arm(self._tools.clock.now() + self._tools.settings.report_wait_s)
         self._forget_when_silent()
 
     def _forget_when_silent(self) -> None:
-        if not any(leg.open for leg in self._legs):
-            self._forget()
+        for leg in self._legs:
+            if leg.open:
+                return
+        self._forget()
 
     def _forget(self) -> None:
         self._alarm.retire()

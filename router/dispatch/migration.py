@@ -32,23 +32,13 @@ class Leaving:
     left_s: float
 
 
-@dataclass(frozen=True)
-class Moves:
-    """What to do now. `reasons` are by key, of those that move; `staying` counts those that are expected to end."""
-
-    reasons: dict[int, str]
-    staying: int
-    waiting: int
-    """How many are to move later."""
-
-
-def moves(streams: Sequence[Stream], moving: int, leaving: Leaving, settings: MigrationSettings) -> Moves:
-    """Choose the streams to move now, the longest first; `moving` are under way and have brought no token yet."""
+def moves(streams: Sequence[Stream], moving: int, leaving: Leaving, settings: MigrationSettings) -> dict[int, str]:
+    """The streams to move now, by key, the longest first, each with the reason. `moving` are under way and have
+    brought no token yet."""
     needed_s = {stream.key: stream.tokens_left * leaving.step_s * settings.margin for stream in streams}
     late = sorted((stream for stream in streams if needed_s[stream.key] > leaving.left_s), key=_longest_first)
     room = max(0, at_once(len(late), leaving.left_s, settings) - moving)
-    reasons = {stream.key: _reason(stream, needed_s[stream.key], leaving) for stream in late[:room]}
-    return Moves(reasons, len(streams) - len(late), len(late) - len(reasons))
+    return {stream.key: _reason(stream, needed_s[stream.key], leaving) for stream in late[:room]}
 
 
 def at_once(late: int, left_s: float, settings: MigrationSettings) -> int:

@@ -74,7 +74,7 @@ class Mover:
             Leaving(peer.worker_id, self._step_s(peer), left_s),
             self._tools.settings.migration,
         )
-        for key, reason in found.reasons.items():
+        for key, reason in found.items():
             self._streams.move(key, reason)
         self._timers[peer.worker_id] = self._tools.loop.call_later(
             self._tools.settings.migration.every_s, self._look, peer, leaves_at

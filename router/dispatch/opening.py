@@ -18,16 +18,19 @@ def open_attempt(
 ) -> Attempt:
     """The attempt that `placement` asks for; `workers` are decode and prefill. Nothing is sent yet."""
     decode, prefill = workers
-    count, computed = len(sequences.unfinished()), placement.prefill_tokens
-    positions, decoded = sequences.positions, computed if prefill is None else 0
-    on_prefill = None if prefill is None else Leg(owner, prefill, positions, deliver, count, computed, now)
-    on_decode = Leg(owner, decode, positions, deliver, count, decoded, now)
+    positions, unfinished = sequences.positions, sequences.unfinished()
+    generating, computing = placement.work(len(unfinished))
+    on_prefill = None
+    if prefill is not None:
+        assert computing is not None, "a placement with a prefill worker has work for it"
+        on_prefill = Leg(owner, prefill, positions, deliver, computing, now)
+    on_decode = Leg(owner, decode, positions, deliver, generating, now)
     return Attempt(
         number=number,
         placement=placement,
         decode=on_decode,
         prefill=on_prefill,
-        first=sequences.next_positions(),
+        first={each.sequence: each.next_position for each in unfinished},
         accepted_before=sequences.accepted,
         span_id=span_id,
         started=now,

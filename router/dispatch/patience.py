@@ -10,7 +10,7 @@ from tandem.core.deadlines import Deadlines
 def first_token_s(attempt: Attempt, deadlines: Deadlines) -> float:
     """Bound on waiting for a first token: a worker's queue plus prefill progress, or twice what placement expected
     when that is longer."""
-    expected_s = attempt.placement.costs[0][1].total_ms / 1e3
+    expected_s = attempt.placement.costs[0][1].completion_ms / 1e3
     return max(deadlines.queue_s + deadlines.prefill_progress_s, 2 * expected_s)
 
 
@@ -27,7 +27,13 @@ def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
 
 def earliest(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines) -> tuple[float, Positions]:
     """The sequence that is due first, and when."""
-    return min(((due(attempt, each, deadlines), each) for each in unfinished), key=lambda item: item[0])
+    found: tuple[float, Positions] | None = None
+    for each in unfinished:
+        at = due(attempt, each, deadlines)
+        if found is None or at < found[0]:
+            found = at, each
+    assert found is not None, "an attempt has a sequence that goes on"
+    return found
 
 
 def next_look(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines, now: float) -> float:

@@ -7,9 +7,10 @@
 Everything happens on the event loop, synchronously; one timer per request serves all its deadlines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kv_transfer.index import Held
 from router.dispatch import endings
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.held import HeldRequest
@@ -33,10 +34,10 @@ class RunningRequest(HeldRequest):
     # ---- attempts ----
 
     def placement_request(
-        self, cached: Mapping[str, int], avoid: tuple[tuple[str, int], ...] = ()
+        self, names: Mapping[bytes, Sequence[bytes]], held: Mapping[str, Held], avoid: tuple[tuple[str, int], ...]
     ) -> PlacementRequest:
-        """What placement has to know; `cached` gives leading prompt tokens by worker id."""
-        return self._sequences.placement_request(cached, (*self._trials.excluded, *avoid))
+        """What placement has to know: the names of the prompt's blocks by root name, and who has how many of them."""
+        return self._sequences.placement_request(names, held, (*self._trials.excluded, *avoid))
 
     def wait_in_line(self) -> None:
         """Nobody can take the request now: wait for as long as the queue allows."""
@@ -64,13 +65,19 @@ class RunningRequest(HeldRequest):
 
     def _open(self, placement: Placement, decode: Peer, prefill: Peer | None) -> Attempt:
         now, deliver = self._tools.clock.now(), self._sink.output
+        if self.revision not in ("", decode.view.revision) and not self.under_way:
+            # Whoever was moved off a worker that leaves has lost nothing.
+            self._host.left_revision(self, self.revision)
+        self.revision = decode.view.revision
         number, span_id, workers = self._trials.attempts, self._account.new_span_id(), (decode, prefill)
         attempt = open_attempt(self, self._sequences, deliver, placement, workers, number, span_id, now)
-        self._legs = [leg for leg in self._legs if leg.open]
+        if self._legs:
+            self._legs = [leg for leg in self._legs if leg.open]
         self._legs.extend(attempt.legs())
         left_s = max(0.001, self._deadline - now)
         kept = self._log.kept() if self._log is not None else ()
-        send_attempt(self._tools, self.generation, attempt, self._sequences.branches(), left_s, kept)
+        branches, peer = self._sequences.branches(), self._host.peer
+        send_attempt(self._tools, self.generation, attempt, branches, left_s, kept, peer=peer)
         self._tools.meter.add("tandem_placements_total", 1.0, placement.mode)
         return attempt
 
@@ -103,11 +110,16 @@ class RunningRequest(HeldRequest):
             self._let_prefill_go(attempt)
             self._host.freed()
 
-    def transferred(self, leg: Leg) -> None:
-        """Decode has of the blocks what it will get."""
+    def transferred(self, leg: Leg, code: str) -> None:
+        """Decode has of the blocks what it will get. Where that is not all, it computes the rest, and then needs
+        nobody to tell it the first token: prefill may still be far from its turn."""
         attempt = self._attempt
-        if attempt is not None and leg is attempt.decode:
-            attempt.transferred = True
+        if attempt is None or leg is not attempt.decode:
+            return
+        attempt.transferred = True
+        if code and attempt.prefill is not None and self._sequences.lacks_first(attempt):
+            self._go_on_without_prefill(attempt, attempt.prefill, f"its blocks did not come: {code}")
+        else:
             self._let_prefill_go(attempt)
 
     def _let_prefill_go(self, attempt: Attempt) -> None:
@@ -207,7 +219,7 @@ class RunningRequest(HeldRequest):
         self._account.taken_over(takeover.cached_tokens)
         self._attempt = takeover.attempt(self, self._sequences, deliver, self._account.new_span_id(), now)
         if (attempt := self._attempt) is not None:
-            self.phase = Phase.RUNNING
+            self.phase, self.revision = Phase.RUNNING, attempt.decode.peer.view.revision
             self._legs.extend(attempt.legs())
             self._await_progress(attempt)
             takeover.replay(attempt, now)
@@ -269,7 +281,7 @@ class RunningRequest(HeldRequest):
             self._look_for_stalls(self._attempt, now)
         elif now >= self._give_up_at:
             retry_after_s = self._host.retry_after_s(self.generation.model)
-            self.fail(endings.no_worker_came(now - self._arrived, self._host.obstacle(self), retry_after_s))
+            self.fail(endings.no_worker_came(now - self.arrived, self._host.obstacle(self), retry_after_s))
         else:
             self._arm(self._give_up_at)
             self._host.place_again(self)

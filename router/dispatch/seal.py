@@ -13,7 +13,7 @@ import msgspec
 
 from kv_transfer.tickets import Keyring, TicketKey
 from router.generation import Generation
-from tandem.core.request import Sampling, Stopping
+from tandem.core.request import Grammar, Sampling, Stopping
 from tandem.core.spans import TraceContext
 
 _MAC_BYTES: Final = 32
@@ -42,6 +42,10 @@ class Sealed(msgspec.Struct, frozen=True):
     priority: int
     resume: bytes
     cached_tokens: int
+    grammar: Grammar | None = None
+    adapter: str = ""
+    special_text: bool = False
+    revision: str = ""
 
     def generation(self, received: float) -> Generation:
         """The request again; `received` is when it arrived, on this router's clock."""
@@ -61,6 +65,10 @@ class Sealed(msgspec.Struct, frozen=True):
             trace=TraceContext(self.trace_id, self.span_id, self.sampled),
             priority=self.priority,
             resume=self.resume,
+            grammar=self.grammar,
+            adapter=self.adapter,
+            special_text=self.special_text,
+            revision=self.revision,
         )
 
 
@@ -101,6 +109,10 @@ def seal(keyring: Keyring, generation: Generation, cached_tokens: int) -> bytes:
             priority=generation.priority,
             resume=generation.resume,
             cached_tokens=cached_tokens,
+            grammar=generation.grammar,
+            adapter=generation.adapter,
+            special_text=generation.special_text,
+            revision=generation.revision,
         )
     )
     name = keyring.current.key_id.encode()

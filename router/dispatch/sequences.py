@@ -1,7 +1,8 @@
 """All sequences of one request: who is finished, what has been accepted, what a new attempt starts from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from kv_transfer.index import Held
 from router.dispatch.attempt import Attempt, Deliver
 from router.dispatch.positions import Positions
 from router.generation import Generation
@@ -16,16 +17,16 @@ class Sequences:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self.positions: Mapping[int, Positions] = {number: Positions(number) for number in range(generation.n)}
+        self._all = tuple(self.positions.values())
 
     @property
     def accepted(self) -> int:
         """Output tokens accepted, all sequences together."""
-        return sum(len(each.tokens) for each in self.positions.values())
-
-    @property
-    def replayed(self) -> int:
-        """Output tokens that the longest unfinished sequence would replay."""
-        return max((len(each.tokens) for each in self.unfinished()), default=0)
+        # Most requests have one sequence, and these are asked often: a plain loop costs less than a generator.
+        accepted = 0
+        for each in self._all:
+            accepted += len(each.tokens)
+        return accepted
 
     @property
     def tokens_left(self) -> int:
@@ -33,17 +34,26 @@ class Sequences:
         most = self._generation.stopping.max_tokens
         return max((most - len(each.tokens) for each in self.unfinished()), default=0)
 
-    def placement_request(self, cached: Mapping[str, int], excluded: tuple[tuple[str, int], ...]) -> PlacementRequest:
-        """What placement has to know; `cached` gives leading prompt tokens by worker id."""
-        replayed = self.replayed
+    def placement_request(
+        self,
+        names: Mapping[bytes, Sequence[bytes]],
+        held: Mapping[str, Held],
+        excluded: tuple[tuple[str, int], ...],
+    ) -> PlacementRequest:
+        """What placement has to know: the names of the prompt's blocks by root name, and who has how many of them."""
+        generation, unfinished = self._generation, self.unfinished()
+        replayed = max([len(each.tokens) for each in unfinished], default=0)
         return PlacementRequest(
-            model=self._generation.model,
-            prompt_tokens=self._generation.prompt_tokens + replayed,
-            sequences=len(self.unfinished()),
-            max_tokens=max(1, self._generation.stopping.max_tokens - replayed),
-            cached=cached,
-            excluded=excluded,
-            local_only=replayed > 0 and self._generation.n > 1,
+            generation.model,
+            generation.prompt_tokens + replayed,
+            len(unfinished),
+            max(1, generation.stopping.max_tokens - replayed),
+            held,
+            excluded,
+            replayed > 0 and generation.n > 1,
+            names,
+            prompt_cache_key=generation.cache_key,
+            request_id=generation.request_id,
         )
 
     def recall(self, outputs: Iterable[SequenceOutput], deliver: Deliver) -> None:
@@ -55,7 +65,7 @@ class Sequences:
                 deliver(new.sequence, new.position, new.tokens, new.text, new.logprobs, new.finish, new.stop_reason)
 
     def unfinished(self) -> list[Positions]:
-        return [each for each in self.positions.values() if each.finish is None]
+        return [each for each in self._all if each.finish is None]
 
     def branches(self) -> tuple[Branch, ...]:
         """One branch per unfinished sequence: accepted tokens become forced, sent text is not sent again."""
@@ -64,13 +74,13 @@ class Sequences:
             for each in self.unfinished()
         )
 
-    def next_positions(self) -> dict[int, int]:
-        """Where each unfinished sequence stands."""
-        return {each.sequence: each.next_position for each in self.unfinished()}
-
     def lacks_first(self, attempt: Attempt) -> bool:
         """Whether an unfinished sequence has not moved in this attempt."""
-        return any(each.next_position == attempt.first[each.sequence] for each in self.unfinished())
+        first = attempt.first
+        for each in self._all:  # noqa: SIM110  (see `accepted`)
+            if each.finish is None and each.next_position == first[each.sequence]:
+                return True
+        return False
 
     def lacks_all_first(self, attempt: Attempt) -> bool:
         """Whether no sequence has moved in this attempt."""
@@ -78,4 +88,7 @@ class Sequences:
 
     def ended_at_first(self, attempt: Attempt) -> bool:
         """Whether a sequence finished with the first token of this attempt."""
-        return any(self.positions[number].next_position <= first + 1 for number, first in attempt.first.items())
+        for number, first in attempt.first.items():  # noqa: SIM110  (see `accepted`)
+            if self.positions[number].next_position <= first + 1:
+                return True
+        return False

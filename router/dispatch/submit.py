@@ -1,14 +1,17 @@
 """Sends an attempt to its workers: prefill and decode hear of it in the same tick."""
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kv_transfer.tickets import Claims, issue
+from kv_transfer.transport import reuse_lease
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.context import Tools
 from router.dispatch.seal import resume_key, seal
 from router.fleet.peer import Peer
+from router.fleet.strangers import Stranger
 from router.generation import Generation
-from tandem.core.messages import Export, RemoteKv, SequenceOutput, Submit
+from tandem.core.messages import Export, RemoteKv, SequenceOutput, Source, Submit
 from tandem.core.request import Branch
 from tandem.core.spans import TraceContext
 
@@ -31,18 +34,27 @@ def send_attempt(
     branches: tuple[Branch, ...],
     left_s: float,
     kept: tuple[SequenceOutput, ...] = (),
+    *,
+    peer: Callable[[str], Peer | Stranger | None],
 ) -> None:
-    """`Submit` to every leg, with `left_s` until the request's deadline and a lease under a fresh id. Workers keep
-    `kept`, the answer of a resumable request so far."""
+    """`Submit` to every leg, with `left_s` until the request's deadline and leases under fresh ids. Workers keep
+    `kept`, the answer of a resumable request so far. `peer` gives the live incarnation of a worker, or
+    a holder that is known without a link."""
     prefill, decode = attempt.prefill, attempt.decode
     keep = _NOTHING_KEPT if generation.resume is None else _keepsake(tools, generation, attempt, kept)
+    trace = TraceContext(generation.trace.trace_id, attempt.span_id, generation.trace.sampled).header()
     if prefill is None:
-        decode.send(_submit(generation, attempt, decode, "local", branches, left_s, keep))
+        sources = _sources(tools, generation, attempt, decode, left_s, peer)
+        decode.send(_submit(generation, attempt, decode, "local", branches, left_s, keep, trace, sources=sources))
         return
+    sources = _sources(tools, generation, attempt, prefill, left_s, peer)
     export = Export(tools.entropy.token(12).hex(), decode.peer.epoch, tools.settings.deadlines.lease_s)
     remote = _remote(tools, generation, prefill.peer, export, left_s, attempt.placement.path)
-    prefill.send(_submit(generation, attempt, prefill, "prefill", branches, left_s, keep, export=export))
-    decode.send(_submit(generation, attempt, decode, "decode", branches, left_s, keep, remote=remote))
+    computing = _submit(
+        generation, attempt, prefill, "prefill", branches, left_s, keep, trace, export=export, sources=sources
+    )
+    prefill.send(computing)
+    decode.send(_submit(generation, attempt, decode, "decode", branches, left_s, keep, trace, remote=remote))
 
 
 def _keepsake(tools: Tools, generation: Generation, attempt: Attempt, kept: tuple[SequenceOutput, ...]) -> _Keepsake:
@@ -52,15 +64,47 @@ def _keepsake(tools: Tools, generation: Generation, attempt: Attempt, kept: tupl
 
 def _remote(tools: Tools, generation: Generation, holder: Peer, export: Export, left_s: float, path: str) -> RemoteKv:
     """Where the blocks are: the transport that carried last between the two is tried first."""
+    ticket = _ticket(tools, generation, holder, export.lease_id, export.decode_epoch, left_s)
+    return RemoteKv(holder.worker_id, holder.epoch, holder.addresses_by(path), export.lease_id, ticket)
+
+
+def _sources(
+    tools: Tools,
+    generation: Generation,
+    attempt: Attempt,
+    receiver: Leg,
+    left_s: float,
+    peer: Callable[[str], Peer | Stranger | None],
+) -> tuple[Source, ...]:
+    """From whom the worker that computes the prompt may fetch, as placement chose; who has gone since is left out."""
+    if not attempt.placement.sources:
+        return ()
+    sources = []
+    for choice in attempt.placement.sources:
+        holder = peer(choice.holder)
+        if holder is None or holder is receiver.peer:
+            continue
+        lease_id = reuse_lease(tools.entropy.token(12).hex())
+        ticket = _ticket(tools, generation, holder, lease_id, receiver.peer.epoch, left_s)
+        addresses = holder.addresses_by("")
+        sources.append(
+            Source(holder.worker_id, holder.epoch, addresses, lease_id, ticket, choice.blocks, choice.kind)
+        )
+    return tuple(sources)
+
+
+def _ticket(
+    tools: Tools, generation: Generation, holder: Peer | Stranger, lease_id: str, receiver_epoch: int, left_s: float
+) -> bytes:
+    """The right of one incarnation to read under one lease of another."""
     claims = Claims(
         tenant=generation.tenant,
         holder_epoch=holder.epoch,
-        lease_id=export.lease_id,
-        receiver_epoch=export.decode_epoch,
+        lease_id=lease_id,
+        receiver_epoch=receiver_epoch,
         expires=tools.clock.wall() + left_s,
     )
-    ticket = issue(tools.keyring, claims)
-    return RemoteKv(holder.worker_id, holder.epoch, holder.addresses_by(path), export.lease_id, ticket)
+    return issue(tools.keyring, claims)
 
 
 def _submit(
@@ -71,9 +115,11 @@ def _submit(
     branches: tuple[Branch, ...],
     left_s: float,
     keep: _Keepsake,
+    traceparent: str,
     *,
     remote: RemoteKv | None = None,
     export: Export | None = None,
+    sources: tuple[Source, ...] = (),
 ) -> Submit:
     return Submit(
         handle=leg.handle,
@@ -89,8 +135,14 @@ def _submit(
         priority=generation.priority,
         remote=remote,
         export=export,
-        traceparent=TraceContext(generation.trace.trace_id, attempt.span_id, generation.trace.sampled).header(),
+        traceparent=traceparent,
         resume=keep.resume,
         resume_key=keep.key,
         kept=keep.kept,
+        pin=generation.pin if mode != "decode" else None,
+        kv_bytes_max=generation.kv_bytes_max,
+        sources=sources,
+        grammar=generation.grammar,
+        adapter=generation.adapter,
+        special_text=generation.special_text,
     )

@@ -6,7 +6,7 @@ from router.dispatch.attempt import Attempt, Deliver, Leg, LegOwner
 from router.dispatch.sequences import Sequences
 from router.fleet.peer import Peer
 from router.generation import Generation
-from router.placement import Breakdown, Candidate, Placement
+from router.placement import Breakdown, Candidate, Placement, Work
 from tandem.core.messages import AttemptReport, Cancel, Claimed, SampleFirst, SequenceOutput
 
 _UNKNOWN_COST = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -41,7 +41,7 @@ class Share:
         for output in self.outputs:
             leg.on_output(output, now)
         if self.transferred:
-            leg.on_transferred()
+            leg.on_transferred("")
         if self.failure is not None:
             leg.on_failed(*self.failure)
         if self.report is not None:
@@ -125,5 +125,5 @@ class Takeover:
 def _leg(
     owner: LegOwner, share: Share, sequences: Sequences, deliver: Deliver, prompt_tokens: int, now: float
 ) -> Leg:
-    count = len(share.claimed.starts)
-    return Leg(owner, share.peer, sequences.positions, deliver, count, prompt_tokens, now, share.handle)
+    work = Work(len(share.claimed.starts), prompt_tokens)
+    return Leg(owner, share.peer, sequences.positions, deliver, work, now, share.handle)

@@ -9,14 +9,14 @@ from tandem.core.errors import TandemError
 class Trials:
     """Counts attempts; one request changes it in place."""
 
-    def __init__(self, settings: RetrySettings) -> None:
+    def __init__(self, settings: RetrySettings, excluded: tuple[tuple[str, int], ...] = ()) -> None:
         self._settings = settings
         self._fruitless = 0
         self.attempts = 0
         self._moves = 0
         """Attempts given up because their worker leaves; they are nobody's failure and count against no bound."""
-        self.excluded: tuple[tuple[str, int], ...] = ()
-        """Incarnations (worker id, epoch) that failed the request already."""
+        self.excluded = excluded
+        """Incarnations (worker id, epoch) that are not wanted from the start, or failed the request already."""
 
     def begin(self) -> int:
         """A new attempt; gives its number, counted from 1."""

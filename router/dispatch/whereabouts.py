@@ -13,10 +13,11 @@ A prompt of which decode misses no full block (a short one, a cached one, one th
 from collections.abc import Collection
 from typing import Protocol
 
+from router.dispatch.adapters import prompt_root
 from router.dispatch.attempt import Attempt
 from router.dispatch.sequences import Sequences
 from router.generation import Generation, Standing
-from tandem.core.kv import chain_names, tenant_root
+from tandem.core.kv import chain_names
 
 
 class Holders(Protocol):
@@ -68,7 +69,9 @@ class Whereabouts:
     def _first_missing(self, attempt: Attempt) -> bytes | None:
         """The first full block of the prompt that decode did not have when the attempt was placed."""
         view = attempt.decode.peer.view
-        root, size = tenant_root(view.root, self._generation.tenant_salt), view.layout.block_tokens
+        root, size = prompt_root(view.root, view.adapters, self._generation), view.layout.block_tokens
+        if root is None:
+            return None
         count = attempt.placement.decode_cached_tokens // size + 1
         names = chain_names(root, self._generation.prompt[: 4 * count * size], size)
         return names[count - 1] if len(names) >= count else None

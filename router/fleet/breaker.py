@@ -68,6 +68,10 @@ class Breaker:
         """When the next canary is due; None while one is under way or none is wanted."""
         return None if self.probing else self._due_at
 
+    def carries(self, path: str) -> bool:
+        """Whether another transfer over this path, without a failure, would change nothing."""
+        return self.state is State.CLOSED and not self.failures and path == self.view.path
+
     def begin(self) -> None:
         """A canary starts."""
         assert not self.probing, "one canary at a time"

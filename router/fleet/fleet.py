@@ -5,23 +5,28 @@ from its `Hello` until its link ends or it has been silent too long. Runs on asy
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kv_transfer.index import BlockIndex
+from kv_transfer.index import BlockIndex, Held
 from router.fleet.census import Census
 from router.fleet.introduction import introduced
+from router.fleet.knowledge import BlockKnowledge, Known, Pairing
 from router.fleet.listing import WorkerListing, listing
 from router.fleet.pairs import Key
 from router.fleet.peer import News, Peer, PeerListener
 from router.fleet.prober import PairProber
+from router.fleet.redial import Redial
+from router.fleet.regrouping import Regroup, Regrouping
+from router.fleet.services import MemberFacts, ServiceFacts, Services
+from router.fleet.silence import GivenUp, given_up
 from router.fleet.state_reader import StateReader
+from router.fleet.strangers import SharedIndex
 from router.placement.pairs import Pairs
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.core.kv import Layout
 from tandem.core.messages import Drain, Draining, Hello, Ready, RouterMessage, Transferred
 from tandem.core.metrics import Meter
 from tandem.service.link import Dialer, RouterLink
@@ -39,22 +44,31 @@ class Fleet:
         meter: Meter,
         settings: FleetSettings | None = None,
         prober: PairProber | None = None,
+        shared: SharedIndex | None = None,
+        knowledge: Callable[..., BlockKnowledge] = BlockKnowledge,
     ) -> None:
-        """Without a `prober` every pair of workers is trusted."""
+        """Without a `prober` every pair of workers is trusted; without `shared` only links tell of blocks.
+        `knowledge` makes what is known of them, from the arguments of `BlockKnowledge`."""
         self._dialer = dialer
         self._clock = clock
         self._deadlines = deadlines
-        self._index = index
         self._settings = settings or FleetSettings()
         self._prober = prober
         self._census = Census(meter)
+        self._regrouping = Regrouping(self._settings.regroup_s)
+        self._answers = asyncio.Event()
         self._members: dict[str, asyncio.Task[None] | None] = {}
         self._peers: dict[str, Peer] = {}
+        self._pairings: dict[Pairing, int] = {}
+        known = Known(self._peers, self._pairings)
+        self.blocks = knowledge(index, known, clock, self._settings, shared)
+        """Who has which blocks."""
         self._views: dict[str, tuple[WorkerView, ...]] = {}
         self._roots: dict[str, tuple[tuple[bytes, int], ...]] = {}
         self._hellos: dict[str, Hello] = {}
-        self._known: dict[str, Hello] = {}
-        self._pairings: dict[tuple[str, bytes, Layout], int] = {}
+        self._revisions: dict[str, tuple[str, ...]] = {}
+        self.services = Services()
+        """What is known of models beyond what their workers say."""
         self._problems: dict[str, str] = {}
         self._drains: dict[str, float] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -77,17 +91,17 @@ class Fleet:
         """The (root name, block tokens) in use by the live workers of a model: one, but for a rollout."""
         return self._roots.get(model, ())
 
-    def knows(self, model: str) -> bool:
-        """Whether a member has ever said that it serves the model, be it alive now or not."""
-        return model in self._known
+    def regrouping(self, model: str) -> Regroup | None:
+        """Whether so many workers of a model have just been lost, and may be back, that placing had better wait."""
+        return self._regrouping.look(model, self._clock.now())
 
-    def known_models(self) -> tuple[Hello, ...]:
-        """For each known model, how a worker that decodes introduced itself."""
-        return tuple(self._known.values())
+    def revisions(self, model: str) -> tuple[str, ...]:
+        """The revisions that live workers of a model are of: one, but for a rollout."""
+        return self._revisions.get(model, ())
 
-    def leading(self, names: Sequence[bytes]) -> dict[str, int]:
-        """How many leading names each worker has."""
-        return self._index.longest(names)
+    def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
+        """How many leading names each worker has, and where."""
+        return self.blocks.leading(names)
 
     @property
     def pairs(self) -> Pairs | None:
@@ -105,7 +119,8 @@ class Fleet:
 
     def listing(self) -> tuple[WorkerListing, ...]:
         """Every worker with its state and its pairs."""
-        return listing(self.peers(), self._census.fenced, self._prober.book if self._prober is not None else None)
+        book = self._prober.book if self._prober is not None else None
+        return listing(self.peers(), self._census.fenced, book, self.services, self._clock.now())
 
     def problems(self) -> dict[str, str]:
         """Members without a usable link, by address, with the reason."""
@@ -126,7 +141,14 @@ class Fleet:
         for address in wanted:
             if address not in self._members:
                 self._members[address] = self._begin(address)
-        self._renew_known()
+        self.services.renew(self._hellos.values())
+
+    def set_services(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
+        """From now on these services, and no others, with what is known of their members."""
+        self.services.tell(facts, members)
+        self.services.renew(self._hellos.values())
+        if self._listener is not None:
+            self._listener.services_changed()
 
     def set_drains(self, within_s: Mapping[str, float]) -> None:
         """These members, by address, are to leave within so many seconds. Each is asked once on every link."""
@@ -145,6 +167,7 @@ class Fleet:
                 for address in self._members:
                     self._members[address] = self._begin(address)
                 group.create_task(self._heartbeat(), name="fleet heartbeat")
+                group.create_task(self.blocks.run(), name="index upkeep")
                 if self._prober is not None:
                     self._prober.opened = listener.pair_opened
                     group.create_task(self._prober.run(), name="pair canaries")
@@ -163,7 +186,7 @@ class Fleet:
     # ---- one member ----
 
     async def _keep(self, address: str) -> None:
-        wait_s = self._settings.redial_first_s
+        redial = Redial(self._settings, self._answers)
         while True:
             began = self._clock.now()
             try:
@@ -171,11 +194,9 @@ class Fleet:
             except TandemError as error:
                 self._problems[address] = error.message
                 if error.code in ("protocol_mismatch", "bad_setting"):
-                    wait_s = self._settings.refused_redial_s
-            if self._clock.now() - began > self._settings.redial_max_s:
-                wait_s = self._settings.redial_first_s
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, max(wait_s, self._settings.redial_max_s))
+                    redial.refused()
+            redial.lasted(self._clock.now() - began)
+            await redial.pause()
 
     async def _connect_and_serve(self, address: str) -> None:
         """Dial and stay until the link ends, which raises `link_lost` or the reason for closing it."""
@@ -245,7 +266,7 @@ class Fleet:
         assert self._listener is not None
         self._peers[peer.worker_id] = peer
         self._hellos[peer.address] = peer.hello
-        self._renew_known()
+        self.services.renew(self._hellos.values())
         self._problems.pop(peer.address, None)
         self._census.clear(peer.address)
         self._renew_views()
@@ -258,7 +279,11 @@ class Fleet:
     def _became_usable(self, peer: Peer) -> None:
         assert self._listener is not None
         if peer.view.ready:
-            if self._prober is not None and not peer.view.draining:
+            self._regrouping.usable(peer.view, self._clock.now())
+            if self.regrouping(peer.view.model) is not None:
+                self._answers.set()
+                self._answers.clear()
+            if self._prober is not None and not peer.view.draining and peer.view.role != "store":
                 self._prober.ready(peer)
             self._listener.joined(peer)
 
@@ -268,7 +293,11 @@ class Fleet:
         assert self._listener is not None
         if self._peers.get(peer.worker_id) is peer:
             del self._peers[peer.worker_id]
-        self._index.drop(peer.worker_id)
+        if peer.address in self._members:
+            self._regrouping.lost((peer.view,), self._clock.now())
+        else:
+            self._regrouping.gone(peer.view)
+        self.blocks.forget(peer.worker_id)
         self._renew_views()
         peer.lost(reason)
         if self._prober is not None:
@@ -285,10 +314,11 @@ class Fleet:
             model: tuple(dict.fromkeys((view.root, view.layout.block_tokens) for view in of_model))
             for model, of_model in self._views.items()
         }
+        self._revisions = {
+            model: tuple(dict.fromkeys(view.revision for view in of_model if view.role != "store"))
+            for model, of_model in self._views.items()
+        }
         self._census.count(self._peers.values())
-
-    def _renew_known(self) -> None:
-        self._known = {hello.model: hello for hello in self._hellos.values() if hello.role != "prefill"}
 
     # ---- reading ----
 
@@ -318,34 +348,30 @@ class Fleet:
 
     def _state_of(self, peer: Peer) -> StateReader:
         assert self._listener is not None
-        return StateReader(peer, self._index, self._clock, self._settings, self._listener)
+        return StateReader(peer, self.blocks.index, self._clock, self._settings, self._listener)
 
     # ---- heartbeats ----
 
-    def _leave_all(self, reason: str) -> None:
-        for peer in self.peers():
+    def _give_up(self, found: GivenUp) -> None:
+        """All count as lost before the first is told: what ran there does not move from one to the next."""
+        lost = [self._peers[worker_id] for worker_id in found.reasons]
+        self._regrouping.lost([peer.view for peer in lost], self._clock.now())
+        for peer in lost:
+            reason = found.reasons[peer.worker_id]
+            if found.fenced:
+                self._census.fence(peer.address, peer.hello, reason)
             self._leave(peer, reason)
             peer.link.close(reason)
 
     async def _heartbeat(self) -> None:
-        """Ping every worker and close links that have been silent. A beat that comes late itself judges nobody:
-        then this process was stopped, and what the workers sent meanwhile has not been read yet. When it comes so
-        late that the workers have given this router up, the router gives up its links."""
-        every_s, lost_s = self._deadlines.heartbeat_every_s, self._deadlines.heartbeat_lost_s
+        """Ping every worker and close links that have been silent."""
         due = self._clock.now()
         while True:
             now = self._clock.now()
-            if now - due + every_s > lost_s:
-                self._leave_all(f"this router was stopped for {now - due + every_s:.1f} s")
+            self._give_up(given_up(self.peers(), now, due, self._deadlines))
             for peer in self.peers():
-                if now - due < every_s and now - peer.heard_at > lost_s:
-                    reason = f"worker {peer.worker_id} has been silent for {now - peer.heard_at:.1f} s"
-                    self._census.fence(peer.address, peer.hello, reason)
-                    self._leave(peer, reason)
-                    peer.link.close(reason)
-                    continue
                 peer.ping()
-                if peer.feed.idle and now - peer.asked_at >= self._settings.snapshot_again_s:
+                if peer.hello.kv_events and peer.feed.idle and now - peer.asked_at >= self._settings.snapshot_again_s:
                     peer.ask_snapshot(now)
-            due = now + every_s
-            await asyncio.sleep(every_s)
+            due = now + self._deadlines.heartbeat_every_s
+            await asyncio.sleep(self._deadlines.heartbeat_every_s)

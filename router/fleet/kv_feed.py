@@ -13,17 +13,25 @@ from tandem.core.messages import KvDelta, KvSnapshot
 _HELD_DELTAS_MAX = 4096
 
 
-class Replace(msgspec.Struct, frozen=True):
-    """The worker has exactly these names."""
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Some of the names that a tier has, packed."""
 
-    pieces: tuple[bytes, ...]
+    tier: str
+    names: bytes
+
+
+class Replace(msgspec.Struct, frozen=True):
+    """The worker has exactly these names, and no others in any tier."""
+
+    pieces: tuple[Piece, ...]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The worker has gained and lost these names."""
+    """A tier of the worker has gained and lost these names."""
 
     stored: bytes
     removed: bytes
+    tier: str = "hbm"
 
 
 class Forget(msgspec.Struct, frozen=True):
@@ -38,15 +46,15 @@ Action = Replace | Change | Forget
 class KvFeed:
     """One worker incarnation's stream of KV events. Until the first snapshot is complete nothing is known.
 
-    Deltas that arrive between the pieces of a snapshot are held until it is complete. Only the `hbm` tier is
-    indexed; other tiers' events count as received.
+    One count runs through the events of all tiers, and one snapshot has the pieces of all of them. Deltas that
+    arrive between its pieces are held until it is complete.
     """
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._count: int | None = None
         self._snapshot: int | None = None
-        self._pieces: list[bytes] = []
+        self._pieces: list[Piece] = []
         self._held: list[KvDelta] = []
 
     @property
@@ -63,9 +71,11 @@ class KvFeed:
         """The actions an event asks for, in order."""
         if update.epoch != self._epoch:
             return self._lost(f"an event of epoch {update.epoch:x} came from epoch {self._epoch:x}")
-        if len(update.names if isinstance(update, KvSnapshot) else update.stored + update.removed) % NAME_BYTES:
-            return self._lost("an event holds a piece of a name")
-        return self._piece(update) if isinstance(update, KvSnapshot) else self._delta(update)
+        if isinstance(update, KvSnapshot):
+            return self._piece(update) if len(update.names) % NAME_BYTES == 0 else self._torn()
+        if len(update.stored) % NAME_BYTES or len(update.removed) % NAME_BYTES:
+            return self._torn()
+        return self._delta(update)
 
     def _delta(self, delta: KvDelta) -> tuple[Action, ...]:
         if self._snapshot is not None:
@@ -77,7 +87,7 @@ class KvFeed:
         if delta.count != self._count + 1:
             return self._lost(f"event {delta.count} came after event {self._count}")
         self._count = delta.count
-        return (Change(delta.stored, delta.removed),) if delta.tier == "hbm" else ()
+        return (Change(delta.stored, delta.removed, delta.tier),)
 
     def _piece(self, piece: KvSnapshot) -> tuple[Action, ...]:
         if self._snapshot is None and self._count is not None and piece.count <= self._count:
@@ -85,8 +95,7 @@ class KvFeed:
         if self._snapshot != piece.count:
             self._snapshot = piece.count
             self._pieces = []
-        if piece.tier == "hbm":
-            self._pieces.append(piece.names)
+        self._pieces.append(Piece(piece.tier, piece.names))
         if not piece.last:
             return ()
         actions: list[Action] = [Replace(tuple(self._pieces))]
@@ -96,15 +105,17 @@ class KvFeed:
             actions.extend(self._delta(delta))
         return tuple(actions)
 
+    def _torn(self) -> tuple[Action, ...]:
+        return self._lost("an event holds a piece of a name")
+
     def _lost(self, reason: str) -> tuple[Action, ...]:
         self._count = self._snapshot = None
         self._pieces, self._held = [], []
         return (Forget(reason),)
 
 
-def slices(packed: bytes, names: int) -> Iterator[list[bytes]]:
-    """Packed names in lists of at most `names`."""
+def slices(packed: bytes, names: int) -> Iterator[bytes]:
+    """Packed names in parts of at most `names`."""
     step = names * NAME_BYTES
     for start in range(0, len(packed), step):
-        end = min(start + step, len(packed))
-        yield [packed[at : at + NAME_BYTES] for at in range(start, end, NAME_BYTES)]
+        yield packed[start : start + step]

@@ -8,6 +8,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.census import Fenced, state_of
 from router.fleet.pairs import Key, PairBook
 from router.fleet.peer import Peer
+from router.fleet.services import MemberFacts, Services
 from tandem.core.messages import Hello
 
 
@@ -25,7 +26,8 @@ class PairListing(msgspec.Struct, frozen=True):
 
 class WorkerListing(msgspec.Struct, frozen=True):
     """One worker. `state` is `alive`, `ready`, `draining` or `fenced`; `canary` how it proved its own KV path;
-    `problems` the transports it does without; `reason` why it is fenced."""
+    `kv_path` what carries its KV unless it fails, and over what if that is known (`nixl/ucx-rdma`); `problems` the
+    transports it does without; `reason` why it is fenced."""
 
     id: str
     object: str
@@ -40,13 +42,87 @@ class WorkerListing(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
     reason: str
     pairs: tuple[PairListing, ...]
+    kv_path: str = ""
+    features: tuple[str, ...] = ()
+    """What its engine can do beyond the rest."""
+    adapters: tuple[str, ...] = ()
+    """Names of the LoRA adapters it serves."""
+    service: str = ""
+    """`namespace/name` of the service it belongs to, where services are known."""
+    pool: str = ""
+    """The pool of the service."""
+    load: "LoadListing | None" = None
+    """What it is busy with; None before it has told."""
+    ready_for_s: float | None = None
+    """How long this router has known it to be ready; None while it is not."""
 
 
-def listing(peers: Iterable[Peer], fenced: Iterable[Fenced], book: PairBook | None) -> tuple[WorkerListing, ...]:
+class LoadListing(msgspec.Struct, frozen=True):
+    """A worker's own figures (`tandem.core.messages.Load`), and what this router sees of it. Speeds are those it
+    measured lately, 0 where it has not."""
+
+    running: int
+    waiting: int
+    queued_prompt_tokens: int
+    """Prompt tokens that would be computed there before a new prompt."""
+    in_flight_sequences: int
+    """Those of this router alone."""
+    blocks: int
+    blocks_free: int
+    kv_used: float
+    """The share of its KV blocks that is in use, 0 to 1; and the share that is kept for others to fetch."""
+    kv_exported: float
+    step_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    prefill_token_s: float
+    prefill_position_s: float
+    preemptions: int
+
+
+def listing(
+    peers: Iterable[Peer], fenced: Iterable[Fenced], book: PairBook | None, services: Services, now: float
+) -> tuple[WorkerListing, ...]:
     """All workers, in order of their ids."""
-    workers = [_worker(peer.hello, peer.address, state_of(peer), "", _pairs(peer, book)) for peer in peers]
+    workers = [_live(peer, _pairs(peer, book), now) for peer in peers]
     workers += [_worker(each.hello, each.address, "fenced", each.reason, ()) for each in fenced]
-    return tuple(sorted(workers, key=lambda worker: (worker.id, worker.address)))
+    placed = [_placed(worker, services.member(worker.address)) for worker in workers]
+    return tuple(sorted(placed, key=lambda worker: (worker.id, worker.address)))
+
+
+def _placed(worker: WorkerListing, member: MemberFacts | None) -> WorkerListing:
+    """With the service and pool it is known to belong to."""
+    return worker if member is None else msgspec.structs.replace(worker, service=member.service, pool=member.pool)
+
+
+def _live(peer: Peer, pairs: tuple[PairListing, ...], now: float) -> WorkerListing:
+    """A worker that there is a link to, with what it is busy with."""
+    ready_for_s = None if peer.ready_at is None else max(0.0, now - peer.ready_at)
+    listed = _worker(peer.hello, peer.address, state_of(peer), "", pairs)
+    return msgspec.structs.replace(listed, load=_load(peer), ready_for_s=ready_for_s)
+
+
+def _load(peer: Peer) -> LoadListing | None:
+    view, load = peer.view, peer.view.load
+    if load is None:
+        return None
+    blocks = max(1, view.blocks)
+    return LoadListing(
+        running=load.running,
+        waiting=load.waiting,
+        queued_prompt_tokens=view.queued_prompt_tokens,
+        in_flight_sequences=view.sequences_in_flight,
+        blocks=view.blocks,
+        blocks_free=view.blocks_free,
+        kv_used=min(1.0, max(0.0, 1.0 - view.blocks_free / blocks)),
+        kv_exported=load.blocks_exported / blocks,
+        step_s=load.step_s,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        decode_tokens_per_s=load.decode_tokens_per_s,
+        prefill_token_s=load.prefill_token_s,
+        prefill_position_s=load.prefill_position_s,
+        preemptions=load.preemptions,
+    )
 
 
 def _worker(hello: Hello, address: str, state: str, reason: str, pairs: tuple[PairListing, ...]) -> WorkerListing:
@@ -64,7 +140,17 @@ def _worker(hello: Hello, address: str, state: str, reason: str, pairs: tuple[Pa
         problems=hello.problems,
         reason=reason,
         pairs=pairs,
+        kv_path=_kv_path(hello.addresses),
+        features=hello.features,
+        adapters=tuple(adapter.name for adapter in hello.adapters),
     )
+
+
+def _kv_path(addresses: tuple[str, ...]) -> str:
+    """The preferred transport. `nixl` tells in its address what it runs over, `tcp` whether it is encrypted."""
+    scheme, _, rest = addresses[0].partition("://") if addresses else ("", "", "")
+    fabric = rest.partition("/")[2] if scheme in ("nixl", "tcp") else ""
+    return f"{scheme}/{fabric}" if fabric else scheme
 
 
 def _pairs(peer: Peer, book: PairBook | None) -> tuple[PairListing, ...]:

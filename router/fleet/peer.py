@@ -41,8 +41,8 @@ class Target(Protocol):
 
     def on_report(self, report: AttemptReport) -> None: ...
 
-    def on_transferred(self) -> None:
-        """The fetch has ended, with whatever it brought."""
+    def on_transferred(self, code: str) -> None:
+        """The fetch has ended, with whatever it brought; `code` is empty when that was everything."""
         ...
 
     def on_claimed(self, claimed: Claimed | None) -> None:
@@ -77,11 +77,16 @@ class PeerListener(Protocol):
         """Nothing gets from one worker to the other any more: what waits for that need not."""
         ...
 
+    def services_changed(self) -> None:
+        """What is known of services is new: what waits may go elsewhere now."""
+        ...
+
 
 class Peer:
     """Handles count up from 1 on this link and are never reused, so a message for a dead attempt finds nobody."""
 
     __slots__ = (
+        "_addresses",
         "_next_handle",
         "_pings",
         "_targets",
@@ -92,9 +97,9 @@ class Peer:
         "feed",
         "heard_at",
         "hello",
-        "joined_at",
         "leaves_at",
         "link",
+        "ready_at",
         "view",
         "worker_id",
     )
@@ -103,13 +108,15 @@ class Peer:
         self.address = address
         self.link = link
         self.hello = hello
+        self._addresses: dict[str, tuple[str, ...]] = {}
         self.view = view
         self.worker_id = hello.worker_id
         self.epoch = hello.epoch
         self.feed = KvFeed(hello.epoch)
         self.alive = True
-        self.joined_at = now
         self.heard_at = now
+        self.ready_at: float | None = now if view.ready else None
+        """Since when it takes work, as far as this link knows."""
         self.leaves_at: float | None = None
         """When the worker will have left, once it has said so."""
         self.asked_at = now
@@ -145,7 +152,12 @@ class Peer:
 
     def addresses_by(self, path: str) -> tuple[str, ...]:
         """Where its blocks can be pulled, in its own order but for transport `path`, which comes first."""
-        return tuple(sorted(self.hello.addresses, key=lambda address: address.partition("://")[0] != path))
+        found = self._addresses.get(path)
+        if found is None:
+            addresses = self.hello.addresses
+            found = tuple(sorted(addresses, key=lambda address: address.partition("://")[0] != path))
+            self._addresses[path] = found
+        return found
 
     def send(self, command: WorkerCommand) -> None:
         self.link.tokens.send(command)
@@ -168,11 +180,21 @@ class Peer:
         targets = self._targets
         news: tuple[News, ...] = ()
         for message in messages:
+            # The kinds that every request brings; the rest is seldom.
             if type(message) is StepOutputs:
                 for output in message.outputs:
                     target = targets.get(output.handle)
                     if target is not None:
                         target.on_output(output, now)
+            elif type(message) is AttemptReport:
+                target = self._targets.get(message.handle)
+                if target is not None:
+                    target.on_report(message)
+            elif type(message) is Transferred:
+                target = self._targets.get(message.handle)
+                if target is not None:
+                    target.on_transferred(message.code)
+                news += (message,)
             else:
                 news += self._take_other(message)
         return news
@@ -194,8 +216,6 @@ class Peer:
 
     def _take_other(self, message: RouterMessage) -> tuple[News, ...]:
         match message:
-            case AttemptReport() if (target := self._targets.get(message.handle)) is not None:
-                target.on_report(message)
             case AttemptFailed() if (target := self._targets.get(message.handle)) is not None:
                 target.on_failed(message.code, message.message)
             case Claimed():
@@ -211,11 +231,9 @@ class Peer:
             case Ready():
                 told = {"addresses": message.addresses, "canary": message.canary, "problems": message.problems}
                 self.hello = msgspec.structs.replace(self.hello, unready=False, **told)
+                self._addresses.clear()
                 self.view.ready = True
-                return (message,)
-            case Transferred():
-                if (target := self._targets.get(message.handle)) is not None:
-                    target.on_transferred()
+                self.ready_at = self.heard_at if self.ready_at is None else self.ready_at
                 return (message,)
             case Hello() if (message.epoch, message.worker_id) == (self.epoch, self.worker_id):
                 pass

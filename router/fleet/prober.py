@@ -89,8 +89,11 @@ class PairProber:
 
     def heard(self, decode: Peer, told: Transferred) -> None:
         """A fetch on a decode worker has ended: a canary's, or a request's."""
-        key, outcome = (told.holder, decode.worker_id), Outcome(told.path, told.code, told.message)
-        trip = self._trips.get(key)
+        key = told.holder, decode.worker_id
+        trip, breaker = self._trips.get(key), self.book.breakers.get(key)
+        if trip is None and not told.code and breaker is not None and breaker.carries(told.path):
+            return  # as it should be, and as nearly all of them are
+        outcome = Outcome(told.path, told.code, told.message)
         if trip is not None and trip.is_decode(decode, told.handle):
             self._ended(trip, outcome, told)
             return
@@ -238,7 +241,7 @@ class CanaryLeg:
     def on_report(self, report: AttemptReport) -> None:
         return None
 
-    def on_transferred(self) -> None:
+    def on_transferred(self, code: str) -> None:
         return None
 
     def on_claimed(self, claimed: Claimed | None) -> None:

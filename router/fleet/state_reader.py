@@ -7,6 +7,7 @@ from router.fleet.kv_feed import Change, Forget, Replace, slices
 from router.fleet.peer import Peer, PeerListener
 from router.settings import FleetSettings
 from tandem.core.clock import Clock
+from tandem.core.kv import NAME_BYTES
 from tandem.core.messages import KvDelta, KvSnapshot, Load
 
 
@@ -48,19 +49,23 @@ class StateReader:
                 case Replace():
                     self._index.drop(peer.worker_id)
                     for piece in action.pieces:
-                        await self._apply(piece, b"")
+                        await self._apply(piece.names, b"", piece.tier)
                 case Change():
-                    await self._apply(action.stored, action.removed)
+                    await self._apply(action.stored, action.removed, action.tier)
                 case Forget():
                     self._index.drop(peer.worker_id)
                     peer.ask_snapshot(self._clock.now())
 
-    async def _apply(self, stored: bytes, removed: bytes) -> None:
+    async def _apply(self, stored: bytes, removed: bytes, tier: str) -> None:
         size = self._settings.names_per_slice
-        for packed, change in ((stored, self._index.stored), (removed, self._index.removed)):
-            for names in slices(packed, size):
+        worker_id = self._peer.worker_id
+        if len(stored) + len(removed) < size * NAME_BYTES:
+            if self._peer.alive:
+                self._index.change(worker_id, stored, removed, tier)
+            return
+        for packed, gained in ((stored, True), (removed, False)):
+            for part in slices(packed, size):
                 if not self._peer.alive:
                     return
-                change(self._peer.worker_id, names)
-                if len(names) == size:
-                    await asyncio.sleep(0)
+                self._index.change(worker_id, part if gained else b"", b"" if gained else part, tier)
+                await asyncio.sleep(0)

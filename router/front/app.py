@@ -1,7 +1,8 @@
 """The OpenAI REST interface as a plain ASGI application.
 
 POST /v1/chat/completions   POST /v1/completions   GET /v1/models[/{id}]   GET /v1/requests/{id}[/events]
-GET /v1/workers
+GET /v1/workers            GET /v1/revisions
+POST, GET /v1/cache/prefixes   GET, DELETE /v1/cache/prefixes/{id}
 GET /health                 GET /ready             GET /metrics
 """
 
@@ -11,21 +12,27 @@ from typing import Any, Final
 
 import msgspec
 
+from router.alarms import Alarm, Alarms
 from router.fleet.listing import WorkerListing
 from router.front.arrival import Arrival
+from router.front.asked_models import by_name
 from router.front.auth import Caller, Keys
+from router.front.call import Call
 from router.front.door import ApiRequest, FrontDoor
-from router.front.errors import MethodNotAllowed
+from router.front.errors import check_method
 from router.front.exchange import Answer, Exchange
 from router.front.http_body import BodyBudget, ClientGone, Receive, discard_body, gone, read_body
 from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.front.openai.decode import decode_chat, decode_completion
 from router.front.openai.schema import ChatRequest
+from router.front.openai.spoken import SpokenFormat
 from router.front.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
-from router.front.resumption import Rejoining, facts, form_of, place_of
+from router.front.prefix_rest import PREFIXES, PrefixRest
+from router.front.resumption import Rejoining, facts, form_of, place_of, source_of
+from router.front.spoken_stream import SpokenNumbered, SpokenStream
 from router.front.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
-from router.generation import ServedModel
+from router.generation import Generation, ServedModel
 from tandem.core.errors import TandemError
 
 Scope = MutableMapping[str, Any]
@@ -34,17 +41,20 @@ Decode = Callable[[bytes], ApiRequest]
 _METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class _Call(msgspec.Struct, frozen=True):
-    """One HTTP request as the handlers see it."""
+class _NoRevisions(msgspec.Struct, frozen=True):
+    """Of a router whose core does not count."""
 
-    path: str
-    headers: dict[bytes, bytes]
-    receive: Receive
-    outlet: Outlet
+    object: str = "list"
+    data: tuple[str, ...] = ()
+
+
+def _no_revisions(models: tuple[str, ...]) -> msgspec.Struct:
+    return _NoRevisions()
 
 
 class RestApp:
-    """The application. `metrics` renders the process's metrics for Prometheus, `workers` lists all workers."""
+    """The application. `metrics` renders the process's metrics for Prometheus, `workers` lists all workers,
+    `revisions` what became of requests per revision of these models, or of all if none is named."""
 
     def __init__(
         self,
@@ -52,19 +62,24 @@ class RestApp:
         keys: Keys,
         metrics: Callable[[], bytes],
         workers: Callable[[], Iterable[WorkerListing]] = tuple,
+        revisions: Callable[[tuple[str, ...]], msgspec.Struct] = _no_revisions,
     ) -> None:
         self._door = door
         self._keys = keys
         self._metrics = metrics
         self._workers = workers
+        self._revisions = revisions
         self._bodies = BodyBudget(door.settings.bodies_bytes_max)
+        self._prefixes = PrefixRest(door, keys, self._bodies)
+        self._alarms: Alarms | None = None
         self._posts: dict[str, tuple[str, Decode]] = {
             "/v1/chat/completions": ("chatcmpl", decode_chat),
             "/v1/completions": ("cmpl", decode_completion),
         }
-        self._gets: dict[str, Callable[[_Call], None]] = {
+        self._gets: dict[str, Callable[[Call], None]] = {
             "/v1/models": self._list_models,
             "/v1/workers": self._list_workers,
+            "/v1/revisions": self._list_revisions,
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._show_metrics,
@@ -74,7 +89,7 @@ class RestApp:
         assert scope["type"] == "http", "start the server with lifespan and websockets off"
         watch = _Watch()
         outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
-        call = _Call(scope["path"], dict(scope["headers"]), receive, outlet)
+        call = Call(scope["path"], dict(scope["headers"]), receive, outlet)
         try:
             await self._route(scope["method"], call, watch)
         except TandemError as error:
@@ -86,20 +101,23 @@ class RestApp:
             watch.exchange = None
             await outlet.close()
 
-    async def _route(self, method: str, call: _Call, watch: "_Watch") -> None:
+    async def _route(self, method: str, call: Call, watch: "_Watch") -> None:
         post = self._posts.get(call.path)
         if post is not None:
-            _check_method(method, ("POST",), call.path)
+            check_method(method, ("POST",), call.path)
             await self._generate(call, watch, *post)
             return
-        _check_method(method, ("GET", "HEAD"), call.path)
+        if call.path.startswith(PREFIXES):
+            await self._prefixes.serve(method, call)
+            return
+        check_method(method, ("GET", "HEAD"), call.path)
         show = self._gets.get(call.path)
         if show is not None:
             show(call)
         elif call.path.startswith("/v1/models/"):
             self._one_model(call, call.path.removeprefix("/v1/models/"))
         elif call.path.startswith("/v1/requests/") and call.path.endswith("/events"):
-            _check_method(method, ("GET",), call.path)
+            check_method(method, ("GET",), call.path)
             await self._resume(call, watch, call.path.removeprefix("/v1/requests/").removesuffix("/events"))
         elif call.path.startswith("/v1/requests/"):
             self._one_request(call, call.path.removeprefix("/v1/requests/"))
@@ -108,16 +126,14 @@ class RestApp:
 
     # -- generating --
 
-    async def _generate(self, call: _Call, watch: "_Watch", kind: str, decode: Decode) -> None:
-        arrival = self._door.arrivals.arrive(
-            _text(call.headers.get(b"x-request-id")), _text(call.headers.get(b"traceparent")), kind
-        )
+    async def _generate(self, call: Call, watch: "_Watch", kind: str, decode: Decode) -> None:
+        arrival = self._door.arrivals.arrive(call.header(b"x-request-id"), call.header(b"traceparent"), kind)
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
             arrival.caller = self._caller(call)
             with self._bodies.share() as share:
                 body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
-                self._door.claim(arrival, _text(call.headers.get(b"idempotency-key")), kind, body)
+                self._door.claim(arrival, call.header(b"idempotency-key"), kind, body)
                 request = decode(body)
                 generations = await self._door.prepare(arrival, request)
         except TandemError as error:
@@ -127,27 +143,27 @@ class RestApp:
             self._door.left(arrival)
             raise
         else:
-            answer = self._answer(call.outlet, arrival, request, headers)
+            answer = self._answer(call.outlet, arrival, request, generations, headers)
             watch.exchange = exchange = self._door.start(arrival, generations, answer)
             await self._settle(call, exchange, generations[0].timeout_s)
 
-    async def _resume(self, call: _Call, watch: "_Watch", request_id: str) -> None:
+    async def _resume(self, call: Call, watch: "_Watch", request_id: str) -> None:
         """The rest of a resumable stream."""
         caller = self._caller(call)
         resumed = await self._door.find(request_id, caller)
         generation = resumed.generation
-        after = place_of(_text(call.headers.get(b"last-event-id")), generation.n)
+        after = place_of(call.header(b"last-event-id"), generation.n)
         headers = ((b"x-request-id", request_id.encode()),)
         known = facts(generation)
-        form = form_of(known, request_id, self._door.renderer(known.model))
+        form = form_of(known, request_id, self._door.renderer(generation.model), source_of(generation))
         chars = resumed.chars(after)
-        answer = NumberedAnswer(call.outlet, form, headers, known.include_usage, after, chars)
+        answer = _numbered(call.outlet, form, headers, known.include_usage, after, chars)
         rejoining = Rejoining(resumed, after, answer)
         watch.exchange = exchange = self._door.rejoin(caller, resumed, rejoining, answer)
         left_s = generation.received + generation.timeout_s - self._door.services.clock.now()
         await self._settle(call, exchange, max(0.0, left_s))
 
-    async def _refuse(self, call: _Call, error: TandemError, headers: tuple[Header, ...]) -> None:
+    async def _refuse(self, call: Call, error: TandemError, headers: tuple[Header, ...]) -> None:
         if error.code != "body_too_large":
             respond_error(call.outlet, error, headers)
             return
@@ -155,64 +171,88 @@ class RestApp:
         await discard_body(call.receive, self._door.settings)
         call.outlet.end(b"")
 
-    def _answer(self, outlet: Outlet, arrival: Arrival, request: ApiRequest, headers: tuple[Header, ...]) -> Answer:
+    def _answer(
+        self,
+        outlet: Outlet,
+        arrival: Arrival,
+        request: ApiRequest,
+        generations: tuple[Generation, ...],
+        headers: tuple[Header, ...],
+    ) -> Answer:
+        generation = generations[0]
         include_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
         label = Label(arrival.request_id, int(arrival.received_wall), request.model, include_usage)
-        vocabulary = self._door.services.renderers[request.model]
+        if request.return_token_ids:
+            label = msgspec.structs.replace(label, prompts=tuple(each.prompt for each in generations))
+        vocabulary = self._door.services.renderers[generation.model]
         form: Format
-        if isinstance(request, ChatRequest):
+        if arrival.speech is not None:
+            form = SpokenFormat(label, vocabulary, arrival.speech, source_of(generation))
+        elif isinstance(request, ChatRequest):
             form = ChatFormat(label, vocabulary)
         else:
             form = CompletionFormat(label, vocabulary)
         if request.resumable:
             start = (0,) * (request.n or 1)
-            return NumberedAnswer(outlet, form, headers, include_usage, start, start)
+            return _numbered(outlet, form, headers, include_usage, start, start)
+        if request.stream and isinstance(form, SpokenFormat):
+            return SpokenStream(outlet, form, headers, request.n or 1, include_usage)
         if request.stream:
             return StreamedAnswer(outlet, form, headers, request.n or 1, include_usage)
         return CollectedAnswer(outlet, form, headers, request.n or 1)
 
-    async def _settle(self, call: _Call, exchange: Exchange, timeout_s: float) -> None:
+    async def _settle(self, call: Call, exchange: Exchange, timeout_s: float) -> None:
         """Wait for the end of the response or of the client, whichever comes first."""
 
         def late() -> None:
             exchange.fail(TandemError("deadline_exceeded", f"the request was not finished within {timeout_s:g} s"))
 
-        timer = asyncio.get_running_loop().call_later(timeout_s + self._door.settings.settle_s, late)
+        alarm = Alarm(self._shared_alarms(), late)
+        alarm.set(self._door.services.clock.now() + timeout_s + self._door.settings.settle_s)
         try:
             await gone(call.receive)
         finally:
-            timer.cancel()
+            alarm.retire()
             exchange.abandon("client disconnected")
+
+    def _shared_alarms(self) -> Alarms:
+        """Those of all requests, on the loop that serves them."""
+        if self._alarms is None:
+            self._alarms = Alarms(asyncio.get_running_loop(), self._door.services.clock)
+        return self._alarms
 
     # -- showing --
 
-    def _caller(self, call: _Call) -> Caller:
-        return self._keys.caller(_text(call.headers.get(b"authorization")))
+    def _caller(self, call: Call) -> Caller:
+        return self._keys.caller(call.header(b"authorization"))
 
-    def _list_models(self, call: _Call) -> None:
+    def _list_models(self, call: Call) -> None:
         caller = self._caller(call)
         models = [
-            _model_object(model)
-            for model in self._door.services.generator.models()
+            _model_object(name, model)
+            for name, model in by_name(self._door.services.generator.models()).items()
             if not caller.models or model.name in caller.models
         ]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": models}), ())
 
-    def _list_workers(self, call: _Call) -> None:
+    def _list_workers(self, call: Call) -> None:
         caller = self._caller(call)
         listed = [worker for worker in self._workers() if not caller.models or worker.model in caller.models]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": listed}), ())
 
-    def _one_model(self, call: _Call, name: str) -> None:
+    def _list_revisions(self, call: Call) -> None:
+        respond(call.outlet, 200, msgspec.json.encode(self._revisions(tuple(self._caller(call).models))), ())
+
+    def _one_model(self, call: Call, name: str) -> None:
         caller = self._caller(call)
-        caller.check_model(name)
-        for model in self._door.services.generator.models():
-            if model.name == name:
-                respond(call.outlet, 200, msgspec.json.encode(_model_object(model)), ())
-                return
+        model = by_name(self._door.services.generator.models()).get(name)
+        caller.check_model(name if model is None else model.name)
+        if model is not None:
+            respond(call.outlet, 200, msgspec.json.encode(_model_object(name, model)), ())
+            return
         raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
 
-    def _one_request(self, call: _Call, request_id: str) -> None:
+    def _one_request(self, call: Call, request_id: str) -> None:
         caller = self._caller(call)
         standing = self._door.standing(request_id, caller)
         if standing is not None:
@@ -224,10 +264,10 @@ class RestApp:
             raise TandemError("not_found", f"the request {request_id!r} is not known here")
         respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "status": "ended", "spans": spans}), ())
 
-    def _health(self, call: _Call) -> None:
+    def _health(self, call: Call) -> None:
         respond(call.outlet, 200, b'{"status":"ok"}', ())
 
-    def _ready(self, call: _Call) -> None:
+    def _ready(self, call: Call) -> None:
         why = self._door.not_ready()
         if why is None:
             respond(call.outlet, 200, b'{"status":"ready"}', ())
@@ -235,7 +275,7 @@ class RestApp:
             body = msgspec.json.encode({"status": "not ready", "reason": why})
             respond(call.outlet, 503, body, ((b"retry-after", b"1"),))
 
-    def _show_metrics(self, call: _Call) -> None:
+    def _show_metrics(self, call: Call) -> None:
         body = self._metrics()
         call.outlet.start(200, [(b"content-type", _METRICS_TYPE), (b"content-length", b"%d" % len(body))])
         call.outlet.end(body)
@@ -252,19 +292,31 @@ class _Watch:
             self.exchange.fail(TandemError("slow_client", "the client does not read its stream fast enough"))
 
 
-def _model_object(model: ServedModel) -> dict[str, Any]:
+def _numbered(
+    outlet: Outlet,
+    form: Format,
+    headers: tuple[Header, ...],
+    include_usage: bool,
+    after: tuple[int, ...],
+    chars: tuple[int, ...],
+) -> NumberedAnswer:
+    if isinstance(form, SpokenFormat):
+        return SpokenNumbered(outlet, form, headers, include_usage, after, chars)
+    return NumberedAnswer(outlet, form, headers, include_usage, after, chars)
+
+
+def _model_object(name: str, model: ServedModel) -> dict[str, Any]:
+    """As it is listed under one of its names; `root` says which model an alias stands for."""
+    parent = {"parent": model.parent} if model.parent else {}
+    parent |= {"root": model.name} if name != model.name else {}
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "tandem",
         "max_model_len": model.context_tokens,
+        **parent,
     }
-
-
-def _check_method(method: str, allowed: tuple[str, ...], path: str) -> None:
-    if method not in allowed:
-        raise MethodNotAllowed(path, method, allowed)
 
 
 def _connection(scope: Scope) -> Connection:
@@ -279,7 +331,3 @@ def _connection(scope: Scope) -> Connection:
         task.cancel("the client does not read")
 
     return Connection(cancel)
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")

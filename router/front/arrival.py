@@ -7,19 +7,30 @@ import msgspec
 
 from router.front.auth import ANYONE, Caller
 from router.front.idempotency import Claim
+from router.front.parsers.speech import Speech
 from router.generation import Generation
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
-from tandem.core.spans import Span, TraceContext, parse_traceparent
+from tandem.core.spans import TraceContext, parse_traceparent
 
 _VALID_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+class Tokenized(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How rendering and tokenizing went; times are wall-clock seconds."""
+
+    span_id: str
+    start_s: float
+    end_s: float
+    prompt_tokens: int
 
 
 class Arrival(msgspec.Struct):
     """`trace` is the context of the request's root span, `parent_id` the client's span above it or empty.
 
-    `caller` is known after authentication, `parts` (how many generations) after tokenizing; `spans` gathers what
-    the front door itself did and is recorded with the root span; `claim` is the hold on the client's idempotency key.
+    `caller` is known after authentication, `parts` (how many generations) and `speech` (how the answer is read, None
+    for plain text) after tokenizing, and so is `tokenized`, which is recorded with the root span; `claim` is the hold
+    on the client's idempotency key.
     """
 
     request_id: str
@@ -30,7 +41,8 @@ class Arrival(msgspec.Struct):
     caller: Caller = ANYONE
     parts: int = 1
     claim: Claim | None = None
-    spans: list[Span] = msgspec.field(default_factory=list)
+    tokenized: Tokenized | None = None
+    speech: Speech | None = None
 
     def part_id(self, number: int) -> str:
         """The id of one of the request's generations."""

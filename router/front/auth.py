@@ -21,12 +21,14 @@ SALT_KEY_BYTES_MIN: Final = 16
 
 @dataclass(frozen=True)
 class Caller:
-    """An authenticated client. `models` limits what it may use; empty means every model."""
+    """An authenticated client. `models` limits what it may use; empty means every model. An `operator` runs the
+    service: it sees the story of anybody's request, and in it what may be said to nobody else."""
 
     tenant: str = ""
     tenant_salt: str = ""
     models: tuple[str, ...] = ()
     quota: Quota = UNBOUNDED
+    operator: bool = False
 
     def check_model(self, model: str) -> None:
         """Raises `not_allowed`."""
@@ -34,7 +36,8 @@ class Caller:
             raise TandemError("not_allowed", f"this API key may not use the model {model!r}", param="model")
 
 
-ANYONE: Final = Caller()
+ANYONE: Final = Caller(operator=True)
+"""Without a key file there is nobody to tell apart."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,13 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     disabled: str | None = None
     """Why the key is not accepted any more."""
+    operator: bool = False
 
 
 class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True):
     requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    kv_bytes_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,7 +86,8 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 def load_keys(path: Path) -> Keys:
     """Read a key file: `{"salt_key": "…", "keys": {"<key>": "<tenant>" | {"tenant": …, "models": […]}}}`.
 
-    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …}}` gives tenants quotas.
+    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …, "kv_bytes_max": …}}` gives tenants
+    quotas; `"operator": true` beside a key's tenant makes it one of whoever runs the service.
     Every router of a service needs the same `salt_key`, else they do not share prefixes. Raises `bad_setting`.
     """
     try:
@@ -125,8 +131,8 @@ def _check_tenants(content: _KeyFile, known: list[str], path: Path) -> None:
 
 
 def _caller(entry: _KeyEntry, salt_key: bytes, limits: _TenantEntry) -> Caller:
-    quota = Quota(limits.requests_per_minute, limits.tokens_per_minute)
-    return Caller(entry.tenant, tenant_salt(salt_key, entry.tenant), entry.models, quota)
+    quota = Quota(limits.requests_per_minute, limits.tokens_per_minute, limits.kv_bytes_max)
+    return Caller(entry.tenant, tenant_salt(salt_key, entry.tenant), entry.models, quota, entry.operator)
 
 
 def _digest(key: str) -> bytes:

@@ -1,9 +1,11 @@
 """A model's chat template: messages in, prompt text out, in a sandbox (templates come with model files)."""
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
@@ -14,9 +16,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 
-Message = Mapping[str, str]
-"""`role`, `content` and perhaps `name`, as templates expect them."""
+Message = Mapping[str, Any]
+"""`role`, `content` (text) and perhaps `name`, `tool_calls`, `tool_call_id`, `reasoning_content`, as templates expect
+them."""
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that may be called, in OpenAI's form."""
 
+_TAKES_TOOLS: Final = re.compile(r"\btools\b")
+_SAMPLE_ROLES: Final = (("user",), ("user", "assistant", "user"), ("system", "user"), ("developer", "user"))
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
 
@@ -45,10 +52,13 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TandemError("bad_model", f"{origin}: the chat template cannot be compiled: {error}") from error
+        self.source = source
+        self.takes_tools = _TAKES_TOOLS.search(source) is not None
+        """Whether it does anything with tools."""
         self._known = {**environment.globals, **special_tokens}
         self._known |= {"add_generation_prompt": True, "tools": None, "documents": None}
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """The prompt, ending where the assistant's answer begins.
 
         Raises `invalid_request` when the template refuses the messages (roles out of order, for example).
@@ -56,6 +66,8 @@ class ChatTemplate:
         try:
             # `Template.render` would go through all globals one by one, each time.
             template, known = self._template, {**self._known, "messages": messages}
+            if tools:
+                known["tools"] = tools
             context = template.environment.context_class(template.environment, known, template.name, template.blocks)
             return "".join(template.root_render_func(context))
         except _TEMPLATE_FAULTS as error:
@@ -64,6 +76,15 @@ class ChatTemplate:
                 f"these messages cannot be rendered with the model's chat template: {error}",
                 param="messages",
             ) from error
+
+
+def samples(template: ChatTemplate) -> list[str]:
+    """What the template writes around messages of every role, as far as it takes them."""
+    texts = []
+    for roles in _SAMPLE_ROLES:
+        with contextlib.suppress(TandemError):
+            texts.append(template.render([{"role": role, "content": "a"} for role in roles]))
+    return texts
 
 
 def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:

@@ -18,14 +18,17 @@ class ChunkStream:
     Holds at most `bytes_max` for a client that does not read; then it fails with `slow_client` and tells `on_slow`.
     """
 
+    from_start = False
+
     def __init__(
         self,
-        encode: EncodeChunk,
+        encode: EncodeChunk | None,
         encode_usage: Callable[[Usage], bytes],
         sequences: int,
         bytes_max: int,
         on_slow: Callable[[], None],
     ) -> None:
+        """`encode` is None where `part` is made otherwise."""
         self._encode = encode
         self._encode_usage = encode_usage
         self._sequences = sequences
@@ -40,6 +43,7 @@ class ChunkStream:
         self._wake: asyncio.Future[None] | None = None
 
     def part(self, exchange: Exchange, number: int) -> Part:
+        assert self._encode is not None, "nobody encodes chunks"
         return _ChunkPart(self, exchange, number, self._sequences, self._encode)
 
     def push(self, chunk: bytes) -> None:

@@ -1,32 +1,44 @@
 """The front door: what both public interfaces do with a request between decoding it and dispatching it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.front.arrival import Arrival, Arrivals
+from router.front.asked_models import AskedModels, revision_asked
 from router.front.auth import Caller
+from router.front.beginning import beginning
+from router.front.chat_template import Tools
+from router.front.conversations import AllConversations
 from router.front.exchange import Answer, Ended, Exchange, Reports
 from router.front.idempotency import IdempotencyKeys, fingerprint
 from router.front.ledger import Ledger
 from router.front.openai import parameters
 from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.front.prompt_texts import PromptTexts
 from router.front.quota import Quotas
 from router.front.render import Renderer
 from router.front.resumption import Rejoining, facts_of
 from router.front.settings import FrontSettings
+from router.front.telling import ROOT, Teller, ids_of
 from router.front.tokenizing import Tokenizing
-from router.generation import Generation, Generator, Resumed, Resumer, ServedModel, Standing
+from router.front.wants import opened, wants
+from router.generation import Generation, Generator, Keeper, Resumed, Resumer, Seeker, ServedModel, Standing
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
-from tandem.core.kv import pack_tokens
+from tandem.core.kv import SALT_SEPARATOR, pack_tokens
 from tandem.core.metrics import Meter
 from tandem.core.spans import Recorder, Span
 
 _U64 = (1 << 64) - 1
 
 ApiRequest = ChatRequest | CompletionRequest
+
+
+def nothing_coming() -> Mapping[str, str]:
+    """All renderers there will be are there."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,10 @@ class Services:
     meter: Meter
     recorder: Recorder
     resumer: Resumer | None = None
+    keeper: Keeper | None = None
+    seeker: Seeker | None = None
+    coming: Callable[[], Mapping[str, str]] = nothing_coming
+    """Models without a renderer yet, each with the reason."""
 
 
 class FrontDoor:
@@ -54,8 +70,12 @@ class FrontDoor:
         self.services = services
         self.arrivals = Arrivals(services.clock, services.entropy)
         self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, settings.slo)
+        self._asked = AskedModels()
         self._quotas = Quotas()
         self._keys = IdempotencyKeys(settings.idempotency)
+        self._texts = PromptTexts(settings.prompt_texts_bytes_max)
+        most = settings.conversations_bytes_max
+        self._conversations = AllConversations(services.tokenizing, services.meter, most)
         self._open: dict[str, Exchange] = {}
         self._draining = False
 
@@ -90,25 +110,24 @@ class FrontDoor:
 
     async def prepare(self, arrival: Arrival, request: ApiRequest) -> tuple[Generation, ...]:
         """Everything up to token ids. Raises what DESIGN §11 lists, typed."""
-        if self._draining:
-            raise TandemError("draining", "the router is stopping", retry_after_s=1.0)
-        parameters.check(request)
-        model, renderer = self._model(request.model)
-        arrival.caller.check_model(model.name)
+        model, renderer = self.served(arrival.caller, request)
+        wanted = wants(request, model, renderer.dialect)
         started = self.services.clock.wall()
-        timeout_s = min(request.timeout or self._total_s, self._total_s)
+        timeout_s = self.bounded_s(request.timeout)
         left_s = arrival.received + timeout_s - self.services.clock.now()
-        packed = await self._tokenize(request, renderer, left_s)
+        packed = await self._tokenize(arrival.caller, request, model.base, wanted.tools, left_s)
+        if wanted.speech is not None:
+            arrival.speech = opened(wanted.speech, packed[0], renderer.token_bytes)
         arrival.parts = len(packed)
         self._ledger.tokenized(arrival, started, sum(map(len, packed)) // 4)
-        sampling = parameters.sampling(request, renderer.vocab_size)
+        sampling, begun = parameters.sampling(request, renderer.vocab_size), beginning(request)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
         generations = tuple(
             Generation(
                 request_id=arrival.part_id(number),
-                model=model.name,
+                model=model.base,
                 tenant=arrival.caller.tenant,
-                tenant_salt=_salt(arrival.caller, request.cache_salt),
+                tenant_salt=salt_of(arrival.caller, request.cache_salt),
                 prompt=prompt,
                 n=request.n or 1,
                 seed=seed,
@@ -119,16 +138,38 @@ class FrontDoor:
                 received_wall=arrival.received_wall,
                 trace=arrival.trace,
                 priority=request.priority or 0,
-                resume=facts_of(request, arrival.received_wall),
+                resume=facts_of(request, arrival.received_wall, arrival.speech),
+                cache_key=_cache_key(arrival.caller, request.cache_salt, request.prompt_cache_key),
+                kv_bytes_max=arrival.caller.quota.kv_bytes_max,
+                grammar=wanted.grammar,
+                adapter=model.name if model.parent else "",
+                special_text=wanted.special_text,
+                beginning=begun,
+                revision=revision_asked(request.model, model),
             )
             for number, prompt in enumerate(packed)
         )
         if request.resumable:
             self._check_resumable(generations)
-        self._charge(arrival, sum(map(len, packed)) // 4)
+        self.charge(arrival, sum(map(len, packed)) // 4)
+        if self.services.seeker is not None:
+            await self.services.seeker.seek(generations[0])
         return generations
 
-    def _charge(self, arrival: Arrival, prompt_tokens: int) -> None:
+    def served(self, caller: Caller, request: ApiRequest) -> tuple[ServedModel, Renderer]:
+        """The model that is asked for and its text side. Raises what DESIGN §11 lists, typed."""
+        if self._draining:
+            raise TandemError("draining", "the router is stopping", retry_after_s=1.0)
+        parameters.check(request)
+        model, renderer = self._model(request.model)
+        caller.check_model(model.name)
+        return model, renderer
+
+    def bounded_s(self, timeout_s: float | None) -> float:
+        """How long a request may take."""
+        return min(timeout_s or self._total_s, self._total_s)
+
+    def charge(self, arrival: Arrival, prompt_tokens: int) -> None:
         """Charge the request and its prompt, once under an idempotency key. Raises `over_quota`."""
         caller, claim = arrival.caller, arrival.claim
         if claim is not None and claim.admitted:
@@ -144,6 +185,8 @@ class FrontDoor:
         def ended(how: Ended) -> None:
             self._open.pop(arrival.request_id, None)
             self._ledger.ended(arrival, how, model)
+            for generation in generations:
+                self._texts.keep(generation.tenant, generation.request_id, generation.prompt)
             caller, claim, now = arrival.caller, arrival.claim, self.services.clock.now()
             tokens = how.delivered if claim is None else claim.uncharged(how.delivered)
             self._quotas.spend(caller.tenant, caller.quota, tokens, now)
@@ -163,7 +206,7 @@ class FrontDoor:
             if resumer is None:
                 raise TandemError("not_found", f"this router cannot resume the request {request_id!r}")
             found = await resumer.resume(request_id, caller.tenant)
-            caller.check_model(found.generation.model)
+            caller.check_model(found.generation.asked_model)
         except TandemError as error:
             meter.add("tandem_resumes_total", 1.0, error.code)
             raise
@@ -215,35 +258,45 @@ class FrontDoor:
     def standing(self, request_id: str, caller: Caller) -> Standing | None:
         """Where a running request is; None when none of this id runs, or it is another tenant's."""
         exchange = self._open.get(request_id)
-        if exchange is None or exchange.generations[0].tenant != caller.tenant:
+        if exchange is None or not (caller.operator or exchange.generations[0].tenant == caller.tenant):
             return None
         return exchange.standing()
 
     def story(self, request_id: str, caller: Caller) -> tuple[Span, ...]:
         """What is known of a request that has ended; empty when it is unknown or another tenant's."""
-        spans = self.services.recorder.spans(request_id)
-        for span in spans:
-            if span.name == "request" and span.attributes.get("tenant") == caller.tenant:
-                parts = range(int(span.attributes["parts"])) if span.attributes.get("parts", 1) != 1 else ()
-                more = (self.services.recorder.spans(f"{request_id}.{number}") for number in parts)
-                return tuple(sorted((*spans, *(one for some in more for one in some)), key=lambda one: one.start_s))
+        spans_of = self.services.recorder.spans
+        for root in spans_of(request_id):
+            if root.name == ROOT and (caller.operator or root.attributes.get("tenant") == caller.tenant):
+                ids = ids_of(request_id, root)
+                renderer = self.services.renderers.get(str(root.attributes.get("model", "")))
+                return Teller(root, self._texts, renderer, operator=caller.operator).tell(
+                    {each: spans_of(each) for each in ids}
+                )
         return ()
 
     def _model(self, name: str) -> tuple[ServedModel, Renderer]:
-        renderer = self.services.renderers.get(name)
-        for model in self.services.generator.models():
-            if model.name == name and renderer is not None:
-                return model, renderer
-        if renderer is not None:
+        renderers = self.services.renderers
+        model = self._asked.find(self.services.generator.models(), name)
+        if model is not None and (renderer := renderers.get(model.base)) is not None:
+            return model, renderer
+        coming = self.services.coming()
+        asked = name if model is None else model.base
+        if (why := coming.get(asked) or coming.get(name.rpartition("@")[0])) is not None:
+            problem = f"the model {name!r} cannot be asked for yet: {why}"
+            raise TandemError("no_workers", problem, retry_after_s=1.0)
+        if name in renderers:
             raise TandemError("no_workers", f"no worker serves the model {name!r} now", retry_after_s=1.0)
         raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
 
-    async def _tokenize(self, request: ApiRequest, renderer: Renderer, within_s: float) -> list[bytes]:
+    async def _tokenize(
+        self, caller: Caller, request: ApiRequest, model: str, tools: Tools | None, within_s: float
+    ) -> list[bytes]:
+        renderer = self.services.renderers[model]
         if isinstance(request, ChatRequest):
             turns = parameters.messages(request)
             self._check_sequences(request.n or 1)
-            characters = sum(len(turn["content"]) for turn in turns)
-            packed = [await self.services.tokenizing.run(lambda: renderer.chat(turns), characters, within_s)]
+            salt = salt_of(caller, request.cache_salt)
+            packed = [await self._conversations.of(model, renderer).tokens(turns, salt, within_s, tools)]
         else:
             asked = parameters.prompts(request, renderer.vocab_size)
             self._check_sequences(len(asked) * (request.n or 1))
@@ -274,10 +327,15 @@ class FrontDoor:
             )
 
 
-def _salt(caller: Caller, cache_salt: str | None) -> str:
+def salt_of(caller: Caller, cache_salt: str | None) -> str:
     """What keeps cached blocks apart: the tenant always, and within it whatever the client asks for. A tenant's own
     salt has no slash, so no choice of a client's reaches another tenant's blocks."""
-    return caller.tenant_salt if cache_salt is None else f"{caller.tenant_salt}/{cache_salt}"
+    return caller.tenant_salt if cache_salt is None else f"{caller.tenant_salt}{SALT_SEPARATOR}{cache_salt}"
+
+
+def _cache_key(caller: Caller, cache_salt: str | None, key: str | None) -> str:
+    """The client's key, which no other tenant's can equal: what placement remembers of it is the tenant's own."""
+    return f"{salt_of(caller, cache_salt)}\x00{key}" if key else ""
 
 
 def _pack(prompts: list[str | list[int]], renderer: Renderer) -> list[bytes]:

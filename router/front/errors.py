@@ -55,6 +55,12 @@ class MethodNotAllowed(TandemError):
         self.allowed = allowed
 
 
+def check_method(method: str, allowed: tuple[str, ...], path: str) -> None:
+    """Raises `method_not_allowed`."""
+    if method not in allowed:
+        raise MethodNotAllowed(path, method, allowed)
+
+
 def error_json(error: TandemError) -> bytes:
     """OpenAI's error object as JSON."""
     return msgspec.json.encode(ErrorBody(ErrorObject(error.message, error.kind.type, error.param, error.code)))

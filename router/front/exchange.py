@@ -148,11 +148,13 @@ class Exchange:
         if self.ended:
             return
         self._usages[number] = usage
-        known = [usage for usage in self._usages if usage is not None]
-        if len(known) == len(self._usages):
-            self.ended = True
-            self._answer.finish(total(known))
-            self._report(None, total(known))
+        if None in self._usages:
+            return
+        self.ended = True
+        if len(self._usages) > 1:
+            usage = total([each for each in self._usages if each is not None])
+        self._answer.finish(usage)
+        self._report(None, usage)
 
     def fail(self, error: TandemError) -> None:
         """Stop every generation and tell the client why. Does nothing once the exchange has ended."""
@@ -177,7 +179,9 @@ class Exchange:
                 running.cancel(reason)
 
     def _report(self, error: TandemError | None, usage: Usage | None) -> None:
-        delivered = sum(part.delivered for part in self._parts)
+        delivered = 0
+        for part in self._parts:
+            delivered += part.delivered
         # They refer to this exchange as well: let go of them, and nobody has to look for what is left.
         self._parts, self._running = [], []
         self._reports.on_end(Ended(error, usage, delivered, self._first_output, self._reports.now()))

@@ -1,9 +1,8 @@
 """Reading a request body with bounds on size and patience."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Self
 
 from router.front.eager import Finished, Waiting, begin
 from router.front.settings import FrontSettings
@@ -24,14 +23,9 @@ class BodyBudget:
         self.held = 0
         """Bytes in hand now."""
 
-    @contextmanager
-    def share(self) -> Iterator["BodyShare"]:
-        """One request's part of it, given back at the end."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self.held -= share.taken
+    def share(self) -> "BodyShare":
+        """One request's part of it."""
+        return BodyShare(self)
 
     def take(self, size: int) -> None:
         """Raises `queue_full` when that many more would be too many."""
@@ -42,11 +36,19 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one request has of the budget."""
+    """What one request has of the budget, given back on leaving it."""
+
+    __slots__ = ("_budget", "taken")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.held -= self.taken
 
     def take(self, size: int) -> None:
         """Raises `queue_full`."""

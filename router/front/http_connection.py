@@ -188,6 +188,8 @@ class HttpConnection(asyncio.Protocol):
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
         request = Request(method, version, parser.should_keep_alive(), self._expects_continue)
         exchange = HttpExchange(self, self._scope(method, version), request)
+        wire = self._wire if version == "1.1" and method != "HEAD" else None
+        exchange.scope["extensions"] = {CONNECTION_EXTENSION: Connection(self._cut, wire, exchange.respond)}
         self._latest = exchange
         if self._current is None:
             self._begin(exchange)
@@ -217,7 +219,6 @@ class HttpConnection(asyncio.Protocol):
             parsed = httptools.parse_url(path)
             path, query = parsed.path or b"/", parsed.query or b""
         shown = unquote_to_bytes(path) if b"%" in path else path
-        wire = self._wire if version == "1.1" and method != "HEAD" else None
         return {
             "type": "http",
             "asgi": _ASGI,
@@ -229,7 +230,6 @@ class HttpConnection(asyncio.Protocol):
             "query_string": query,
             "root_path": "",
             "headers": self._headers,
-            "extensions": {CONNECTION_EXTENSION: Connection(self._cut, wire)},
         }
 
     def _begin(self, exchange: HttpExchange) -> None:
@@ -239,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
 
     async def _answer(self, exchange: HttpExchange) -> None:
         try:
-            await self._owner.app(exchange.scope, exchange.receive, exchange.send)
+            await self._owner.app(exchange.take_scope(), exchange.receive, exchange.send)
         except asyncio.CancelledError:
             # The server ends: the client sees a broken response, never one that looks whole.
             self.abort()

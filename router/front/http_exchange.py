@@ -1,7 +1,7 @@
 """One HTTP request and its response, as the ASGI application sees them: `receive` and `send`."""
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -138,7 +138,21 @@ class HttpExchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def take_scope(self) -> Message:
+        """What the application gets, once: the scope leads back here."""
+        scope, self.scope = self.scope, {}
+        return scope
+
     # ---- the response ----
+
+    def respond(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """A whole response at once. False when none can begin now."""
+        if self.started or self.disconnected or self._line.congested:
+            return False
+        self.started = True
+        self._head = self._head_of(status, headers)
+        self._end(self._framed(body, more=False))
+        return True
 
     async def send(self, message: Message) -> None:
         """ASGI: the head, then the body in pieces. Waits while the client does not keep up."""
@@ -159,12 +173,18 @@ class HttpExchange:
         assert self.started, "a response starts with its head"
         assert not self.complete, "nothing follows the end of a response"
         more = message.get("more_body", False)
-        self._line.write(self._framed(message.get("body", b""), more))
-        if not more:
-            self.complete = True
-            self._request.expects_continue = False
-            self._line.answered(self)
-            self._tell()
+        framed = self._framed(message.get("body", b""), more)
+        if more:
+            self._line.write(framed)
+        else:
+            self._end(framed)
+
+    def _end(self, framed: bytes) -> None:
+        self._line.write(framed)
+        self.complete = True
+        self._request.expects_continue = False
+        self._line.answered(self)
+        self._tell()
 
     def _framed(self, body: bytes, more: bool) -> bytes:
         """A piece of the body with what goes before and after it on the wire."""

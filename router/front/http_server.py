@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from tandem.core.errors import TandemError
 
 _BACKLOG: Final = 2048
 CONNECTIONS_MAX: Final = 8192
+_HANDSHAKE_S: Final = 5.0
 
 
 class HttpServer:
@@ -25,20 +27,30 @@ class HttpServer:
         self._connections_max = connections_max
         self._connections: dict[HttpConnection, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; gives the port (port 0 lets the system choose). Raises `bad_setting` when it cannot be had."""
+    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> int:
+        """Listen, as often as wanted, with `context` over TLS; gives the port (port 0 lets the system choose). Raises
+        `bad_setting` when it cannot be had."""
         loop = asyncio.get_running_loop()
         listener = _listen(host, port)
-        self._server = await loop.create_server(self._connect, sock=listener, backlog=_BACKLOG)
+        timeout_s = None if context is None else _HANDSHAKE_S
+        server = await loop.create_server(
+            self._connect,
+            sock=listener,
+            backlog=_BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=timeout_s,
+            ssl_shutdown_timeout=timeout_s,
+        )
+        self._servers.append(server)
         bound: int = listener.getsockname()[1]
         return bound
 
     def stop_listening(self) -> None:
         """Accept no more connections; those that are open go on, and idle ones close."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._connections):
             connection.shutdown()
 

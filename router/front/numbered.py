@@ -21,6 +21,8 @@ class NumberedAnswer(StreamedAnswer):
     """As `StreamedAnswer`, for one generation. It begins after `after` tokens of each sequence, whose texts are
     `chars` long."""
 
+    from_start = False
+
     def __init__(
         self,
         outlet: Outlet,

@@ -25,10 +25,12 @@ CONNECTION_EXTENSION: Final = "tandem.connection"
 
 class Connection(msgspec.Struct, frozen=True):
     """What a server can offer beyond ASGI: `abort` cuts the connection without waiting for what is still to be
-    written; `wire` takes chunks of a streamed response with less ado."""
+    written; `wire` takes chunks of a streamed response with less ado; `respond` takes status, headers and body of a
+    whole response, or says that it cannot."""
 
     abort: Callable[[], None]
     wire: "ChunkWriter | None" = None
+    respond: "Callable[[int, Sequence[Header], bytes], bool] | None" = None
 
 
 class ChunkWriter(Protocol):
@@ -55,7 +57,6 @@ class Outlet:
 
     __slots__ = (
         "_connection",
-        "_direct",
         "_dropping",
         "_ending",
         "_gathered",
@@ -68,6 +69,7 @@ class Outlet:
         "_slow",
         "_streamed",
         "started",
+        "wire",
     )
 
     def __init__(self, send: Send, limits: OutletLimits, connection: Connection, on_slow: Callable[[], None]) -> None:
@@ -75,7 +77,8 @@ class Outlet:
         self._limits = limits
         self._connection = connection
         self._on_slow = on_slow
-        self._direct: Callable[[bytes], bool] | None = None
+        self.wire: ChunkWriter | None = None
+        """Takes a piece of the body the short way, or says that it cannot; None while there is no such way."""
         self._pump: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
         self._gathered: list[bytes] = []
@@ -100,13 +103,23 @@ class Outlet:
         if streamed and self._pump is None:
             self._go_direct()
 
+    def whole(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """All of a response, in place of `start`, `write` and `end`."""
+        respond = self._connection.respond
+        if respond is not None and not self.started and not self._ending and respond(status, headers, body):
+            self.started = self._ending = True
+        else:
+            self.start(status, headers)
+            self.end(body)
+
     def write(self, body: bytes) -> None:
         """More of the body. Dropped once the client is known to be too slow or the response has ended."""
-        direct = self._direct
-        if direct is None or not direct(body):
-            self._write(body)
+        wire = self.wire
+        if wire is None or not wire.write(body):
+            self.write_on(body)
 
-    def _write(self, body: bytes) -> None:
+    def write_on(self, body: bytes) -> None:
+        """The same, when `wire` has not taken it."""
         if self._pump is None and not self._ending:
             self._drive({"type": "http.response.body", "body": body, "more_body": True})
         elif not self._ending and not self._dropping:
@@ -116,14 +129,14 @@ class Outlet:
         wire = self._connection.wire
         if wire is not None and not self._ending:
             wire.hold()
-            self._direct = wire.write
+            self.wire = wire
 
     def end(self, body: bytes) -> None:
         """The last of the body, which is kept even for a slow client."""
         if self._ending:
             return
         self._ending = True
-        self._direct = None
+        self.wire = None
         if self._pump is None:
             self._drive({"type": "http.response.body", "body": body, "more_body": False})
         else:
@@ -132,7 +145,7 @@ class Outlet:
     async def close(self) -> None:
         """Nothing more will be sent; returns when nothing is being sent."""
         self._ending = True
-        self._direct = None
+        self.wire = None
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait([self._pump])
@@ -143,10 +156,10 @@ class Outlet:
         except OSError:
             # The client is gone; `receive` says so to whoever waits for it.
             self._ending = True
-            self._direct = None
+            self.wire = None
             return
         if isinstance(sending, Waiting):
-            self._direct = None
+            self.wire = None
             self._pump = asyncio.get_running_loop().create_task(self._drain(sending))
 
     def _gather(self, body: bytes) -> None:

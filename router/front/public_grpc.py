@@ -6,16 +6,21 @@ from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
+import msgspec
 
 from router.front import rpc
 from router.front.arrival import Arrival
+from router.front.asked_models import by_name
 from router.front.auth import Caller, Keys
 from router.front.chunk_stream import ChunkStream
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import for_client
 from router.front.exchange import Exchange
-from router.front.resumption import Rejoining
-from router.generation import Generation
+from router.front.parsers.said import Said
+from router.front.parsers.speech import Speech, Voice
+from router.front.resumption import Rejoining, facts, source_of
+from router.front.spoken_chunks import SpokenChunks
+from router.generation import Generation, Usage
 from tandem.core.errors import TandemError
 
 ERROR_METADATA: Final = "tandem-error-bin"
@@ -68,8 +73,9 @@ class PublicGrpc:
             caller = self._caller(_metadata(context))
         except TandemError as error:
             await _abort(context, error)
-        models = self._door.services.generator.models()
-        return rpc.encode_models([one for one in models if not caller.models or one.name in caller.models])
+        named = by_name(self._door.services.generator.models()).items()
+        asked = [(name, one) for name, one in named if not caller.models or one.name in caller.models]
+        return rpc.encode_models([msgspec.structs.replace(one, name=name) for name, one in asked])
 
     async def _generate(self, raw: bytes, context: Context) -> None:
         metadata = _metadata(context)
@@ -77,7 +83,7 @@ class PublicGrpc:
         await context.send_initial_metadata((("x-request-id", arrival.request_id),))
         request, generations = await self._prepare(arrival, metadata, raw, context)
         start = (0,) * generations[0].n if request.resumable else None
-        call = _Call(self._door, generations[0], arrival.request_id, start)
+        call = _Call(self._door, generations[0], arrival.request_id, start, arrival.speech)
         call.begin(lambda stream: self._door.start(arrival, generations, stream))
         try:
             await call.carry(context.write)
@@ -91,9 +97,9 @@ class PublicGrpc:
             resumed = await self._door.find(request_id, caller)
             generation = resumed.generation
             after = positions or (0,) * generation.n
-            resumed.chars(after)
+            chars, speech = resumed.chars(after), facts(generation).speech
             await context.send_initial_metadata((("x-request-id", request_id),))
-            call = _Call(self._door, generation, request_id, after)
+            call = _Call(self._door, generation, request_id, after, speech, chars)
             call.begin(lambda stream: self._door.rejoin(caller, resumed, Rejoining(resumed, after, stream), stream))
             await call.carry(context.write)
         except TandemError as error:
@@ -128,21 +134,39 @@ class _Call:
     """One running `Generate` or `Resume`. Of a resumable request chunks tell their place, beginning with `after`."""
 
     def __init__(
-        self, door: FrontDoor, generation: Generation, request_id: str, after: tuple[int, ...] | None
+        self,
+        door: FrontDoor,
+        generation: Generation,
+        request_id: str,
+        after: tuple[int, ...] | None,
+        speech: Speech | None = None,
+        chars: tuple[int, ...] | None = None,
     ) -> None:
+        """`chars` is how long the sequences' texts are there; None at the beginning."""
         self._door = door
         self._patience: asyncio.Timeout | None = None
         self._timeout_s = generation.timeout_s
         self._request_id = request_id
         self._positions = list(after or ())
-        self._stream = ChunkStream(
-            self._encode if after is None else self._encode_with_place,
-            lambda usage: rpc.encode_usage(request_id, usage, self._positions),
-            generation.n,
-            door.settings.outlet.buffer_bytes,
-            self._too_slow,
-        )
         self._exchange: Exchange | None = None
+        start, most = (0,) * generation.n, door.settings.outlet.buffer_bytes
+
+        def encode_usage(usage: Usage) -> bytes:
+            return rpc.encode_usage(request_id, usage, self._positions)
+
+        if speech is None:
+            encode = self._encode if after is None else self._encode_with_place
+            self._stream = ChunkStream(encode, encode_usage, generation.n, most, self._too_slow)
+        else:
+            source, place = source_of(generation), (after or start, chars or start)
+            self._stream = SpokenChunks(
+                self._encode_said,
+                encode_usage,
+                lambda index: Voice(speech, source, index),
+                place,
+                most,
+                self._too_slow,
+            )
 
     def begin(self, start: Callable[[ChunkStream], Exchange]) -> None:
         """Start the exchange, whose chunks `carry` writes."""
@@ -175,6 +199,12 @@ class _Call:
         shown = rpc.ChunkParts(*parts)
         self._positions[shown.index] += len(shown.tokens)
         return rpc.encode_chunk(self._request_id, shown, self._positions)
+
+    def _encode_said(self, index: int, tokens: tuple[int, ...], said: Said, *rest: Any) -> bytes:
+        if self._positions:
+            self._positions[index] += len(tokens)
+        parts = rpc.ChunkParts(index, tokens, said.content, *rest)
+        return rpc.encode_chunk(self._request_id, parts, self._positions, said)
 
     def _too_slow(self) -> None:
         """The client does not read, so a write in progress will not end by itself."""

@@ -15,10 +15,11 @@ MINUTE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Quota:
-    """What a tenant may use per minute; None means no bound."""
+    """What a tenant may use per minute, and have of KV in workers' tiers; None means no bound."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    kv_bytes_max: int | None = None
 
 
 UNBOUNDED: Final = Quota()

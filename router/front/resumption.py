@@ -8,6 +8,8 @@ import msgspec
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.front.openai.logprobs import Vocabulary
 from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.front.openai.spoken import SpokenFormat
+from router.front.parsers.speech import Speech
 from router.generation import Generation, Resumed, Running, Sink
 from tandem.core.errors import TandemError
 
@@ -22,15 +24,18 @@ class Facts(msgspec.Struct, frozen=True):
     model: str
     created: int
     include_usage: bool
+    speech: Speech | None = None
 
 
-def facts_of(request: ChatRequest | CompletionRequest, received_wall: float) -> bytes | None:
+def facts_of(
+    request: ChatRequest | CompletionRequest, received_wall: float, speech: Speech | None = None
+) -> bytes | None:
     """For `Generation.resume`; None when the client did not ask for a resumable stream."""
     if not request.resumable:
         return None
     usage = bool(request.stream_options is not None and request.stream_options.include_usage)
     chat = isinstance(request, ChatRequest)
-    return msgspec.msgpack.encode(Facts(chat, request.model, int(received_wall), usage))
+    return msgspec.msgpack.encode(Facts(chat, request.model, int(received_wall), usage, speech))
 
 
 def facts(generation: Generation) -> Facts:
@@ -39,10 +44,17 @@ def facts(generation: Generation) -> Facts:
     return msgspec.msgpack.decode(generation.resume, type=Facts)
 
 
-def form_of(facts: Facts, request_id: str, vocabulary: Vocabulary) -> Format:
-    """The same format that the first router used."""
+def form_of(facts: Facts, request_id: str, vocabulary: Vocabulary, source: str) -> Format:
+    """The format of the first router and of every later one; `source` as `source_of` gives it."""
     label = Label(request_id, facts.created, facts.model, facts.include_usage)
+    if facts.speech is not None:
+        return SpokenFormat(label, vocabulary, facts.speech, source)
     return ChatFormat(label, vocabulary) if facts.chat else CompletionFormat(label, vocabulary)
+
+
+def source_of(generation: Generation) -> str:
+    """What the ids of a request's tool calls are drawn from: its own, and the same on every router."""
+    return f"{generation.trace.span_id}\x00{generation.trace.trace_id}"
 
 
 def place_bytes(positions: list[int]) -> bytes:
@@ -61,7 +73,10 @@ def place_of(event_id: str | None, sequences: int) -> tuple[int, ...]:
 
 
 class Gathers(Protocol):
-    """An answer that can take much at once."""
+    """An answer that can take much at once. One that reads what it is told wants to hear it `from_start`, and leaves
+    out what its client has."""
+
+    from_start: bool
 
     def gather(self) -> None:
         """Hold back what comes."""
@@ -83,6 +98,7 @@ class Rejoining:
     def start(self, generation: Generation, sink: Sink) -> Running:
         """`router.front.exchange.Starter.start`. Raises `invalid_request` when the place is none of this answer."""
         self._answer.gather()
-        running = self._resumed.listen(sink, self._after)
+        after = (0,) * len(self._after) if self._answer.from_start else self._after
+        running = self._resumed.listen(sink, after)
         self._answer.flush()
         return running

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from router.front.idempotency import IdempotencySettings
 from router.front.outlet import OutletLimits
+from router.front.prefixes import PrefixSettings
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class FrontSettings:
     sequences_max: int = 128
     """Prompts times n of one request."""
     idempotency: IdempotencySettings = field(default_factory=IdempotencySettings)
+    prefixes: PrefixSettings = field(default_factory=PrefixSettings)
+    conversations_bytes_max: int = 128 << 20
+    """What the text and tokens of conversations that may go on may take in memory, per model; 0 keeps nothing."""
+    prompt_texts_bytes_max: int = 16 << 20
+    """Token ids of recent prompts, kept to say where in its text a prompt differs from earlier ones."""
     resumable_tokens_max: int = 131_072
     """Output tokens that a resumable request may ask for, all sequences together: they are all kept."""
     outlet: OutletLimits = field(default_factory=OutletLimits)

@@ -24,8 +24,7 @@ _STREAM: Final = (
 
 def respond(outlet: Outlet, status: int, body: bytes, headers: Sequence[Header]) -> None:
     """A whole JSON response."""
-    outlet.start(status, [_JSON, (b"content-length", b"%d" % len(body)), *headers])
-    outlet.end(body)
+    outlet.whole(status, (_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
 
 
 def respond_error(outlet: Outlet, error: TandemError, headers: Sequence[Header]) -> None:
@@ -76,7 +75,7 @@ class StreamedAnswer:
 class _StreamedPart(Part):
     """The sink of one generation of a stream: every output is one event, written in the same call."""
 
-    __slots__ = ("_answer", "_begun", "_form", "_heads", "_offsets", "_tail", "_write")
+    __slots__ = ("_answer", "_form", "_heads", "_offsets", "_outlet", "_tail")
 
     def __init__(
         self, answer: StreamedAnswer, exchange: Exchange, number: int, outlet: Outlet, form: Format, sequences: int
@@ -84,10 +83,11 @@ class _StreamedPart(Part):
         super().__init__(exchange, number, sequences)
         self._answer = answer
         self._form = form
-        self._write = outlet.write
-        self._heads = [form.head(self.base + sequence) for sequence in range(sequences)]
+        self._outlet = outlet
+        self._heads = [b""] * sequences
+        """What stands before the text of a sequence; empty until its first event. A stream is looked at once in a
+        step, when nothing of it is in the processor's cache any more: the fewer objects a token needs, the better."""
         self._tail = form.tail
-        self._begun = [False] * sequences
         self._offsets = [0] * sequences
 
     def output(
@@ -103,8 +103,11 @@ class _StreamedPart(Part):
         self.delivered += len(tokens)
         if position % PACE_EVERY < 2:
             self.exchange.pace(self.base + sequence, position)
-        if finish is None and text and not logprobs and self._begun[sequence]:
-            self._write(self._heads[sequence] + _encode(text) + self._tail)
+        head = self._heads[sequence]
+        if head and finish is None and text and not logprobs:
+            body, wire = head + _encode(text) + self._tail, self._outlet.wire
+            if wire is None or not wire.write(body):
+                self._outlet.write_on(body)
         else:
             self._more_than_text(sequence, tokens, text, logprobs, finish, stop_reason)
 
@@ -121,8 +124,8 @@ class _StreamedPart(Part):
             return
         index = self.base + sequence
         body = b""
-        if not self._begun[sequence]:
-            self._begun[sequence] = True
+        if not self._heads[sequence]:
+            self._heads[sequence] = self._form.head(index)
             self.exchange.first_output()
             self._answer.begin()
             body = self._form.opening(index)
@@ -133,7 +136,7 @@ class _StreamedPart(Part):
             body += self._heads[sequence] + _encode(text) + self._tail
         self._offsets[sequence] += len(text)
         if body:
-            self._write(body)
+            self._outlet.write(body)
 
 
 class CollectedAnswer:

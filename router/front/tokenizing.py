@@ -15,10 +15,3 @@ class Tokenizing(Protocol):
         Raises `queue_full`, `deadline_exceeded` when it is not done in time, and what `work` raises.
         """
         ...
-
-
-class Inline:
-    """Does everything at once: for tests and simulation, where time does not pass while computing."""
-
-    async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
-        return work()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 _TURN_CHARACTERS: Final = 16_384
 """What is done before the loop gets to do something else: some milliseconds."""
-_LOOKS_MAX: Final = 4
+_LOOKS_MAX: Final = 16
 """How often the loop is asked for more before what there is is done."""
 
 

@@ -1,8 +1,17 @@
 """Placement: which workers run a request, what each choice would have cost, and why."""
 
 from router.placement.costs import CostModel
-from router.placement.decision import Breakdown, Candidate, Placement, PlacementRequest, Unplaced
-from router.placement.place import place
+from router.placement.decision import (
+    Breakdown,
+    Candidate,
+    Placement,
+    PlacementRequest,
+    SourceChoice,
+    Unplaced,
+    Work,
+)
+from router.placement.policies import make_policy
+from router.placement.policy import Policy
 from router.placement.view import WorkerView
 
 __all__ = [
@@ -11,7 +20,10 @@ __all__ = [
     "CostModel",
     "Placement",
     "PlacementRequest",
+    "Policy",
+    "SourceChoice",
     "Unplaced",
+    "Work",
     "WorkerView",
-    "place",
+    "make_policy",
 ]

@@ -2,90 +2,82 @@
 
 from collections.abc import Sequence
 
+from router.placement.learning.answer_lengths import AnswerLengths
+from router.placement.learning.prefill_costs import PrefillCosts
+from router.placement.learning.step_costs import StepCosts
+from router.placement.learning.transfer_costs import TransferCosts
 from router.settings import CostPriors
 from tandem.core.messages import Load
 from tandem.core.spans import Span
 
-_SHARE = 0.2
-"""Weight of a new observation in the moving averages."""
-
 
 class CostModel:
-    """Prefill rate and step time per worker, how steps grow with the batch, and the rate of transfers.
-
-    Step time is taken as `base + slope * sequences`. The slope is the exponentially weighted least-squares fit
-    over all workers (they run the same model); the base is each worker's own.
-    """
+    """Prompts, decode steps, transfers and the length of answers: what teaches them, and what they are expected to
+    take. Times are in milliseconds."""
 
     def __init__(self, priors: CostPriors) -> None:
-        self._priors = priors
-        self._prefill: dict[str, float] = {}
-        self._step_base_ms: dict[str, float] = {}
-        self._bytes_per_s = priors.transfer_bytes_per_s
-        self._slope = _Slope(priors.step_ms_per_sequence)
+        self.prefill = PrefillCosts(priors.prefill_tokens_per_s)
+        self.steps = StepCosts(priors.step_ms, priors.step_ms_per_sequence, priors.step_ms_per_1k_context / 1e3)
+        self.transfers = TransferCosts(priors.transfer_bytes_per_s)
+        self.answers = AnswerLengths()
+        self._batches: dict[str, tuple[int, int]] = {}
+        """Sequences, and the positions they attend to, as last told of a worker."""
 
-    def observe_load(self, worker_id: str, load: Load) -> None:
-        """Learn from a worker's load figures; zeros mean that nothing was measured."""
+    def observe_load(self, worker_id: str, load: Load, attended_tokens: int = 0) -> None:
+        """Learn from a worker's load figures; zeros mean that nothing was measured. `attended_tokens` are the
+        positions its running sequences attend to, as far as the router knows."""
         if load.prefill_tokens_per_s > 0:
-            known = self._prefill.get(worker_id, load.prefill_tokens_per_s)
-            self._prefill[worker_id] = known + _SHARE * (load.prefill_tokens_per_s - known)
-        if load.step_s > 0 and load.running > 0:
-            step_ms = load.step_s * 1e3
-            self._slope.observe(load.running, step_ms)
-            base = max(0.0, step_ms - self._slope.value * load.running)
-            known = self._step_base_ms.get(worker_id, base)
-            self._step_base_ms[worker_id] = known + _SHARE * (base - known)
+            self.prefill.observe_rate(worker_id, load.prefill_tokens_per_s)
+        self.steps.observe(worker_id, load, attended_tokens)
+        self._batches[worker_id] = load.running, attended_tokens
 
-    def observe_spans(self, spans: Sequence[Span]) -> None:
-        """Learn from what a worker reported of an attempt: pulls tell their bytes and the rate while there were
-        blocks to pull."""
+    def observe_spans(self, worker_id: str, spans: Sequence[Span], *, alone: bool = False) -> None:
+        """Learn from what a worker reported of an attempt. `alone`: no other prompt waited or was computed there."""
+        pulled = any(span.name == "kv.pull" for span in spans)
         for span in spans:
             if span.name == "kv.pull":
-                moved_bytes, gb_per_s = span.attributes.get("bytes"), span.attributes.get("gb_per_s")
-                if isinstance(moved_bytes, int) and isinstance(gb_per_s, float):
-                    self.observe_transfer(moved_bytes, gb_per_s * 1e9)
+                self._observe_pull(worker_id, span)
+            elif span.name == "prefill":
+                self._observe_prefill(worker_id, span, alone and not pulled)
 
-    def observe_transfer(self, moved_bytes: int, bytes_per_s: float) -> None:
-        """Learn from a finished pull. Pulls too small to show a rate are left out."""
-        if moved_bytes >= 1 << 16 and bytes_per_s > 0:
-            self._bytes_per_s += _SHARE * (bytes_per_s - self._bytes_per_s)
+    def observe_answer(self, max_tokens: int, tokens: float) -> None:
+        """A sequence ended after so many output tokens, of at most `max_tokens`."""
+        self.answers.observe(max_tokens, tokens)
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone; its successor may be another machine."""
-        self._prefill.pop(worker_id, None)
-        self._step_base_ms.pop(worker_id, None)
+        self.prefill.forget(worker_id)
+        self.steps.forget(worker_id)
+        self.transfers.forget(worker_id)
+        self._batches.pop(worker_id, None)
 
-    def prefill_ms(self, worker_id: str, tokens: int) -> float:
-        return tokens * 1e3 / self._prefill.get(worker_id, self._priors.prefill_tokens_per_s)
+    def prefill_ms(self, worker_id: str, uncached: int, cached: int = 0) -> float:
+        """Computing `uncached` prompt tokens after `cached` ones, without the steps of the batch beside."""
+        return self.prefill.terms(worker_id).ms(uncached, cached)
 
-    def step_ms(self, worker_id: str, sequences: int) -> float:
-        """Expected decode step with `sequences` in the batch."""
-        return self._step_base_ms.get(worker_id, self._priors.step_ms) + self._slope.value * sequences
+    def step_ms(self, worker_id: str, sequences: int, attended_tokens: int = 0) -> float:
+        """Expected decode step with `sequences` in the batch, which attend to so many positions together."""
+        return self.steps.terms(worker_id).ms(sequences, attended_tokens)
 
-    def transfer_ms(self, moved_bytes: int) -> float:
-        return moved_bytes * 1e3 / self._bytes_per_s
+    def transfer_ms(self, moved_bytes: int, kind: str = "peer") -> float:
+        """Moving so many bytes from a holder of this kind, without what it takes to begin."""
+        return moved_bytes * 1e3 / self.transfers.rate(kind)
 
-
-class _Slope:
-    """Milliseconds per sequence by exponentially weighted least squares; the prior holds until x has varied."""
-
-    def __init__(self, prior: float) -> None:
-        self.value = prior
-        self._prior = prior
-        self._mean_x = 0.0
-        self._mean_y = 0.0
-        self._var_x = 0.0
-        self._cov = 0.0
-        self._seen = False
-
-    def observe(self, x: float, y: float) -> None:
-        if not self._seen:
-            self._mean_x, self._mean_y, self._seen = x, y, True
+    def _observe_pull(self, worker_id: str, span: Span) -> None:
+        """Pulls tell their bytes and the rate while there were blocks to pull."""
+        moved_bytes, gb_per_s = span.attributes.get("bytes"), span.attributes.get("gb_per_s")
+        kind = span.attributes.get("kind", "peer")
+        if not isinstance(moved_bytes, int) or not isinstance(gb_per_s, float):
             return
-        dx, dy = x - self._mean_x, y - self._mean_y
-        self._mean_x += _SHARE * dx
-        self._mean_y += _SHARE * dy
-        self._var_x = (1 - _SHARE) * (self._var_x + _SHARE * dx * dx)
-        self._cov = (1 - _SHARE) * (self._cov + _SHARE * dx * dy)
-        if self._var_x >= 1.0:
-            self.value = max(0.0, self._cov / self._var_x)
+        if kind in ("dram", "nvme"):
+            self.transfers.observe_read(worker_id, str(kind), moved_bytes, gb_per_s * 1e9)
+        else:
+            self.transfers.observe(str(kind), moved_bytes, gb_per_s * 1e9)
+
+    def _observe_prefill(self, worker_id: str, span: Span, alone: bool) -> None:
+        computed, reused = span.attributes.get("tokens_computed"), span.attributes.get("tokens_reused")
+        if isinstance(computed, int) and isinstance(reused, int):
+            ms, step_ms = (span.end_s - span.start_s) * 1e3, 0.0
+            if worker_id in self._batches and self._batches[worker_id][0] > 0:
+                step_ms = self.step_ms(worker_id, *self._batches[worker_id])
+            self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, step_ms=step_ms)

@@ -1,30 +1,64 @@
 """What placement is asked and what it answers. Values only."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from kv_transfer.index import Held
 
-@dataclass(frozen=True)
-class PlacementRequest:
+
+class Needs(NamedTuple):
+    """What a request needs that not every worker has: features of its engine, and a LoRA adapter of this content."""
+
+    features: tuple[str, ...] = ()
+    adapter: str = ""
+    adapter_hash: str = ""
+
+
+class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as far as placement is concerned.
 
-    `prompt_tokens` includes output tokens that are replayed on a resumption; `cached` gives, per worker id, how
-    many leading tokens a worker has. `excluded` incarnations, (worker id, epoch), have failed this request:
-    they are used only when nothing else can serve it. `local_only` forbids a hand-off.
+    `prompt_tokens` includes output tokens that are replayed on a resumption; `held` says, per worker id, how many
+    leading blocks of the prompt a worker has, in its pool and below. `excluded` incarnations, (worker id, epoch),
+    have failed this request: they are used only when nothing else can serve it. `local_only` forbids a hand-off.
     """
 
     model: str
     prompt_tokens: int
     sequences: int
     max_tokens: int
-    cached: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, Held] = {}
     excluded: tuple[tuple[str, int], ...] = ()
     local_only: bool = False
+    names: Mapping[bytes, Sequence[bytes]] = {}
+    """The names of the prompt's full blocks by the root name of the workers that use them: one entry, but for a
+    rollout. Workers of different roots never share blocks."""
+    prompt_cache_key: str = ""
+    """Requests with equal keys are said to have a prefix in common; empty for nothing said."""
+    request_id: str = ""
+    needs: Needs | None = None
+    """None for a request that any worker of its model can serve."""
+    revision: str = ""
+    """Whose workers may take it; empty for any."""
+
+    def figures(self) -> "PlacementRequest":
+        """All but what its blocks are called and who has them, which for a long prompt is much to keep."""
+        return PlacementRequest(
+            self.model,
+            self.prompt_tokens,
+            self.sequences,
+            self.max_tokens,
+            excluded=self.excluded,
+            local_only=self.local_only,
+            prompt_cache_key=self.prompt_cache_key,
+            request_id=self.request_id,
+            needs=self.needs,
+            revision=self.revision,
+        )
 
 
-class Candidate(msgspec.Struct, frozen=True, order=True):
+class Candidate(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """A choice by worker ids; without `prefill`, `decode` computes the prompt itself."""
 
     decode: str
@@ -34,21 +68,54 @@ class Candidate(msgspec.Struct, frozen=True, order=True):
         return f"{self.prefill}→{self.decode}" if self.prefill else self.decode
 
 
-class Breakdown(msgspec.Struct, frozen=True, gc=False):
-    """Expected cost in milliseconds. `interference` is what running sequences lose, not this request."""
+class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Expected cost in milliseconds. `fetch` is for blocks that others or lower tiers bring; `interference` is what
+    others lose, not this request."""
 
     queue_ms: float
     prefill_ms: float
     transfer_ms: float
     decode_ms: float
     interference_ms: float
+    fetch_ms: float = 0.0
+
+    @property
+    def completion_ms(self) -> float:
+        """Until the request's own end."""
+        return self.queue_ms + self.fetch_ms + self.prefill_ms + self.transfer_ms + self.decode_ms
 
     @property
     def total_ms(self) -> float:
-        return self.queue_ms + self.prefill_ms + self.transfer_ms + self.decode_ms + self.interference_ms
+        """What placement minimizes: the request's own time and what others lose by it."""
+        return self.completion_ms + self.interference_ms
 
 
-class Placement(msgspec.Struct, frozen=True):
+class SourceChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A holder from whom fetching leading blocks is expected to beat computing them.
+
+    `kind` is `peer` or `store`. The computing worker has fewer than `blocks` leading blocks itself; `expected_ms` is
+    what bringing those it lacks takes.
+    """
+
+    holder: str
+    kind: str
+    blocks: int
+    expected_ms: float
+
+
+class Work(NamedTuple):
+    """What one attempt puts on one worker, as its view counts it."""
+
+    sequences: int
+    prompt_tokens: int = 0
+    """To compute here."""
+    prompt_ms: float = 0.0
+    """How long fetching and computing them is expected to take."""
+    context_tokens: int = 0
+    """Positions that its sequences will attend to, all together."""
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True):
     """Where a request goes. `mode` is `disaggregated` or `local`; `costs` has the winner first.
 
     `path` is the transport that carried last from `prefill` to `decode`. `unproved` are pairs, (prefill, decode),
@@ -67,12 +134,37 @@ class Placement(msgspec.Struct, frozen=True):
     decode_cached_tokens: int = 0
     path: str = ""
     unproved: tuple[tuple[str, str], ...] = ()
+    sources: tuple[SourceChoice, ...] = ()
+    """Whom the worker that computes the prompt may fetch leading blocks from, the cheapest first; at most two."""
+    new_tokens: int = 0
+    """Of the prompt: those that the computing worker's pool does not have yet, whether computed or brought."""
+    answer_tokens: float = 0.0
+    """Expected of all its sequences together."""
+    turned: float = 0.0
+    """What its new tokens are of all that caches like the computing worker's hold together."""
+    beside: float = 0.0
+    """Sequences that run on the mean worker, each counting as much as a millisecond of it does."""
+
+    @property
+    def computing(self) -> str:
+        """The worker that computes the prompt."""
+        return self.decode if self.prefill is None else self.prefill
+
+    def work(self, sequences: int) -> tuple[Work, Work | None]:
+        """What an attempt of so many sequences puts on decode, and on prefill if there is one."""
+        candidate, cost = self.costs[0]
+        chosen = candidate == Candidate(self.decode, self.prefill or "")
+        prompt_ms = cost.fetch_ms + cost.prefill_ms if chosen else 0.0
+        context = sequences * (self.prefill_tokens + self.cached_tokens)
+        if self.prefill is None:
+            return Work(sequences, self.prefill_tokens, prompt_ms, context), None
+        return Work(sequences, context_tokens=context), Work(sequences, self.prefill_tokens, prompt_ms)
 
     def cost_table(self) -> str:
         """The costs as text, one candidate per line, for traces."""
         return "\n".join(
-            f"{candidate}: {cost.total_ms:.1f} ms = queue {cost.queue_ms:.1f} + prefill {cost.prefill_ms:.1f}"
-            f" + transfer {cost.transfer_ms:.1f} + decode {cost.decode_ms:.1f}"
+            f"{candidate}: {cost.total_ms:.1f} ms = queue {cost.queue_ms:.1f} + fetch {cost.fetch_ms:.1f}"
+            f" + prefill {cost.prefill_ms:.1f} + transfer {cost.transfer_ms:.1f} + decode {cost.decode_ms:.1f}"
             f" + interference {cost.interference_ms:.1f}"
             for candidate, cost in self.costs
         )

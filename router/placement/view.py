@@ -1,15 +1,21 @@
 """What placement knows of one worker."""
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from router.placement.decision import Work
 from tandem.core.kv import Layout
-from tandem.core.messages import Hello, Load
+from tandem.core.messages import Hello, Load, TierCost
+
+_ADAPTERS_MAX: Final = 16
+"""Of the adapters that a worker was sent, as many are taken to be loaded there."""
 
 
 @dataclass(slots=True)
 class WorkerView:
-    """One live worker as the router sees it. Its owner, the fleet, keeps it current in place; `place` only reads.
+    """One live worker as the router sees it. Its owner, the fleet, keeps it current in place; policies only read.
 
     `pairing` is a small number: workers of equal pairing have the same revision, root name and layout, so they
     may exchange KV. In-flight figures count this router's own attempts; the load figures, everybody's.
@@ -25,16 +31,49 @@ class WorkerView:
     layout: Layout
     blocks: int
     context_tokens: int
+    """The longest sequence it takes."""
     draining: bool = False
     ready: bool = True
     """Whether it takes more than canaries."""
     load: Load | None = None
     sequences_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
+    """Of prompts whose first token has not come yet; likewise `prompt_ms_in_flight`."""
     unseen: "deque[tuple[float, int, int]]" = field(default_factory=deque)
     """Submits the load figures may not show yet: (when, sequences, prompt tokens to compute)."""
     unseen_sequences: int = 0
     unseen_prompt_tokens: int = 0
+    tiers: tuple[TierCost, ...] = ()
+    """What it keeps below its pool, the fastest first."""
+    prompt_ms_in_flight: float = 0.0
+    attended_in_flight: int = 0
+    """Positions that the sequences in flight attend to, all together."""
+    prompts: int = 0
+    """Prompts ever submitted for computing, to see whether one had the worker to itself."""
+    features: tuple[str, ...] = ()
+    """What its engine can do beyond the rest."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Content hashes of the LoRA adapters it serves, by name."""
+    warm: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
+    """Adapters that were in use there, the latest last."""
+    block_tokens: int = field(init=False)
+    block_bytes: int = field(init=False)
+    capacity_tokens: int = field(init=False)
+    """What its blocks hold."""
+    sequences: int = field(init=False, default=0)
+    """Sequences running, waiting or on their way."""
+    queued_prompt_tokens: int = field(init=False, default=0)
+    """Prompt tokens that would be computed before a new prompt."""
+    blocks_free: int = field(init=False, default=0)
+    """Free blocks. A worker without work has all of them but the exported ones, whatever its figures say: they may
+    be from before its first step."""
+    attended_tokens: int = field(init=False, default=0)
+    """Positions attended by a decode step over `sequences`: known of this router's own, of others by proportion."""
+
+    def __post_init__(self) -> None:
+        self.block_tokens, self.block_bytes = self.layout.block_tokens, self.layout.block_bytes
+        self.capacity_tokens = self.blocks * self.block_tokens
+        self._renew()
 
     @classmethod
     def of(cls, hello: Hello, pairing: int) -> "WorkerView":
@@ -51,44 +90,42 @@ class WorkerView:
             context_tokens=hello.context_tokens,
             draining=hello.draining,
             ready=not hello.unready,
+            tiers=hello.tiers,
+            features=hello.features,
+            adapters={each.name: each.content_hash for each in hello.adapters},
         )
 
-    @property
-    def sequences(self) -> int:
-        """Sequences running, waiting or on their way."""
-        if self.load is None:
-            return self.sequences_in_flight
-        return max(self.sequences_in_flight, self.load.running + self.load.waiting + self.unseen_sequences)
+    def used(self, adapter: str) -> None:
+        """A request with this adapter was sent to it."""
+        self.warm[adapter] = None
+        self.warm.move_to_end(adapter)
+        if len(self.warm) > _ADAPTERS_MAX:
+            self.warm.popitem(last=False)
 
-    @property
-    def queued_prompt_tokens(self) -> int:
-        """Prompt tokens that would be computed before a new prompt."""
-        if self.load is None:
-            return self.prompt_tokens_in_flight
-        return self.load.queued_prompt_tokens + self.unseen_prompt_tokens
+    def submitted(self, now: float, work: Work) -> None:
+        """An attempt was sent."""
+        self.sequences_in_flight += work.sequences
+        self.prompt_tokens_in_flight += work.prompt_tokens
+        self.prompt_ms_in_flight += work.prompt_ms
+        self.attended_in_flight += work.context_tokens
+        self.prompts += work.prompt_tokens > 0
+        self.unseen.append((now, work.sequences, work.prompt_tokens))
+        self.unseen_sequences += work.sequences
+        self.unseen_prompt_tokens += work.prompt_tokens
+        self._renew()
 
-    @property
-    def blocks_free(self) -> int:
-        """Free blocks. A worker without work has all of them but the exported ones, whatever its figures say: they
-        may be from before its first step."""
-        if self.load is None:
-            return self.blocks
-        if self.load.running == 0 and self.load.waiting == 0:
-            return self.blocks - self.load.blocks_exported
-        return self.load.blocks_free
+    def computed(self, work: Work) -> Work:
+        """The first token of this work has come; gives what is left of the work."""
+        self._prompt_done(work)
+        self._renew()
+        return Work(work.sequences, context_tokens=work.context_tokens)
 
-    def submitted(self, now: float, sequences: int, prompt_tokens: int) -> None:
-        """An attempt was sent: `prompt_tokens` of its prompt are to be computed here."""
-        self.sequences_in_flight += sequences
-        self.prompt_tokens_in_flight += prompt_tokens
-        self.unseen.append((now, sequences, prompt_tokens))
-        self.unseen_sequences += sequences
-        self.unseen_prompt_tokens += prompt_tokens
-
-    def released(self, sequences: int, prompt_tokens: int) -> None:
-        """An attempt of this router ended here."""
-        self.sequences_in_flight -= sequences
-        self.prompt_tokens_in_flight -= prompt_tokens
+    def released(self, work: Work) -> None:
+        """An attempt of this router ended here: `work` is what was left of it."""
+        self.sequences_in_flight -= work.sequences
+        self.attended_in_flight -= work.context_tokens
+        self._prompt_done(work)
+        self._renew()
         assert self.sequences_in_flight >= 0, f"{self.worker_id}: released twice"
 
     def loaded(self, load: Load, now: float, lag_s: float) -> None:
@@ -98,3 +135,29 @@ class WorkerView:
             _, sequences, prompt_tokens = self.unseen.popleft()
             self.unseen_sequences -= sequences
             self.unseen_prompt_tokens -= prompt_tokens
+        self._renew()
+
+    def _prompt_done(self, work: Work) -> None:
+        self.prompt_tokens_in_flight -= work.prompt_tokens
+        # Sums of floats do not cancel exactly.
+        left_ms = self.prompt_ms_in_flight - work.prompt_ms
+        self.prompt_ms_in_flight = max(0.0, left_ms) if self.prompt_tokens_in_flight > 0 else 0.0
+
+    def _renew(self) -> None:
+        """What follows from the figures, once per change instead of once per look."""
+        load = self.load
+        if load is None:
+            self.sequences = self.sequences_in_flight
+            self.queued_prompt_tokens = self.prompt_tokens_in_flight
+            self.blocks_free = self.blocks
+        else:
+            self.sequences = max(self.sequences_in_flight, load.running + load.waiting + self.unseen_sequences)
+            self.queued_prompt_tokens = load.queued_prompt_tokens + self.unseen_prompt_tokens
+            idle = load.running == 0 and load.waiting == 0
+            self.blocks_free = self.blocks - load.blocks_exported if idle else load.blocks_free
+        self.attended_tokens = self._attended()
+
+    def _attended(self) -> int:
+        if self.sequences_in_flight > 0:
+            return self.attended_in_flight * self.sequences // self.sequences_in_flight
+        return (self.blocks - self.blocks_free) * self.block_tokens if self.sequences else 0

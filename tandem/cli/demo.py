@@ -79,7 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     up = ["--engine", given.engine, "--model", given.model, "--prefill", "1", "--decode", "1", "--port", "0"]
     began = time.monotonic()
-    platform = Platform(parse_up(up).service, os.environ)
+    # Placement may find, rightly, that a small model computes a prompt faster than it hands it over.
+    platform = Platform(parse_up(up).service, os.environ, ("--core.placement.prefer", "disaggregated"))
     with cleaning_up(platform):
         problems = asyncio.run(_demo(platform, began))
     for problem in problems:

@@ -8,9 +8,20 @@ from typing import Final
 
 from tandem.cli.drill import pace
 from tandem.cli.member import Member
-from tandem.cli.service_spec import ModelService, Pool, quantity
+from tandem.cli.one_machine import source_here
 from tandem.cli.supervisor import ROUTER
 from tandem.service.processes import Command
+from tandem.spec.pool import Pool, engine_of
+from tandem.spec.revision import revision_of
+from tandem.spec.rollout import Routing
+from tandem.spec.service import STORE, ModelService, StoreSpec, TiersSpec
+from tandem.spec.worker_settings import (
+    as_flags,
+    index_environment,
+    tier_settings,
+    worker_module,
+    worker_settings,
+)
 
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -35,10 +46,32 @@ def members_of(
     router_flags: Sequence[str] = (),
 ) -> list[Member]:
     """The router first, then every worker of every pool. `router_flags` are added to the router's command line."""
-    workers = [(pool, index) for pool in service.spec.pools for index in range(pool.replicas)]
-    threads = threads_per_worker(cores, len(workers))
+    workers = [(pool, index) for pool in service.spec.pools for index in range(pool.first_replicas)]
+    threads, environment = (
+        threads_per_worker(cores, len(workers)),
+        {**environment, **index_environment(service, service.metadata.name)},
+    )
     router = Member(Command(ROUTER, [*_router(service, places), *router_flags], environment), ROUTER)
-    return [router, *(worker_of(service, places, pool, index, threads, environment) for pool, index in workers)]
+    members = [router, *(worker_of(service, places, pool, index, threads, environment) for pool, index in workers)]
+    if service.spec.store is not None:
+        members.append(store_of(service.spec.store, places, environment))
+    return members
+
+
+def store_of(store: StoreSpec, places: Places, environment: Mapping[str, str]) -> Member:
+    """The process that keeps blocks for all workers."""
+    name = f"{STORE}-0"
+    settings = {
+        "worker_id": name,
+        "workers_file": places.fleet_file,
+        "ticket_key_file": places.key_file,
+        "socket_directory": places.sockets,
+        "metrics_bind": "127.0.0.1:0",
+        **tier_settings(TiersSpec(store.dram, store.nvme, store.nvme_dir)),
+    }
+    return Member(
+        Command(name, [sys.executable, "-m", "kv_store", "--events", *as_flags(settings)], environment), "store"
+    )
 
 
 def worker_of(
@@ -46,7 +79,11 @@ def worker_of(
 ) -> Member:
     """The worker number `index`, from 0, of a pool."""
     name = f"{pool.name}-{index}"
-    with_threads = {**environment, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
+    with_threads = {
+        **environment,
+        **index_environment(service, service.metadata.name),
+        **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+    }
     return Member(Command(name, _worker(service, pool, name, places, threads), with_threads), pool.role)
 
 
@@ -62,38 +99,36 @@ def _router(service: ModelService, places: Places) -> list[str]:
         "grpc_port": places.grpc_port,
         "workers_file": places.fleet_file,
         "ticket_key_file": places.key_file,
-        "model": service.spec.model.source,
+        "model": source_here(service.spec.model.source),
         "model_name": service.model_name,
         "engine": service.spec.engine.type,
+        "tool_parser": service.spec.model.tool_parser,
+        "reasoning_parser": service.spec.model.reasoning_parser,
+        "chat_template": service.spec.model.chat_template,
+        "core.placement.policy": _policy(service),
         **(pace.ROUTER if places.drills else {}),
     }
-    return [sys.executable, "-m", "router", "--events", *_flags(settings)]
+    return [sys.executable, "-m", "router", "--events", *as_flags(settings)]
+
+
+def _policy(service: ModelService) -> str | None:
+    """None where it is the router's own choice."""
+    policy = service.spec.routing.policy
+    return None if policy == Routing().policy else policy
 
 
 def _worker(service: ModelService, pool: Pool, name: str, places: Places, threads: int) -> list[str]:
-    """Pools of role unified run the decode worker, which does both."""
-    engine = service.spec.engine
+    engine = engine_of(service.spec.engine, pool).type
     settings = {
         "worker_id": name,
-        "role": pool.role,
-        "engine": engine.type,
-        "model": service.spec.model.source,
-        "model_name": service.model_name,
-        "dtype": engine.dtype,
-        "block_tokens": engine.block_tokens,
-        "kv_memory": None if engine.kv_memory is None else quantity(engine.kv_memory),
+        "revision": revision_of(service.spec),
+        **worker_settings(service, pool, source_here(service.spec.model.source)),
         "ticket_key_file": places.key_file,
         "socket_directory": places.sockets,
         "metrics_bind": "127.0.0.1:0",
-        "simulated.preset": engine.preset,
-        "torch.device": engine.device,
-        "torch.threads": threads if engine.type == "torch" else None,
-        **(pace.worker_settings(engine.type) if places.drills else {}),
+        # Its threads wait for one another by spinning: one core is left to everything else.
+        "vllm.threads": max(1, threads - 1) if engine == "vllm" else None,
+        "torch.threads": threads if engine == "torch" else None,
+        **(pace.worker_settings(engine) if places.drills else {}),
     }
-    module = "prefill_worker" if pool.role == "prefill" else "decode_worker"
-    return [sys.executable, "-m", module, "--events", *_flags(settings)]
-
-
-def _flags(settings: Mapping[str, object]) -> list[str]:
-    """Settings as command-line flags; None leaves one to its default."""
-    return [part for key, value in settings.items() if value is not None for part in (f"--{key}", str(value))]
+    return [sys.executable, "-m", worker_module(pool), "--events", *as_flags(settings)]

@@ -29,8 +29,11 @@ COMMANDS: Final = {
     "scale": Command("tandem.cli.scale", "other numbers of workers for a running platform; no stream breaks"),
     "drain": Command("tandem.cli.drain", "let one worker leave a running platform; no stream breaks"),
     "bench": Command("tandem.cli.bench", "replay a workload against an OpenAI URL and report latencies and goodput"),
+    "verify": Command("tandem.cli.verify.command", "whether two endpoints or models give the same answers"),
     "explain": Command("tandem.cli.explain", "where a request went, why, and where its time and bytes went"),
     "drill": Command("tandem.cli.drill.command", "strike a running platform under load and judge every answer"),
+    "fetch": Command("tandem.cli.fetch", "bring a model's weights to this node, once for all who need them"),
+    "kv-store": Command("kv_store.__main__", "a process that keeps KV blocks for workers that come and go"),
     "sim": Command("tandem.sim.command", "simulated clusters with faults, on virtual time"),
 }
 

@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from tandem.cli.member import Member
 from tandem.cli.scaling import Start, check_leaving, scaling, worker_called
-from tandem.cli.service_spec import Pool
 from tandem.cli.supervisor import Supervisor
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
+from tandem.spec.pool import Pool
 
 Say = Callable[[str], None]
 
@@ -91,6 +91,16 @@ class Operations:
             before = await self._platform.moved()
             left = await self._leave(member, within_s, remove, say)
             return await self._change((), (left,), before)
+
+    def use(self, pools: Sequence[Pool], make: Callable[[Pool, int], Member]) -> None:
+        """The platform's pools are these from now on."""
+        self._platform = replace(self._platform, pools=pools, make=make)
+
+    @asynccontextmanager
+    async def alone(self, say: Say) -> AsyncIterator[None]:
+        """Nothing else changes the platform meanwhile."""
+        async with self._one_at_a_time(say):
+            yield
 
     @asynccontextmanager
     async def _one_at_a_time(self, say: Say) -> AsyncIterator[None]:

@@ -17,14 +17,17 @@ from tandem.cli.member import Member
 from tandem.cli.operations import Changeable, Operations
 from tandem.cli.ports import check_free, free_port
 from tandem.cli.registry import MemberEntry, PlatformEntry, Registry, open_registry, process_start
+from tandem.cli.rolling.edits import Edits
 from tandem.cli.router_watch import RouterWatch
 from tandem.cli.run_directory import RunDirectory
-from tandem.cli.service_spec import ModelService, Pool
 from tandem.cli.supervisor import Supervisor
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.service.local_processes import LocalProcesses
 from tandem.service.system import SystemClock, SystemEntropy
+from tandem.service.workers_file import ServiceEntry
+from tandem.spec.pool import Pool
+from tandem.spec.service import ModelService
 
 T = TypeVar("T")
 _START_S: Final = 600.0
@@ -50,6 +53,8 @@ class Platform:
         self.target = Target(reachable, port, False, "")
         self.directory = RunDirectory()
         self.directory.draw_key(SystemEntropy())
+        if service.spec.model.aliases:
+            self.directory.tell(_first_told(service))
         self.control = LocalProcesses(self.directory.logs)
         self._places = places = Places(
             self.directory.fleet_file, self.directory.key_file, self.directory.sockets, port, router.grpc_port, drills
@@ -59,6 +64,7 @@ class Platform:
         self._environment = environment
         self._drills = drills
         self._registry: Registry = open_registry(environment)
+        self._operations: Operations | None = None
 
     @property
     def url(self) -> str:
@@ -78,7 +84,8 @@ class Platform:
         clock = SystemClock()
         policy = pace.RESTART if self._drills else None
         supervisor = Supervisor(self.control, self.members, self.directory, clock, changed, policy)
-        control = ControlServer(self.directory.control_socket, self._operations(supervisor, clock), self.entry)
+        self._operations = operations = self._changes(supervisor, clock)
+        control = ControlServer(self.directory.control_socket, operations, self.entry)
         serving = asyncio.create_task(supervisor.run(), name="supervisor")
         beside = (
             asyncio.create_task(self.watch.run(), name="watch router"),
@@ -99,16 +106,33 @@ class Platform:
             finally:
                 self._registry.withdraw()
 
-    def _operations(self, supervisor: Supervisor, clock: Clock) -> Operations:
-        pools = self.service.spec.pools
+    async def follow(self, supervisor: Supervisor, edits: Edits, say: Callable[[str], None]) -> None:
+        """Roll every edit of the file out while the platform serves; until cancelled."""
+        # Imported on use: the control plane takes a while to load, and most platforms are never edited.
+        from tandem.cli.rolling.following import Following
+        from tandem.cli.rolling.rollover import Site
+
+        assert self._operations is not None, "the platform runs"
+        site = Site(supervisor, self._worker, self.watch.all_linked, self.directory.tell, _START_S)
+        await Following(self.service, site, self._operations, SystemClock(), say, self._became).run(edits)
+
+    def _became(self, service: ModelService) -> None:
+        assert self._operations is not None, "the platform runs"
+        self.service = service
+        self._operations.use(service.spec.pools, lambda pool, index: self._worker(service, pool, index))
+
+    def _worker(self, service: ModelService, pool: Pool, index: int) -> Member:
+        threads = threads_per_worker(cores(), len(self.members))
+        return worker_of(service, self._places, pool, index, threads, self._environment)
+
+    def _changes(self, supervisor: Supervisor, clock: Clock) -> Operations:
+        service = self.service
 
         def make(pool: Pool, index: int) -> Member:
-            threads = threads_per_worker(cores(), len(self.members))
-            return worker_of(self.service, self._places, pool, index, threads, self._environment)
+            return self._worker(service, pool, index)
 
-        return Operations(
-            supervisor, Changeable(pools, make, self.watch.all_linked, self.watch.moved, _START_S), clock
-        )
+        linked, moved = self.watch.all_linked, self.watch.moved
+        return Operations(supervisor, Changeable(service.spec.pools, make, linked, moved, _START_S), clock)
 
     def entry(self) -> PlatformEntry:
         """What others of this user may know of the platform now."""
@@ -145,6 +169,12 @@ class Platform:
         }
         data = shlex.quote(msgspec.json.encode(body).decode())
         return f"curl -N {self.url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
+
+
+def _first_told(service: ModelService) -> ServiceEntry:
+    """What no flag of the router says; a rollout tells it more."""
+    name = f"local/{service.metadata.name}"
+    return ServiceEntry(name=name, model=service.model_name, aliases=service.spec.model.aliases)
 
 
 def _entry_of(member: Member) -> MemberEntry:

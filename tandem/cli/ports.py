@@ -1,10 +1,15 @@
 """Whether the ports asked for are free, before anything is started."""
 
 import errno
+import random
 import socket
 from collections.abc import Mapping
+from typing import Final
 
 from tandem.core.errors import TandemError
+
+_OWN: Final = range(15_000, 30_000)
+_TRIES: Final = 20
 
 
 def check_free(host: str, ports: Mapping[str, int]) -> None:
@@ -19,7 +24,14 @@ def check_free(host: str, ports: Mapping[str, int]) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on now. It lies below those that systems give to whoever listens on port 0 or
+    connects: of these another process may have got it before the one that it is meant for listens."""
+    for port in random.sample(_OWN, _TRIES):
+        try:
+            _bound(host, port).close()
+        except OSError:
+            continue
+        return port
     with _bound(host, 0) as listener:
         return int(listener.getsockname()[1])
 

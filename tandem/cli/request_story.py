@@ -77,6 +77,11 @@ def number(span: Span, key: str) -> int:
     return int(value) if isinstance(value, (int, float)) else 0
 
 
+def handed_over(pull: Span) -> bool:
+    """Whether a pull brought what a prefill worker computed for this very request, and not blocks of earlier ones."""
+    return "kind" not in pull.attributes
+
+
 def handoff_problems(story: RequestStory) -> list[str]:
     """Why this request was not served by prefill, transfer and decode; empty when it was.
 
@@ -84,7 +89,8 @@ def handoff_problems(story: RequestStory) -> list[str]:
     latter computed none of the prompt.
     """
     problems = []
-    pulls = [span for span in story.named(PULL) if number(span, "bytes") > 0 and "failed" not in span.attributes]
+    handed = [span for span in story.named(PULL) if handed_over(span)]
+    pulls = [span for span in handed if number(span, "bytes") > 0 and "failed" not in span.attributes]
     if not pulls:
         problems.append("no KV bytes were pulled")
     decoders = {place_of(span): None for span in pulls}

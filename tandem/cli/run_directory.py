@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from tandem.core.entropy import Entropy
+from tandem.service.workers_file import ServiceEntry
 
 _KEY_BYTES: Final = 32
 _BASE_MAX: Final = 50
@@ -23,6 +26,8 @@ class RunDirectory:
         self.path = Path(tempfile.mkdtemp(prefix="tandem-", dir=usual if len(usual) <= _BASE_MAX else "/tmp"))
         self.logs = self.path / "logs"
         self.sockets = self.path / "s"
+        self._workers: list[dict[str, object]] = []
+        self._services: tuple[ServiceEntry, ...] = ()
         self.logs.mkdir(mode=0o700)
         self.sockets.mkdir(mode=0o700)
 
@@ -49,7 +54,18 @@ class RunDirectory:
         for worker in workers:
             if (within_s := drains.get(str(worker["address"]))) is not None:
                 worker["drain_within_s"] = within_s
-        self._write(self.fleet_file, json.dumps({"workers": workers}))
+        self._workers = workers
+        self._write_fleet()
+
+    def tell(self, service: ServiceEntry) -> None:
+        """What the router is to know of the service besides its workers."""
+        if self._services != (service,):
+            self._services = (service,)
+            self._write_fleet()
+
+    def _write_fleet(self) -> None:
+        services = {"services": msgspec.to_builtins(self._services)} if self._services else {}
+        self._write(self.fleet_file, json.dumps({"workers": self._workers, **services}))
 
     def _write(self, path: Path, text: str) -> None:
         fresh = path.with_suffix(".new")

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.cli.member import Member
-from tandem.cli.service_spec import REPLICAS_MAX, Pool
+from tandem.cli.one_machine import REPLICAS_MAX
 from tandem.cli.supervisor import ROUTER
 from tandem.core.errors import TandemError
+from tandem.spec.pool import Pool
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """A request's story as text: a bar per stage, then transfer, tokens, placement and retries. Pure."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tandem.cli.request_story import PULL, RequestStory, number, place_of
-from tandem.core.spans import Span
+from tandem.cli.request_story import PULL, RequestStory, handed_over, number, place_of
+from tandem.core.spans import FOR_OPERATORS, Attribute, Span
+from tandem.core.tiers import TIERS
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _RIGHT: Final = "  ▐▐▐▐███"
@@ -14,7 +16,7 @@ _RIGHT: Final = "  ▐▐▐▐███"
 def render(story: RequestStory, width: int = 100) -> str:
     """The whole story, bars fitted to a line of `width` columns."""
     parts = ("\n".join(_head(story)), "\n".join(_bars(story, width)))
-    facts = (*_transfers(story), *_tokens(story), *_placements(story), *_attempts(story))
+    facts = (*_transfers(story), *_reuse(story), *_tokens(story), *_placements(story), *_attempts(story))
     return "\n\n".join((*parts, "\n".join(facts)))
 
 
@@ -56,11 +58,51 @@ def _transfers(story: RequestStory) -> Iterable[str]:
     for span in story.named(PULL):
         moved, seconds = number(span, "bytes"), span.end_s - span.start_s
         rate = span.attributes.get("gb_per_s", moved / seconds / 1e9 if seconds > 0 else 0.0)
-        line = f"transfer   {_size(moved)} in {number(span, 'blocks')} blocks over {span.attributes.get('path', '?')}"
-        line += f" to {place_of(span)}, {float(rate):.3g} GB/s"
+        line = (
+            f"{'transfer' if handed_over(span) else 'fetched':10} {_size(moved)} in {number(span, 'blocks')} blocks"
+        )
+        line += (
+            f"{_origin(span)} over {span.attributes.get('path') or '?'} to {place_of(span)}, {float(rate):.3g} GB/s"
+        )
         if "exposed_ms" in span.attributes:
             line += f", {float(span.attributes['exposed_ms']):.1f} ms of it after the prompt was computed"
         yield line + (f"; failed: {span.attributes['failed']}" if "failed" in span.attributes else "")
+
+
+def _origin(span: Span) -> str:
+    """Whose blocks they were, unless they were computed for this request."""
+    if handed_over(span):
+        return ""
+    kind = str(span.attributes["kind"])
+    holder = span.attributes.get("holder")
+    return f" from {kind} {holder}" if holder else f" from its {kind}"
+
+
+def _reuse(story: RequestStory) -> Iterable[str]:
+    """Where cached tokens were found, and why there are not more."""
+    root = story.root.attributes
+    found = [f"{tier} {root[key]}" for tier in TIERS if (key := f"cached_{tier}") in root]
+    if found:
+        yield f"cached     {', '.join(found)} of {root.get('prompt_tokens', '?')} prompt tokens"
+    for span in story.named("dispatch"):
+        known = span.attributes
+        if "missed" not in known:
+            continue
+        line = f"missed     {known['missed']}: {known.get('missed_because', '')}"
+        yield line + (f" (line {known['missed_line']}, column {known['missed_column']})" if _has_text(known) else "")
+        if _has_text(known):
+            yield f"  {_quoted(known['missed_before'])} ▸ {_quoted(known['missed_after'])}"
+        if f"{FOR_OPERATORS}missed_because" in known:
+            yield f"  for operators: {known[f'{FOR_OPERATORS}missed_because']}"
+
+
+def _has_text(known: Mapping[str, Attribute]) -> bool:
+    """A prompt of which nothing was known before has no place worth showing."""
+    return "missed_line" in known and known.get("missed_token", 0) != 0
+
+
+def _quoted(text: Attribute) -> str:
+    return json.dumps(str(text), ensure_ascii=False)
 
 
 def _tokens(story: RequestStory) -> Iterable[str]:
@@ -74,6 +116,8 @@ def _tokens(story: RequestStory) -> Iterable[str]:
         extra = "" if place_of(span) in prefills else ", computed none of the prompt"
         yield f"tokens     {place_of(span)} generated {number(span, 'tokens')}{extra}"
     for span in story.named("prefill"):
+        if span.attributes.get("reuse"):
+            yield f"fetching   {span.attributes['reuse']}"
         if span.attributes.get("reasons"):
             yield f"chunking   {span.attributes['reasons']}"
 

@@ -11,7 +11,9 @@ from rich.console import Console
 
 from tandem.cli.board import Board, LineBoard, TableBoard
 from tandem.cli.drill import pace
+from tandem.cli.one_machine import without_effect
 from tandem.cli.platform import Platform
+from tandem.cli.rolling.edits import Edits
 from tandem.cli.run_directory import tail
 from tandem.cli.supervisor import Supervisor
 from tandem.cli.up_options import UpOptions, parse
@@ -21,6 +23,9 @@ from tandem.core.errors import TandemError
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
     options = parse(arguments)
+    line = without_effect(options.service)
+    if line is not None:
+        print(line, file=sys.stderr)
     platform = Platform(options.service, os.environ, drills=options.drills)
     with cleaning_up(platform):
         asyncio.run(_up(platform, options))
@@ -54,11 +59,26 @@ async def _up(platform: Platform, options: UpOptions) -> None:
         board.say(f"{platform.service.model_name} is served at {platform.url}/v1\n\n{platform.curl()}\n")
         if options.drills:
             board.say(pace.notice(platform.url, options.service.spec.engine))
-        await asked.wait()
+        following = asyncio.create_task(_follow(platform, options, supervisor, board), name="follow edits")
+        try:
+            await asked.wait()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
     with board:
         await platform.run(board, serve)
     _print("stopped")
+
+
+async def _follow(platform: Platform, options: UpOptions, supervisor: Supervisor, board: Board) -> None:
+    """Carry out edits of the file, if there is one. A mistake here must not end what is being served."""
+    if options.file is None or options.reread is None:
+        return
+    try:
+        await platform.follow(supervisor, Edits(options.file, options.reread, options.service), board.say)
+    except Exception as error:  # noqa: BLE001  (whatever it is, serving goes on)
+        board.say(f"edits of {options.file} are not followed any more: {type(error).__name__}: {error}")
 
 
 def _board(platform: Platform, plain: bool) -> Board:

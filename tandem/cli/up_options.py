@@ -1,27 +1,29 @@
 """The options of `tandem up`: a file, or flags that say the same."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tandem.cli.service_spec import (
-    API_VERSION,
-    KIND,
-    EngineSpec,
-    Metadata,
-    Model,
-    ModelService,
-    Pool,
-    RouterSpec,
-    Spec,
-    check,
-    read_service,
-)
+from tandem.cli.one_machine import check_here, read_here
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import PRESETS
+from tandem.spec.engine import EngineSpec, Parallelism
+from tandem.spec.model import Model
+from tandem.spec.pool import Pool
+from tandem.spec.reading import check
+from tandem.spec.service import (
+    API_VERSION,
+    KIND,
+    Metadata,
+    ModelService,
+    RouterSpec,
+    Spec,
+    StoreSpec,
+    TiersSpec,
+)
 
 _SPEC_FLAGS = (
     "model",
@@ -31,10 +33,23 @@ _SPEC_FLAGS = (
     "device",
     "block_tokens",
     "kv_memory",
+    "tensor",
+    "pipeline",
+    "adapter",
+    "ngram",
+    "context_tokens",
+    "eager",
+    "dram_gb",
+    "nvme_gb",
+    "nvme_dir",
+    "store_gb",
+    "redis",
     "prefill",
     "decode",
     "unified",
     "name",
+    "tool_parser",
+    "reasoning_parser",
 )
 
 
@@ -45,6 +60,10 @@ class UpOptions:
     service: ModelService
     start_s: float
     plain: bool
+    file: Path | None = None
+    """Where the service was read from; edits of it are carried out."""
+    reread: Callable[[], ModelService] | None = None
+    """What it says now, with the same flags. Raises `bad_setting`."""
     drills: bool = False
     """Workers let `tandem drill` damage them, and are paced for it."""
 
@@ -63,14 +82,16 @@ def parse(arguments: Sequence[str]) -> UpOptions:
     problem = check(service)
     if problem is not None:
         raise TandemError("bad_setting", problem)
-    return UpOptions(service, given.start_timeout, given.plain, given.drills)
+    check_here(service)
+    reread = None if given.file is None else lambda: parse(arguments).service
+    return UpOptions(service, given.start_timeout, given.plain, given.file, reread, given.drills)
 
 
 def _from_file(given: argparse.Namespace) -> ModelService:
     also = [f"--{flag.replace('_', '-')}" for flag in _SPEC_FLAGS if getattr(given, flag) is not None]
     if also:
         raise TandemError("bad_setting", f"{', '.join(also)} cannot be combined with {given.file}; change the file")
-    return read_service(given.file)
+    return read_here(given.file)
 
 
 def _from_flags(given: argparse.Namespace) -> ModelService:
@@ -82,13 +103,45 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
         device=given.device,
         block_tokens=given.block_tokens,
         kv_memory=given.kv_memory,
+        parallelism=Parallelism(given.tensor or 1, given.pipeline or 1),
+        context_tokens=given.context_tokens,
+        adapters=tuple(given.adapter or ()),
+        ngram_tokens=given.ngram,
+        eager=given.eager,
+    )
+    model = Model(
+        source=source,
+        name=given.name or model_name(source),
+        tool_parser=given.tool_parser or "auto",
+        reasoning_parser=given.reasoning_parser or "auto",
     )
     return ModelService(
         api_version=API_VERSION,
         kind=KIND,
         metadata=Metadata("local"),
-        spec=Spec(model=Model(source, given.name or model_name(source)), engine=engine, pools=_pools(given)),
+        spec=Spec(
+            model=model,
+            engine=engine,
+            pools=_pools(given),
+            tiers=_tiers(given),
+            store=_store(given),
+            redis=given.redis,
+        ),
     )
+
+
+def _tiers(given: argparse.Namespace) -> TiersSpec:
+    return TiersSpec(_bytes(given.dram_gb), _bytes(given.nvme_gb), given.nvme_dir)
+
+
+def _store(given: argparse.Namespace) -> StoreSpec | None:
+    """The store has as much NVMe as a worker has, in a directory of its own."""
+    dram = _bytes(given.store_gb)
+    return None if dram is None else StoreSpec(dram, _bytes(given.nvme_gb), given.nvme_dir)
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else round(gigabytes * 1e9)
 
 
 def _pools(given: argparse.Namespace) -> tuple[Pool, ...]:
@@ -118,12 +171,41 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("instead of a file")
     group.add_argument("--model", help="demo, a Hugging Face model directory, or a hub id (default demo)")
     group.add_argument("--name", help="what clients call the model (default: from --model)")
-    group.add_argument("--engine", choices=("torch", "simulated"), help="default torch")
+    group.add_argument(
+        "--tool-parser",
+        choices=("auto", "none", "hermes", "llama3_json", "mistral"),
+        help="how the model writes tool calls (default: as its chat template shows)",
+    )
+    group.add_argument("--reasoning-parser", choices=("auto", "none", "think"), help="the same for its reasoning")
+    group.add_argument("--engine", choices=("torch", "vllm", "simulated"), help="default torch")
+    group.add_argument("--tensor", type=int, metavar="N", help="vLLM: ranks that share every layer")
+    group.add_argument("--pipeline", type=int, metavar="N", help="vLLM: ranks that have a part of the layers each")
+    group.add_argument("--adapter", action="append", metavar="[NAME=]DIR", help="vLLM: a LoRA adapter, repeatable")
+    group.add_argument("--ngram", type=int, metavar="N", help="vLLM: speculate N tokens at a time")
+    group.add_argument("--context-tokens", type=int, metavar="N", help="vLLM: serve at most this context")
+    group.add_argument("--eager", action=argparse.BooleanOptionalAction, help="vLLM: do not compile the model")
     group.add_argument("--preset", choices=tuple(PRESETS), help="step times of the simulated engine")
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     group.add_argument("--device", choices=("cpu", "cuda"), help="default cpu")
     group.add_argument("--block-tokens", type=int, help="tokens per KV block")
     group.add_argument("--kv-memory", metavar="SIZE", help="KV memory of each worker, such as 512Mi")
+    group.add_argument(
+        "--dram-gb", type=float, metavar="GB", help="host memory of each worker for KV it has computed"
+    )
+    group.add_argument("--nvme-gb", type=float, metavar="GB", help="disk of each worker for the same (default: none)")
+    group.add_argument("--nvme-dir", metavar="DIR", help="where that is; survives restarts of workers")
+    group.add_argument(
+        "--store",
+        dest="store_gb",
+        type=float,
+        nargs="?",
+        const=1.0,
+        metavar="GB",
+        help="also run a process that keeps blocks for all workers, in so much memory (default 1)",
+    )
+    group.add_argument(
+        "--redis", metavar="URL", help="where workers also tell, and routers find, who has which blocks"
+    )
     group.add_argument("--prefill", type=_workers, metavar="N", help="prefill workers (default 1; 0 serves unified)")
     group.add_argument("--decode", type=_workers, metavar="N", help="decode workers (default 1)")
     group.add_argument("--unified", type=_workers, metavar="N", help="workers that do both (default 0)")

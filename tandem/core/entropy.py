@@ -26,17 +26,29 @@ class SeededEntropy:
 
     def __init__(self, seed: int, label: str = "") -> None:
         self._key = blake2b(f"{seed}/{label}".encode(), digest_size=32).digest()
+        self._keyed = blake2b(key=self._key, digest_size=64)
         self._count = 0
 
     def u64(self) -> int:
-        return int.from_bytes(self.token(8), "little")
+        return int.from_bytes(self._next()[:8], "little")
 
     def token(self, size: int) -> bytes:
-        out = b""
+        out = self._next() if size else b""
         while len(out) < size:
-            self._count += 1
-            out += blake2b(self._count.to_bytes(8, "little"), key=self._key, digest_size=64).digest()
+            out += self._next()
         return out[:size]
+
+    def u64s(self, count: int) -> list[int]:
+        """As many calls of `u64` in one."""
+        return [int.from_bytes(self._next()[:8], "little") for _ in range(count)]
+
+    def _next(self) -> bytes:
+        """The next 64 bytes: the keyed hash of their number."""
+        self._count += 1
+        # Copying the state after the key costs less than taking in the key again.
+        hashed = self._keyed.copy()
+        hashed.update(self._count.to_bytes(8, "little"))
+        return hashed.digest()
 
     def fork(self, label: str) -> "SeededEntropy":
         """An independent stream, so that adding a draw in one place does not move the draws of another."""

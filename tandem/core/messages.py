@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tandem.core.kv import Layout
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import Branch, Grammar, Sampling, Stopping
 from tandem.core.spans import Span
 
 PROTOCOL_VERSION: Final = 1
@@ -20,7 +20,7 @@ PROTOCOL_VERSION: Final = 1
 # ---- to the worker, tokens stream ----------------------------------------------------------------------------
 
 
-class RemoteKv(msgspec.Struct, frozen=True):
+class RemoteKv(msgspec.Struct, frozen=True, gc=False):
     """Where a decode worker finds the prompt's blocks: a prefill worker's incarnation, lease and ticket."""
 
     worker_id: str
@@ -31,7 +31,33 @@ class RemoteKv(msgspec.Struct, frozen=True):
     ticket: bytes
 
 
-class Export(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True):
+    """Another holder of leading blocks of a prompt, from whom a worker may fetch what it does not have.
+
+    Unlike `RemoteKv` nobody computes these blocks for this request: what the holder does not have now will not come.
+    """
+
+    holder: str
+    epoch: int
+    addresses: tuple[str, ...]
+    """Transport URLs, in order of preference."""
+    lease_id: str
+    """A fresh one: the holder opens it for the names it is asked for, when the ticket is good."""
+    ticket: bytes
+    blocks: int
+    """Leading blocks of the prompt that it is expected to have."""
+    kind: str = "peer"
+    """`peer` or `store`."""
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """Keep the blocks of a prompt in the worker's tiers for `ttl_s` seconds; a higher priority is given up later."""
+
+    priority: int
+    ttl_s: float
+
+
+class Export(msgspec.Struct, frozen=True, gc=False):
     """What a prefill worker may hand out: a lease on the prompt's blocks for one decode incarnation."""
 
     lease_id: str
@@ -39,7 +65,7 @@ class Export(msgspec.Struct, frozen=True):
     lease_s: float
 
 
-class Submit(msgspec.Struct, frozen=True):
+class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Run one attempt of a request.
 
     mode `prefill`: compute prompt and forced tokens, sample the next position of every branch, export the
@@ -72,16 +98,28 @@ class Submit(msgspec.Struct, frozen=True):
     """Under which a router claims a resumable request; nobody without the service's key can name it."""
     kept: "tuple[SequenceOutput, ...]" = ()
     """Of a resumable request, what was accepted before this attempt, for whoever claims it."""
+    sources: tuple[Source, ...] = ()
+    """Who else has leading blocks of the prompt, the cheapest first."""
+    pin: Pin | None = None
+    """The prompt's blocks are to be kept when they have been computed."""
+    kv_bytes_max: int | None = None
+    """What the tenant may have in the worker's tiers; None sets no bound."""
+    grammar: Grammar | None = None
+    """What the output must be; only for workers whose `Hello.features` has `grammar`."""
+    adapter: str = ""
+    """Name of the LoRA adapter to compute with, one of `Hello.adapters`."""
+    special_text: bool = False
+    """Special tokens are part of the text."""
 
 
-class Cancel(msgspec.Struct, frozen=True):
+class Cancel(msgspec.Struct, frozen=True, gc=False):
     """Free everything of an attempt, or only of one of its sequences."""
 
     handle: int
     sequence: int | None = None
 
 
-class ProvideFirst(msgspec.Struct, frozen=True):
+class ProvideFirst(msgspec.Struct, frozen=True, gc=False):
     """The next position of one branch, as prefill sampled it and the router accepted it."""
 
     handle: int
@@ -125,10 +163,35 @@ class Ping(msgspec.Struct, frozen=True):
     count: int
 
 
-WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping
+class Unpin(msgspec.Struct, frozen=True):
+    """Nobody wants these blocks kept any more: what a `Pin` did to them is undone, and they may be evicted."""
+
+    names: bytes
+    """Packed, 16 bytes each."""
+    tenant_salt: str = ""
+
+
+WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping | Unpin
 
 
 # ---- to the router, tokens stream ----------------------------------------------------------------------------
+
+
+class TierCost(msgspec.Struct, frozen=True):
+    """A tier of a worker: how many blocks it takes, and what reading one back costs."""
+
+    name: str
+    """`dram` or `nvme`."""
+    blocks: int
+    bytes_per_s: float
+    latency_s: float
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter: the name clients ask for, and the content hash that all names of its blocks carry."""
+
+    name: str
+    content_hash: str
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -138,7 +201,7 @@ class Hello(msgspec.Struct, frozen=True):
     worker_id: str
     epoch: int
     role: str
-    """`prefill`, `decode` or `unified`."""
+    """`prefill`, `decode`, `unified`; or `store`, which computes nothing and only keeps blocks."""
     model: str
     model_hash: str
     revision: str
@@ -156,6 +219,14 @@ class Hello(msgspec.Struct, frozen=True):
     """How its own KV path was proved: `self`, or empty when it was not."""
     problems: tuple[str, ...] = ()
     """Transports it does without, one sentence each."""
+    tiers: tuple[TierCost, ...] = ()
+    """What it keeps below its pool, the fastest first."""
+    kv_events: bool = True
+    """Whether it tells which blocks it has. Of one that does not routers guess, by what they sent it."""
+    features: tuple[str, ...] = ()
+    """What its engine can do beyond the rest (`EngineInfo.features`)."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters it serves."""
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
@@ -172,7 +243,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[Alternative, ...] = ()
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one sequence: positions `position … position + len(tokens) - 1`, counted from 1.
 
     `text` is what these tokens add after detokenizing; characters that could still become part of a stop
@@ -191,7 +262,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class StepOutputs(msgspec.Struct, frozen=True, array_like=True):
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Everything one engine step produced for one router."""
 
     outputs: tuple[SequenceOutput, ...]
@@ -205,7 +276,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     message: str
 
 
-class AttemptReport(msgspec.Struct, frozen=True):
+class AttemptReport(msgspec.Struct, frozen=True, gc=False):
     """The figures of an attempt, sent once when it ends on this worker, whatever the reason."""
 
     handle: int
@@ -214,6 +285,11 @@ class AttemptReport(msgspec.Struct, frozen=True):
     tokens_pulled: int
     bytes_pulled: int
     spans: tuple[Span, ...]
+    tokens_by_tier: dict[str, int] = {}
+    """Prompt tokens that nobody computed for this request, by where they were found: `hbm`, `dram`, `nvme`, `peer`,
+    `store`. What prefill computed and decode pulled is in none of them."""
+    pinned_blocks: int = 0
+    """How many leading blocks of the prompt are kept here as `Submit.pin` asked."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -258,7 +334,7 @@ class Ready(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-class Transferred(msgspec.Struct, frozen=True):
+class Transferred(msgspec.Struct, frozen=True, gc=False):
     """A fetch of this attempt has ended: how the blocks came from `holder`, told at once.
 
     `path` is the transport tried last, empty when there was none to try; `code` is empty when every block landed,
@@ -307,6 +383,10 @@ class Load(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     preemptions: int
+    prefill_token_s: float = 0.0
+    """What one more prompt token adds to a step, and what it adds per position it attends to, as learned from steps
+    of many sizes. Zero when nobody knows."""
+    prefill_position_s: float = 0.0
 
 
 class KvDelta(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ class Metric:
 
 _MS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _TOKENS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
+_DRAFTED: Final = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0)
 
 _METRICS: Final = (
     Metric("tandem_requests_total", "counter", "Requests by how they ended.", ("model", "outcome")),
@@ -33,12 +34,25 @@ _METRICS: Final = (
     Metric("tandem_e2e_seconds", "histogram", "Arrival to last token.", ("model",), _MS),
     Metric("tandem_stage_seconds", "histogram", "Time in a stage of the request path.", ("stage",), _MS),
     Metric("tandem_prompt_tokens_total", "counter", "Prompt tokens received.", ("model",)),
+    Metric(
+        "tandem_prompt_characters_total",
+        "counter",
+        "Characters of conversations that may go on: known from an earlier turn, or tokenized.",
+        ("how",),
+    ),
     Metric("tandem_output_tokens_total", "counter", "Tokens delivered.", ("model",)),
-    Metric("tandem_cached_tokens_total", "counter", "Prompt tokens served from cache, by tier.", ("tier",)),
+    Metric(
+        "tandem_cached_tokens_total",
+        "counter",
+        "Prompt tokens served from cache, by tier (tandem.core.tiers).",
+        ("tier",),
+    ),
     Metric("tandem_goodput_requests_total", "counter", "Requests that met the SLO.", ("model",)),
     Metric("tandem_attempts_total", "counter", "Attempts by outcome.", ("outcome",)),
     Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
     Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
+    Metric("tandem_discovery_lost", "gauge", "1 while the API server that tells of workers does not answer."),
+    Metric("tandem_discovery_age_seconds", "gauge", "Time since the API server that tells of workers said anything."),
     Metric("tandem_health", "gauge", "1 for the state this service is in, 0 for the others.", ("state",)),
     Metric(
         "tandem_canaries_total",
@@ -58,6 +72,28 @@ _METRICS: Final = (
     ),
     Metric("tandem_sequences", "gauge", "Sequences on a worker by state: running, waiting.", ("state",)),
     Metric("tandem_preemptions_total", "counter", "Sequences preempted for lack of blocks."),
+    Metric(
+        "tandem_speculation_tokens_total",
+        "counter",
+        "Tokens drafted ahead, by what became of them: accepted, or wasted.",
+        ("outcome",),
+    ),
+    Metric(
+        "tandem_speculation_accepted_tokens",
+        "histogram",
+        "Drafted tokens accepted of one sequence in one step.",
+        (),
+        _DRAFTED,
+    ),
+    Metric(
+        "tandem_speculation_acceptance_ratio", "gauge", "Share of drafted tokens accepted since the worker started."
+    ),
+    Metric(
+        "tandem_expert_imbalance_ratio",
+        "gauge",
+        "Tokens of the busiest over the mean, of a model's experts, or of the ranks these are dealt out over.",
+        ("over",),
+    ),
     Metric("tandem_kv_transfer_bytes_total", "counter", "KV bytes pulled, by the path that carried them.", ("path",)),
     Metric("tandem_kv_transfer_seconds", "histogram", "Pull time.", ("path",), _MS),
     Metric(
@@ -69,7 +105,36 @@ _METRICS: Final = (
         "Fetches not carried by the holder's preferred transport.",
         ("preferred", "path"),
     ),
+    Metric(
+        "tandem_kv_blocks_brought_total",
+        "counter",
+        "Blocks fetched instead of being computed, by where they were found (tandem.core.tiers).",
+        ("tier",),
+    ),
     Metric("tandem_kv_blocks_refused_total", "counter", "Pulled blocks not used, by reason.", ("reason",)),
+    Metric(
+        "tandem_kv_tls_refused_total",
+        "counter",
+        "KV connections that did not come to be encrypted, by the end that refused and why.",
+        ("end", "reason"),
+    ),
+    Metric("tandem_redis_look_ups_total", "counter", "Prompts looked up in Redis, by outcome.", ("outcome",)),
+    Metric("tandem_redis_queue_names", "gauge", "Names whose changes wait to be written to Redis."),
+    Metric("tandem_tier_blocks", "gauge", "Blocks kept below the engine's pool, by tier.", ("tier",)),
+    Metric("tandem_tier_usable", "gauge", "1 while a tier takes blocks.", ("tier",)),
+    Metric("tandem_tier_bytes_total", "counter", "Bytes read from and written to a tier.", ("tier", "direction")),
+    Metric("tandem_tier_read_seconds", "histogram", "Time of one restore from a tier.", ("tier",), _MS),
+    Metric("tandem_tier_misses_total", "counter", "Copies that could not be used, by reason.", ("tier", "reason")),
+    Metric("tandem_tier_dropped_total", "counter", "Blocks a tier did not take, by reason.", ("tier", "reason")),
+    Metric("tandem_tier_removed_total", "counter", "Blocks a tier gave up, by reason.", ("tier", "reason")),
+    Metric("tandem_tier_found_total", "counter", "What was found on NVMe at the start, by outcome.", ("outcome",)),
+    Metric("tandem_tier_scan_ratio", "gauge", "Share of what was on NVMe at the start that has been looked at."),
+    Metric("tandem_operator_leads", "gauge", "1 while this operator holds the Lease."),
+    Metric("tandem_operator_services", "gauge", "ModelServices that are looked after."),
+    Metric("tandem_operator_queue", "gauge", "ModelServices that wait to be looked at."),
+    Metric("tandem_operator_reconciles_total", "counter", "Looks at a ModelService, by their end.", ("outcome",)),
+    Metric("tandem_operator_reconcile_seconds", "histogram", "How long a look takes, writes included.", (), _MS),
+    Metric("tandem_operator_writes_total", "counter", "Writes to the API server, Events not counted."),
 )
 
 METRICS: Final = MappingProxyType({metric.name: metric for metric in _METRICS})

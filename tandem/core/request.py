@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How the next token is drawn. `top_k` 0 and `top_p` 1 mean no cut; temperature 0 is greedy.
 
     Order of application (as in vLLM): logit bias, penalties, temperature, min-p, top-k, top-p.
@@ -26,7 +26,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
-class Stopping(msgspec.Struct, frozen=True, omit_defaults=True):
+class Stopping(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """When a sequence ends. Token counts are output tokens, forced ones included."""
 
     max_tokens: int
@@ -36,7 +36,18 @@ class Stopping(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-class Branch(msgspec.Struct, frozen=True, omit_defaults=True):
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the output must be: `text` is a JSON schema (kind `json`; empty for any JSON object), a regular
+    expression (`regex`), a JSON array of strings (`choice`) or an EBNF grammar (`ebnf`).
+
+    Only engines whose `EngineInfo.features` has `grammar` take it.
+    """
+
+    kind: str
+    text: str = ""
+
+
+class Branch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One of the n sequences of a request.
 
     `forced` are output tokens already accepted by the router: they count as output and are never emitted

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from tandem.core.kv import pack_tokens
-
 BYTE_IDS: Final = 256
 """Ids below this are bytes of UTF-8; the others are words, each with a leading space."""
 
@@ -27,7 +25,10 @@ _SYLLABLES: Final = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" fo
 
 def encode(text: str) -> bytes:
     """Token ids of a text, packed uint32. Lone surrogates become `?`."""
-    return pack_tokens(text.encode("utf-8", "replace"))
+    written = text.encode("utf-8", "replace")
+    packed = bytearray(4 * len(written))
+    packed[::4] = written
+    return bytes(packed)
 
 
 @lru_cache(maxsize=VOCAB_SIZE)
@@ -44,6 +45,12 @@ def decode(tokens: Sequence[int]) -> str:
         if token < BYTE_IDS:
             return b"".join(map(piece, tokens)).decode("utf-8", "replace")
     return "".join(map(_spoken, tokens))
+
+
+@lru_cache(maxsize=VOCAB_SIZE)
+def alone(token: int) -> str | None:
+    """The text that a token adds to any other; None of a byte, which may be a piece of a character."""
+    return None if token < BYTE_IDS else _spoken(token)
 
 
 @lru_cache(maxsize=VOCAB_SIZE)

@@ -4,15 +4,19 @@ Workers send theirs up the link when a request ends; the router keeps the last f
 `tandem explain`, and every process hands its own to OpenTelemetry when an exporter is configured.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, overload
 
 import msgspec
 
 Attribute = str | int | float | bool
 
+FOR_OPERATORS: Final = "operator."
+"""What attributes begin with that only whoever runs the service may see, not the tenant whose request it is."""
 
-class Span(msgspec.Struct, frozen=True):
+
+class Span(msgspec.Struct, frozen=True, gc=False):
     """One stage. Times are wall-clock seconds; identifiers are W3C trace-context sizes, in hex."""
 
     trace_id: str
@@ -25,7 +29,13 @@ class Span(msgspec.Struct, frozen=True):
     attributes: dict[str, Attribute]
 
 
-class TraceContext(msgspec.Struct, frozen=True):
+_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-|\Z)")
+"""Version, trace, span, flags; later versions may have more after them."""
+_NO_TRACE: Final = "0" * 32
+_NO_SPAN: Final = "0" * 16
+
+
+class TraceContext(msgspec.Struct, frozen=True, gc=False):
     """The part of W3C `traceparent` that travels with a request."""
 
     trace_id: str
@@ -38,14 +48,42 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 def parse_traceparent(header: str) -> TraceContext | None:
     """A context from a `traceparent` header (version 00), or None when it is not one."""
-    parts = header.strip().split("-")
-    if len(parts) < 4 or len(parts[0]) != 2 or len(parts[1]) != 32 or len(parts[2]) != 16 or len(parts[3]) != 2:
+    found = _TRACEPARENT.match(header.strip())
+    if found is None:
         return None
-    if parts[0] == "ff" or not all(set(part) <= set("0123456789abcdef") for part in parts[:4]):
+    version, trace_id, span_id, flags = found.groups()
+    if version == "ff" or trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return None
-    if set(parts[1]) == {"0"} or set(parts[2]) == {"0"}:
-        return None
-    return TraceContext(parts[1], parts[2], bool(int(parts[3], 16) & 1))
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1))
+
+
+class Untold(Sequence[Span]):
+    """Spans of which only the facts are put together, and told as spans when somebody looks: for most requests nobody
+    ever does. `tell` is a module's function of the facts alone, which a recorder may keep packed until then."""
+
+    __slots__ = ("_told", "facts", "tell")
+
+    def __init__(self, facts: msgspec.Struct, tell: Callable[[Any], tuple[Span, ...]]) -> None:
+        self.facts = facts
+        self.tell = tell
+        self._told: tuple[Span, ...] | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> Span: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Span, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Span | tuple[Span, ...]:
+        return self._spans()[index]
+
+    def __len__(self) -> int:
+        return len(self._spans())
+
+    def _spans(self) -> tuple[Span, ...]:
+        if self._told is None:
+            self._told = self.tell(self.facts)
+        return self._told
 
 
 class Recorder(Protocol):

@@ -64,26 +64,65 @@ class Admission:
     def next(self, budget_left: bool, now: float) -> Sequence | None:
         """Admit the most urgent sequence that may enter now; None when none may.
 
-        Without budget only fetches enter. Nobody overtakes a sequence that waits for blocks.
+        Without budget only those enter that are to be fetched for. Nobody overtakes a sequence that waits for blocks.
         """
-        sequence = self._candidate(budget_left)
-        if sequence is None:
+        residence = self._residence
+        if not (residence.computable or residence.fetchable or residence.bringable):
             self.shortage = None
             return None
-        if not self._fits(sequence) or not self._reserve(sequence):
-            return None
+        while (sequence := self._candidate(budget_left)) is not None:
+            if not self._fits(sequence):
+                return None
+            if self._sets_aside(sequence):
+                continue
+            if not self._reserve(sequence):
+                return None
+            self._residence.unqueue(sequence)
+            self._enter(sequence, now)
+            break
         self.shortage = None
-        self._residence.unqueue(sequence)
-        self._enter(sequence, now)
         return sequence
 
     def _candidate(self, budget_left: bool) -> Sequence | None:
         """A prefill that waits for exports to shrink does not hold up fetches: two workers that pull from each
         other would otherwise wait for one another."""
-        fetch, compute = self._residence.fetchable.head(), self._residence.computable.head()
-        if compute is None or not budget_left or (fetch is not None and fetch.job.order < compute.job.order):
-            return fetch
-        return compute if self._may_export(compute) else fetch
+        residence = self._residence
+        heads = [residence.fetchable.head(), self._bringable(budget_left)]
+        if budget_left:
+            heads.append(residence.computable.head())
+        waiting = sorted((head for head in heads if head is not None), key=lambda head: head.job.order)
+        return next((head for head in waiting if self._may_export(head)), None)
+
+    def _bringable(self, budget_left: bool) -> Sequence | None:
+        """Who is next of those that want blocks brought."""
+        head = self._residence.bringable.head()
+        return head if head is not None and (budget_left or self._has_turn()) else None
+
+    def _sets_aside(self, sequence: Sequence) -> bool:
+        """Whether the first block this work would have to fetch is being fetched for another one: it will be found
+        here. Should that fetch fail, this work tries for itself, so that nobody waits for one failure after another.
+        """
+        residence, job = self._residence, sequence.job
+        if not residence.bringing or sequence not in residence.bringable:
+            return False
+        matched = len(residence.pool.match(sequence.names))
+        name = sequence.names[matched] if matched < job.bring else b""
+        maker = residence.bringing.get(name)
+        if maker is None or job.waited_for not in (None, maker):
+            return False
+        residence.set_aside(job, name)
+        job.explain("waited for a shared prefix being fetched")
+        return True
+
+    def _has_turn(self) -> bool:
+        """Whether another work may be fetched for while steps have no budget for its prompt."""
+        return self._brought_ahead() < self._settings.fetch_ahead
+
+    def _brought_ahead(self) -> int:
+        """Works that are being fetched for, or wait for a share of a step's budget."""
+        batch = self._residence.batch
+        fetching = (sequence.job.fetch for sequence in batch.parked if sequence.being_fetched)
+        return len(batch.prefilling) + sum(fetch is not None and not fetch.hand_off for fetch in fetching)
 
     def _fits(self, sequence: Sequence) -> bool:
         batch = self._residence.batch
@@ -97,13 +136,15 @@ class Admission:
         return True
 
     def _may_export(self, sequence: Sequence) -> bool:
-        """Whether exports stay below their share; alone, any work may exceed it."""
+        """Whether exports stay below their share. A prompt that is larger than the share may exceed it, where the
+        pool has room for it: else it would wait until nothing at all is exported, and everybody behind it."""
         residence, settings = self._residence, self._settings
         if not sequence.job.leased or sequence is not sequence.job.root:
             return True
-        exported = residence.leases.exported + residence.export_due
-        blocks = _blocks_for(sequence.length, residence.block_tokens)
-        if exported and exported + blocks > settings.export_share * residence.pool.blocks:
+        exported = residence.leases.owed + residence.export_due
+        blocks, pool = _blocks_for(sequence.length, residence.block_tokens), residence.pool.blocks
+        share = settings.export_share * pool
+        if exported and exported + blocks > (share if blocks <= share else pool):
             self._explain(sequence, "waits: exports hold their share of the blocks")
             return False
         return True
@@ -153,15 +194,17 @@ class Admission:
         job = sequence.job
         if job.admitted is None:
             job.admitted = now
-            if job.work.mode == "decode" and not job.prefill_lost:
-                self._start_fetch(job, sequence, now)
+            self._start_fetch(job, sequence, now)
         self._residence.settle(sequence)
 
     def _start_fetch(self, job: Job, root: Sequence, now: float) -> None:
-        """Ask for the blocks that are not here. An empty job is sent too: its pull tells prefill to let go."""
-        residence = self._residence
+        """Ask for the blocks that are not here: all of them that somebody else computes, otherwise those worth it.
+
+        A hand-off without blocks is asked for too: its pull tells prefill to let go.
+        """
+        residence, hand_off = self._residence, job.handed_over
         size = residence.block_tokens
-        names = job.export_names(size)
+        names = job.export_names(size) if hand_off else tuple(root.names[: job.bring])
         targets = tuple(
             FetchTarget(
                 index, names[index], slot := root.table[index], residence.pool.generation(slot),
@@ -170,8 +213,9 @@ class Admission:
             for index in range(root.computed // size, len(names))
         )  # fmt: skip
         if targets:
-            job.fetch = Fetch(targets, now)
-        self._outbox.fetch(FetchJob(job.work.work_id, targets))
+            residence.begin_fetch(job, Fetch(targets, now, hand_off=hand_off, bring=job.bring))
+        if targets or hand_off:
+            self._outbox.fetch(FetchJob(job.work.work_id, targets, hand_off))
 
     def _explain(self, sequence: Sequence, reason: str) -> None:
         sequence.job.explain(reason)

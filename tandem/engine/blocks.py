@@ -6,13 +6,21 @@ Every slot is in exactly one state:
 - used: at least one reference (a sequence's table, an export lease, a step in flight);
 - quarantined: nobody's, but an abandoned transfer may still write to it.
 
+Whoever copies a block out of the pool *holds* it meanwhile: that makes it no user of the slot and leaves its place in
+the order of eviction, but the slot is given to nobody else.
+
 All operations are O(1) per slot. Nothing here knows bytes, time or the engine.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import eq
+from typing import Final
 
-from tandem.engine.protocol import KvChange
+from tandem.engine.protocol import NO_CHANGE, KvChange
+
+_HELD_SHARE: Final = 8
+"""At most one in so many slots is held at a time."""
 
 
 class BlockPool:
@@ -29,14 +37,18 @@ class BlockPool:
         self._free: deque[int] = deque(range(blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._quarantined: dict[int, None] = {}
-        self._changes: dict[bytes, bool] = {}
+        self._held: dict[int, int] = {}
+        self._held_idle = 0
+        """Slots that are cached and held."""
+        self._changes: dict[bytes, int | None] = {}
+        """Names that are new, with the work that made them, and with None names that are gone."""
 
     # -- counts --
 
     @property
     def available(self) -> int:
-        """Slots that can be allocated now: free and cached."""
-        return len(self._free) + len(self._cached)
+        """Slots that can be allocated now: free, and cached ones that nobody holds."""
+        return len(self._free) + len(self._cached) - self._held_idle
 
     @property
     def cached(self) -> int:
@@ -49,7 +61,12 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        return self.blocks - self.available - len(self._quarantined)
+        return self.blocks - len(self._free) - len(self._cached) - len(self._quarantined)
+
+    @property
+    def held(self) -> int:
+        """Slots that are being copied."""
+        return len(self._held)
 
     @property
     def has_changes(self) -> bool:
@@ -71,12 +88,15 @@ class BlockPool:
         return slots
 
     def _evict(self) -> int:
-        slot, _ = self._cached.popitem(last=False)
+        slot = next(iter(self._cached))
+        if self._held_idle:
+            slot = next(slot for slot in self._cached if slot not in self._held)
+        del self._cached[slot]
         name = self._names[slot]
         assert name is not None
         self._names[slot] = None
         del self._by_name[name]
-        self._changed(name, False)
+        self._changed(name, None)
         return slot
 
     def ref(self, slot: int) -> None:
@@ -84,6 +104,7 @@ class BlockPool:
         refs = self._refs[slot]
         if refs == 0:
             del self._cached[slot]
+            self._held_idle -= slot in self._held
         self._refs[slot] = refs + 1
 
     def release(self, slot: int) -> None:
@@ -92,10 +113,13 @@ class BlockPool:
         assert refs > 0, f"slot {slot} is not in use"
         self._refs[slot] = refs - 1
         if refs == 1:
-            if self._names[slot] is None:
-                self._free.append(slot)
-            else:
+            if self._names[slot] is not None:
                 self._cached[slot] = None
+                self._held_idle += slot in self._held
+            elif slot in self._held:
+                self._quarantined[slot] = None
+            else:
+                self._free.append(slot)
 
     def release_table(self, table: Sequence[int]) -> None:
         """Release a sequence's blocks, last first, so that the beginning of a prompt is evicted last."""
@@ -119,15 +143,16 @@ class BlockPool:
 
     # -- names --
 
-    def publish(self, slot: int, name: bytes, digests: bytes) -> None:
-        """The used slot now holds the full block `name`. A second copy of a known name stays private."""
+    def publish(self, slot: int, name: bytes, digests: bytes, maker: int = 0) -> None:
+        """The used slot now holds the full block `name`, made by work `maker`. A second copy of a known name stays
+        private."""
         assert self._refs[slot] > 0
         assert self._names[slot] is None
         self._digests[slot] = digests
         if name not in self._by_name:
             self._names[slot] = name
             self._by_name[name] = slot
-            self._changed(name, True)
+            self._changed(name, maker)
 
     def seal(self, slot: int, digests: bytes) -> None:
         """The used slot is complete but has no public name (a tail)."""
@@ -143,10 +168,11 @@ class BlockPool:
             return
         self._names[slot] = None
         del self._by_name[name]
-        self._changed(name, False)
+        self._changed(name, None)
         if slot in self._cached:
-            del self._cached[slot]
-            self._free.append(slot)
+            # As if its last user had just gone: nobody gets it while somebody still reads from it.
+            self.ref(slot)
+            self.release(slot)
 
     def find(self, name: bytes) -> int | None:
         return self._by_name.get(name)
@@ -165,20 +191,43 @@ class BlockPool:
         """All names that can be found now."""
         return tuple(self._by_name)
 
-    def _changed(self, name: bytes, stored: bool) -> None:
+    def _changed(self, name: bytes, maker: int | None) -> None:
         # Stored and removed between two reports cancel out: the reader's view did not change.
-        if self._changes.get(name) is (not stored):
+        if name in self._changes:
+            assert (self._changes[name] is None) != (maker is None), "a name comes and goes in turns"
             del self._changes[name]
         else:
-            self._changes[name] = stored
+            self._changes[name] = maker
 
     def take_changes(self) -> KvChange:
         """What became or ceased to be available since the last call."""
         if not self._changes:
-            return KvChange()
+            return NO_CHANGE
         changes, self._changes = self._changes, {}
-        stored = tuple(name for name, here in changes.items() if here)
-        return KvChange(stored, tuple(name for name, here in changes.items() if not here))
+        stored = {name: maker for name, maker in changes.items() if maker is not None}
+        removed = tuple(name for name, maker in changes.items() if maker is None)
+        return KvChange(tuple(stored), removed, tuple(stored.values()))
+
+    # -- holds --
+
+    def hold(self, name: bytes) -> int | None:
+        """Give the block's slot to nobody else until `unhold`. None when it is not here, or too many are held."""
+        slot = self._by_name.get(name)
+        if slot is None or (slot not in self._held and _HELD_SHARE * len(self._held) >= self.blocks):
+            return None
+        self._held_idle += slot in self._cached and slot not in self._held
+        self._held[slot] = self._held.get(slot, 0) + 1
+        return slot
+
+    def unhold(self, slot: int) -> None:
+        """Undo one `hold`."""
+        count = self._held.pop(slot)
+        if count > 1:
+            self._held[slot] = count - 1
+            return
+        self._held_idle -= slot in self._cached
+        if slot in self._quarantined:
+            self.unquarantine(slot)
 
     # -- quarantine --
 
@@ -197,15 +246,28 @@ class BlockPool:
 
     # -- invariants --
 
-    def check(self, expected_refs: dict[int, int] | None = None) -> None:
+    def check(self, expected_refs: Mapping[int, int] | None = None) -> None:
         """Assert that every slot is in exactly one state, and that references are the ones expected."""
-        actual = {slot: refs for slot, refs in enumerate(self._refs) if refs}
-        states = [*self._free, *self._cached, *self._quarantined, *actual]
-        assert len(states) == self.blocks, f"{self.blocks} slots are in {len(states)} states"
-        assert len(dict.fromkeys(states)) == self.blocks, "a slot is in two states, or in one twice"
-        assert len(actual) == self.used, f"{len(actual)} slots are in use, {self.used} are counted"
-        named = {name: slot for slot, name in enumerate(self._names) if name is not None}
-        assert named == self._by_name, "a name without its slot, or a slot with a name found elsewhere"
-        nameless = [slot for slot in self._cached if self._names[slot] is None]
-        assert not nameless, f"slots {nameless} are cached without a name"
-        assert expected_refs is None or actual == expected_refs, f"references {actual}, expected {expected_refs}"
+        # Called after every few events of a simulation: what is all right is found to be so without a loop.
+        refs, names, unused = self._refs, self._names, {*self._free, *self._cached, *self._quarantined}
+        states = len(self._free) + len(self._cached) + len(self._quarantined)
+        assert len(unused) == states, "a slot is in two states, or in one twice"
+        assert refs.count(0) == states, f"{states} slots are not used, {refs.count(0)} have no references"
+        assert not any(map(refs.__getitem__, unused)), "a slot that is used counts as unused"
+        assert self.used == self.blocks - states, f"{self.used} slots are counted as used, not {self.blocks - states}"
+        assert len(self._by_name) == self.blocks - names.count(None), "a name without its slot, or found elsewhere"
+        found = map(names.__getitem__, self._by_name.values())
+        assert all(map(eq, found, self._by_name)), "a slot with a name found elsewhere"
+        assert None not in map(names.__getitem__, self._cached), "a slot is cached without a name"
+        if expected_refs is not None:
+            assert len(expected_refs) == self.blocks - states, f"references {refs}, expected {expected_refs}"
+            found_refs = map(refs.__getitem__, expected_refs)
+            assert all(map(eq, found_refs, expected_refs.values())), f"references {refs}, expected {expected_refs}"
+        if self._held:
+            self._check_holds()
+
+    def _check_holds(self) -> None:
+        idle = [slot for slot in self._held if slot in self._cached]
+        assert len(idle) == self._held_idle, f"{len(idle)} held slots are cached, {self._held_idle} are counted"
+        lost = [slot for slot in self._held if slot in self._free]
+        assert not lost, f"slots {lost} are held and free"

@@ -88,6 +88,13 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(files, tensors)
 
 
+def open_file(path: Path) -> Checkpoint:
+    """The header of one safetensors file. Raises `bad_model`."""
+    if not path.is_file():
+        raise TandemError("bad_model", f"{path} is missing")
+    return Checkpoint((path,), _header(path))
+
+
 def _files(directory: Path) -> tuple[Path, ...]:
     index = directory / INDEX
     if index.is_file():

@@ -80,6 +80,15 @@ class Digester:
         digests: Words = columns @ self._word_weights
         return digests.astype("<i8").tobytes()
 
+    def begin(self) -> "RunningWords":
+        """The content words of one block that comes piece by piece."""
+        return RunningWords(self._dtype, self._row_weights, self._heads, self._word_weights)
+
+    @property
+    def row_bytes(self) -> int:
+        """Pieces for `begin` have whole rows: all heads of one position of K or V of one layer."""
+        return self._heads * self._words * self._dtype.itemsize
+
     def content_words_each(self, blocks: Sequence[Bytes]) -> list[bytes]:
         """The content words of several blocks; small ones are put together first."""
         if len(blocks) == 1 or self._block_bytes > _SMALL_BYTES:
@@ -97,10 +106,45 @@ class Digester:
         return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
+class RunningWords:
+    """Content words of a block that comes piece by piece (`Digester.begin`)."""
+
+    def __init__(
+        self, dtype: "np.dtype[np.signedinteger]", row_weights: Words, heads: int, word_weights: Words
+    ) -> None:
+        self._dtype = dtype
+        self._row_weights = row_weights
+        self._heads = heads
+        self._word_weights = word_weights
+        self._columns = np.zeros(heads * len(word_weights), dtype=np.int64)
+        self._row = 0
+
+    def add(self, piece: Bytes) -> None:
+        """The next rows."""
+        words = np.frombuffer(piece, dtype=self._dtype).reshape(-1, len(self._columns))
+        if self._dtype.itemsize != 8:
+            words = words.astype(np.int64)
+        weights = self._row_weights[self._row : self._row + len(words)]
+        self._columns += np.einsum("rc,r->c", words, weights)
+        self._row += len(words)
+
+    def words(self) -> bytes:
+        """The same as `Digester.content_words` of all pieces, once all rows have come."""
+        assert self._row == len(self._row_weights), f"{self._row} rows came, a block has {len(self._row_weights)}"
+        digests: Words = self._columns.reshape(self._heads, -1) @ self._word_weights
+        return digests.astype("<i8").tobytes()
+
+
+_BINDING: Final = blake2b(digest_size=8, person=b"tandem-kv-bind")
+"""Copying a hash without input takes half of what making one from its parameters does."""
+
+
 def bind(words: bytes, epoch: int, name: bytes, generation: int) -> bytes:
     """Tie content words to one copy: a stale handle then fails even where the bytes happen to be equal."""
     size = len(words)
-    word = blake2b(_COPY.pack(epoch & _U64, generation) + name, digest_size=8, person=b"tandem-kv-bind").digest()
+    hashed = _BINDING.copy()
+    hashed.update(_COPY.pack(epoch & _U64, generation) + name)
+    word = hashed.digest()
     mask = int.from_bytes(word if size == 8 else word * (size // 8), "little")
     return (int.from_bytes(words, "little") ^ mask).to_bytes(size, "little")
 

@@ -6,7 +6,8 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 
-WANTED: Final = ("*.json", "*.safetensors", "*.jinja")
+WEIGHTS: Final = "*.safetensors"
+WANTED: Final = ("*.json", WEIGHTS, "*.jinja")
 UNWANTED: Final = ("*/*",)
 """Copies in other formats live in sub-folders."""
 _ID: Final = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}(@[\w./-]+)?")
@@ -17,8 +18,9 @@ def is_hub_id(model: str) -> bool:
     return _ID.fullmatch(model) is not None
 
 
-def download(model: str, cache: Path | None) -> Path:
-    """Bring a snapshot here (resuming what is partly there) and return its directory. Raises `bad_model`."""
+def download(model: str, cache: Path | None, *, weights: bool = True) -> Path:
+    """Bring a snapshot here (resuming what is partly there), with or without its weights, and return its directory.
+    Raises `bad_model`."""
     # Imported on use: it costs a tenth of a second, and most starts do not need the hub.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -29,7 +31,7 @@ def download(model: str, cache: Path | None) -> Path:
             repository,
             revision=revision or None,
             cache_dir=cache,
-            allow_patterns=list(WANTED),
+            allow_patterns=[pattern for pattern in WANTED if weights or pattern != WEIGHTS],
             ignore_patterns=list(UNWANTED),
         )
     except HfHubHTTPError as error:

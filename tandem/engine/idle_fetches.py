@@ -7,6 +7,11 @@ yet makes room at once for one whose blocks wait to be fetched, and for who is m
 for `fetch_idle_s` makes room for anybody. Whoever gives its blocks back goes behind the one that wanted them, so
 every fetch gets its turn, and a turn in which blocks are there to be fetched is as short as the transfer.
 
+A fetch of blocks that prefill will not compute any more is stopped as soon as that is known: what is missing is
+computed here, in the same place of the queue.
+
+Only hand-offs are meant: a fetch of blocks that somebody has already ends by itself, soon.
+
 The first rule is used a few times per fetch only, and each turn that was idle makes the next one twice as long: in
 the end every fetch has the time it needs to bring its blocks or to find out that they will not come.
 """
@@ -49,6 +54,14 @@ class IdleFetches:
             self._put_off(given[-1], shortage, now)
         return tuple(given)
 
+    def prefill_lost(self, job: Job) -> None:
+        """Stop the fetch of a work whose prefill is lost, unless all its blocks were there and are coming."""
+        fetch = job.fetch
+        if fetch is None or fetch.stopped or not fetch.hand_off or (job.ready and not fetch.untouched):
+            return
+        job.explain("stopped fetching: prefill is lost")
+        self._stop(job)
+
     def next_look(self, now: float) -> float:
         """When the next fetch becomes idle while somebody waits; infinity for never."""
         if self.admission.shortage is None:
@@ -56,7 +69,8 @@ class IdleFetches:
         return min((at for job in self._fetching() if (at := self._idle_at(job)) > now), default=float("inf"))
 
     def _fetching(self) -> list[Job]:
-        return [sequence.job for sequence in self.residence.batch.parked if sequence.being_fetched]
+        fetching = (sequence.job for sequence in self.residence.batch.parked if sequence.being_fetched)
+        return [job for job in fetching if job.fetch is not None and job.fetch.hand_off and not job.fetch.stopped]
 
     def _idle_at(self, job: Job) -> float:
         assert job.fetch is not None
@@ -94,7 +108,14 @@ class IdleFetches:
         ahead = shortage.sequence.job.order
         job.order = (max(job.order[0], ahead[0]), self.residence.next_arrival())
         self.residence.put_off(job, now)
-        self.outbox.withdraw(job.work.work_id)
+        self._stop(job)
+
+    def _stop(self, job: Job) -> None:
+        if job.fetch is not None:
+            job.fetch.stopped = True
+        if not self.outbox.withdraw(job.work.work_id):
+            self.residence.fetch_ended(job.work.work_id, job, ())
+            self.residence.ready_again = True
 
 
 def _yields(job: Job, other: Job) -> bool:

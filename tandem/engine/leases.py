@@ -2,12 +2,15 @@
 
 A lease belongs to one prefill work. It is opened with the names it covers before any of them is computed; each
 block is pinned under it as it completes. While its work runs it cannot expire; afterwards it lasts its length
-from the last renewal. Released and expired leases leave a tombstone, so that an opening that comes late is refused.
+from the last renewal. A *shared* lease belongs to no work: it covers blocks that are here for somebody who may have
+them, and lasts its length from the start. Released and expired leases leave a tombstone, so that an opening that
+comes late is refused.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 from tandem.core.kv import Handle
@@ -25,6 +28,7 @@ class Lease:
     exports: dict[bytes, int | None]
     expires: float = inf
     first: FirstTokens | None = None
+    shared: bool = False
 
 
 @dataclass
@@ -37,6 +41,9 @@ class LeaseTable:
     _leases: dict[str, Lease] = field(default_factory=dict)
     _tombstones: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _pins: dict[int, int] = field(default_factory=dict)
+    _owed: dict[int, int] = field(default_factory=dict)
+    """Of `_pins`, those of leases that belong to a work."""
+    _shared: int = 0
     _touched: dict[str, None] = field(default_factory=dict)
     _soonest: float = inf
 
@@ -49,6 +56,16 @@ class LeaseTable:
     def exported(self) -> int:
         """Distinct slots pinned under leases."""
         return len(self._pins)
+
+    @property
+    def owed(self) -> int:
+        """Distinct slots pinned under leases of works."""
+        return len(self._owed)
+
+    @property
+    def shared(self) -> int:
+        """Shared leases that are open."""
+        return self._shared
 
     @property
     def next_expiry(self) -> float:
@@ -83,8 +100,36 @@ class LeaseTable:
             return
         assert self.pool.digests(slot) is not None, f"slot {slot} is exported without digests"
         lease.exports[name] = slot
-        self._pin(slot)
+        self._pin(slot, lease)
         self._touched[lease_id] = None
+
+    def share(self, lease_id: str, length_s: float, names: Sequence[bytes], blocks_max: int, now: float) -> None:
+        """Open a shared lease over those of `names` that are here, as long as no more than `blocks_max` slots are
+        pinned altogether. The caller checked `buried` and `exists`."""
+        lease = Lease(lease_id, length_s, {}, now + length_s, shared=True)
+        for name in names:
+            slot = self.pool.find(name)
+            if slot is not None and (slot in self._pins or len(self._pins) < blocks_max):
+                lease.exports[name] = slot
+                self._pin(slot, lease)
+        self._leases[lease_id] = lease
+        self._shared += 1
+        self._soonest = min(self._soonest, lease.expires)
+
+    def expect(self, lease_id: str, names: Sequence[bytes]) -> None:
+        """An open lease covers `names` too, which are to come."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.exports = {**dict.fromkeys(names), **lease.exports}
+
+    def give_up(self, lease_id: str, names: Sequence[bytes]) -> None:
+        """Those of `names` that have not come will not."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and names:
+            for name in names:
+                if lease.exports.get(name, -1) is None:
+                    del lease.exports[name]
+            self._touched[lease_id] = None
 
     def revoke(self, lease_id: str) -> None:
         """Unpin all blocks: they are pending again, in slots to come."""
@@ -146,6 +191,7 @@ class LeaseTable:
         lease = self._leases.pop(lease_id, None)
         self._bury(lease_id)
         if lease is not None:
+            self._shared -= lease.shared
             self._unpin_all(lease)
             self._touched[lease_id] = None
 
@@ -164,12 +210,12 @@ class LeaseTable:
         """Assert that leases and tombstones are apart, tombstones bounded, and pins the ones that leases hold."""
         assert len(self._tombstones) <= self.tombstones_max, f"{len(self._tombstones)} tombstones"
         assert self._leases.keys().isdisjoint(self._tombstones), "a lease that has ended is open"
-        held: dict[int, int] = {}
-        for lease in self._leases.values():
-            for slot in lease.exports.values():
-                if slot is not None:
-                    held[slot] = held.get(slot, 0) + 1
+        leases = self._leases.values()
+        held = _slots_of([lease.exports.values() for lease in leases])
         assert held == self._pins, f"leases hold {held}, pinned are {self._pins}"
+        owed = _slots_of([lease.exports.values() for lease in leases if not lease.shared])
+        assert owed == self._owed, f"works' leases hold {owed}, noted are {self._owed}"
+        assert self._shared == sum(lease.shared for lease in self._leases.values())
 
     def release_all(self) -> None:
         """End every lease: the incarnation is over."""
@@ -185,25 +231,40 @@ class LeaseTable:
 
     # -- pins --
 
-    def _pin(self, slot: int) -> None:
+    def _pin(self, slot: int, lease: Lease) -> None:
         self.pool.ref(slot)
         self._pins[slot] = self._pins.get(slot, 0) + 1
+        if not lease.shared:
+            self._owed[slot] = self._owed.get(slot, 0) + 1
 
     def _unpin_all(self, lease: Lease) -> None:
         for name, slot in reversed(lease.exports.items()):
             if slot is not None:
                 lease.exports[name] = None
-                self._unpin(slot)
+                self._unpin(slot, lease)
 
-    def _unpin(self, slot: int) -> None:
+    def _unpin(self, slot: int, lease: Lease) -> None:
         self.pool.release(slot)
-        if self._pins[slot] == 1:
-            del self._pins[slot]
-        else:
-            self._pins[slot] -= 1
+        _count_down(self._pins, slot)
+        if not lease.shared:
+            _count_down(self._owed, slot)
 
     def _bury(self, lease_id: str) -> None:
         self._tombstones[lease_id] = None
         self._tombstones.move_to_end(lease_id)
         while len(self._tombstones) > self.tombstones_max:
             self._tombstones.popitem(last=False)
+
+
+def _count_down(counts: dict[int, int], slot: int) -> None:
+    if counts[slot] == 1:
+        del counts[slot]
+    else:
+        counts[slot] -= 1
+
+
+def _slots_of(exports: Sequence[Iterable[int | None]]) -> dict[int | None, int]:
+    """How often each slot is exported."""
+    counts = Counter(chain.from_iterable(exports))
+    del counts[None]
+    return dict(counts)

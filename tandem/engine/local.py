@@ -1,8 +1,9 @@
 """An engine made of a scheduler and a runner: the async shell around the scheduler's decisions."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from tandem.core.clock import Clock
 from tandem.core.kv import Handle, Layout
@@ -16,6 +17,7 @@ from tandem.engine.protocol import (
     Gone,
     Listener,
     Pending,
+    Prefix,
     StepReport,
     Work,
 )
@@ -169,6 +171,15 @@ class LocalEngine:
         self.scheduler.release_lease(lease_id)
         self._changed()
 
+    def share(self, lease_id: str, names: Sequence[bytes], length_s: float) -> bool:
+        shared = self.scheduler.sharing.open(lease_id, names, length_s, self._clock.now())
+        self._changed()
+        return shared
+
+    def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
+        self.scheduler.sharing.guests.ask(lease_id, names)
+        self._changed()
+
     def recheck(self, lease_id: str, name: bytes) -> bool:
         found = self.look(lease_id, name)
         if not isinstance(found, Handle):
@@ -192,7 +203,29 @@ class LocalEngine:
 
         return unwatch
 
+    # -- blocks, tiers --
+
+    def hold(self, name: bytes) -> Handle | None:
+        pool = self.scheduler.residence.pool
+        slot = pool.hold(name)
+        if slot is None:
+            return None
+        words, generation = pool.digests(slot), pool.generation(slot)
+        assert words is not None, "a block with a name is complete"
+        return Handle(self._epoch, name, slot, generation, bind(words, self._epoch, name, generation))
+
+    def unhold(self, slot: int) -> None:
+        self.scheduler.residence.pool.unhold(slot)
+        self._changed()
+
     # -- blocks, receiver side --
+
+    def prefix(self, work_id: int) -> Prefix | None:
+        return self.scheduler.prefix(work_id)
+
+    def bring(self, work_id: int, blocks: int) -> None:
+        self.scheduler.bring(work_id, blocks)
+        self._changed()
 
     def landed(self, work_id: int, index: int, digests: bytes) -> None:
         self.scheduler.landed(work_id, index, digests, self._clock.now())
@@ -254,4 +287,4 @@ class LocalEngine:
 def _with_load(report: StepReport | None, scheduler: Scheduler) -> StepReport:
     if report is None:
         return StepReport(load=scheduler.load())
-    return replace(report, load=scheduler.load())
+    return msgspec.structs.replace(report, load=scheduler.load())

@@ -3,8 +3,8 @@
 The router uses it for tokenizer, context and end tokens; the engine also for the weights.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import msgspec
@@ -19,15 +19,18 @@ GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+_TEMPLATE_BYTES_MAX: Final = 4 << 20
 
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A model on disk whose configuration has been understood. `name` is what clients call it."""
+    """A model on disk whose configuration has been understood. `name` is what clients call it; `template` is a file
+    whose chat template goes before the model's own."""
 
     path: Path
     name: str
     config: ModelConfig
+    template: Path | None = None
 
     @property
     def tokenizer_path(self) -> Path:
@@ -44,6 +47,8 @@ class ModelDirectory:
 
     def chat_template(self) -> str | None:
         """The Jinja source of the chat template, from its own file or from `tokenizer_config.json`."""
+        if self.template is not None:
+            return _text(self.template)
         path = self.path / TEMPLATE_FILE
         if path.is_file():
             return path.read_text(encoding="utf-8")
@@ -54,6 +59,18 @@ class ModelDirectory:
         if template is not None and not isinstance(template, str):
             raise TandemError("bad_model", f"{TOKENIZER_CONFIG_FILE}: chat_template: expected text")
         return template
+
+    def with_template(self, file: str | None, *, anywhere: bool = False) -> "ModelDirectory":
+        """With the chat template in `file`, a path within the model's directory or, `anywhere`, any on this machine.
+        None leaves the model its own. Raises `bad_model` when there is no such file."""
+        if file is None:
+            return self
+        within = PurePosixPath(file)
+        inside = not within.is_absolute() and ".." not in within.parts
+        for path in (self.path / file if inside else None, Path(file).expanduser() if anywhere else None):
+            if path is not None and path.is_file():
+                return replace(self, template=path)
+        raise TandemError("bad_model", f"{self.path} has no file {file!r}, which chat_template names", param="model")
 
     def checkpoint(self) -> Checkpoint:
         """The headers of the weights. Raises `bad_model`."""
@@ -69,13 +86,15 @@ class ModelDirectory:
         return checkpoint.content_hash(msgspec.json.encode(identity, order="sorted").decode())
 
 
-def open_model(model: str, *, name: str | None = None, cache: Path | None = None) -> ModelDirectory:
+def open_model(
+    model: str, *, name: str | None = None, cache: Path | None = None, weights: bool = True
+) -> ModelDirectory:
     """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration.
 
-    A hub id is downloaded into `cache` (default: the hub's own); `HF_ENDPOINT`, `HF_TOKEN` and
-    `HF_HUB_OFFLINE` are honoured. Blocks while downloading. Raises `bad_model` in one sentence.
+    A hub id is downloaded into `cache` (default: the hub's own), without `weights` only what is small; `HF_ENDPOINT`,
+    `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured. Blocks while downloading. Raises `bad_model` in one sentence.
     """
-    path = _locate(model, cache)
+    path = _locate(model, cache, weights)
     raw = read_object(path / CONFIG_FILE)
     generation = path / GENERATION_FILE
     config = parse_config(raw, read_object(generation) if generation.is_file() else None)
@@ -83,7 +102,17 @@ def open_model(model: str, *, name: str | None = None, cache: Path | None = None
     return ModelDirectory(path, name or shown, config)
 
 
-def _locate(model: str, cache: Path | None) -> Path:
+def _text(path: Path) -> str:
+    """A template that somebody named, which may be any file."""
+    try:
+        if path.stat().st_size > _TEMPLATE_BYTES_MAX:
+            raise TandemError("bad_model", f"{path}: more than {_TEMPLATE_BYTES_MAX:,} bytes are no chat template")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TandemError("bad_model", f"{path}: not a chat template: {error}", param="model") from error
+
+
+def _locate(model: str, cache: Path | None, weights: bool) -> Path:
     if model == DEMO:
         return Path(__file__).resolve().parent.parent / "models" / DEMO
     path = Path(model).expanduser()
@@ -93,4 +122,4 @@ def _locate(model: str, cache: Path | None) -> Path:
         raise TandemError("bad_model", f"{model} is a file; --model takes a directory, a hub id or {DEMO!r}")
     if not is_hub_id(model):
         raise TandemError("bad_model", f"{model}: no such directory, and not a hub id of the form owner/name")
-    return download(model, cache)
+    return download(model, cache, weights=weights)

@@ -26,8 +26,14 @@ class Outbox:
     def fetch(self, job: FetchJob) -> None:
         self._fetches.append(job)
 
-    def withdraw(self, work_id: int) -> None:
+    def withdraw(self, work_id: int) -> bool:
+        """Have a fetch stopped. False when nobody has heard of it yet: then it never begins, and never ends."""
+        told = [job for job in self._fetches if job.work_id != work_id]
+        if len(told) < len(self._fetches):
+            self._fetches = told
+            return False
         self._withdrawn.append(work_id)
+        return True
 
     def explain(self, reason: str) -> None:
         self._reasons[reason] = None

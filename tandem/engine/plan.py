@@ -4,7 +4,7 @@ A runner is stateless between steps except for the KV bytes themselves: each pla
 made once per token is a `msgspec.Struct`: creating one costs a fifteenth of creating a frozen dataclass.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -59,9 +59,33 @@ class BlockRef(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-@dataclass(frozen=True)
-class Step:
-    """One forward pass. Order: `copies` (src slot, dst slot), then rows, then digests of `complete`."""
+class Lane(msgspec.Struct, frozen=True, gc=False):
+    """What stays the same of a sequence from token to token: who it is, and how its tokens are drawn."""
+
+    work_id: int
+    sequence: int
+    seed: int
+    sampling: Sampling
+
+
+class Columns(msgspec.Struct, frozen=True, gc=False):
+    """Rows of one written token and one draw each, a column per field: there is one for every token of everybody.
+
+    Only sequences whose tokens the logits, the seed and the position alone decide: no log-probabilities, no bias, no
+    history, nothing forbidden.
+    """
+
+    lanes: list[Lane]
+    positions: list[int]
+    """Output positions to draw."""
+    tokens: bytes
+    """Packed uint32, one of each row."""
+    starts: list[int]
+    tables: list[bytes]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One forward pass. Order: `copies` (src slot, dst slot), then columns and rows, then digests of `complete`."""
 
     number: int
     rows: tuple[Row, ...]
@@ -70,6 +94,8 @@ class Step:
     """Slots filled from outside since the last step; a runner whose KV is not host memory loads them first."""
     complete: tuple[BlockRef, ...] = ()
     """Blocks that are complete after this step and whose digests are wanted."""
+    columns: Columns | None = None
+    """Never for a runner whose `EngineInfo.columns` is False: there these are rows like all others."""
 
 
 class Drawn(msgspec.Struct, frozen=True, gc=False):
@@ -82,14 +108,17 @@ class Drawn(msgspec.Struct, frozen=True, gc=False):
     logprob: TokenLogprob | None = None
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """`digests[i]` are the unbound content words of `complete[i]`; `compute_s` is measured by the runner."""
+class StepResult(msgspec.Struct, frozen=True):
+    """`digests[i]` are the unbound content words of `complete[i]`; `compute_s` is measured by the runner.
+
+    `tokens[i]` is what was drawn for row i of the step's columns, `drawn` what was for all other rows.
+    """
 
     number: int
     drawn: tuple[Drawn, ...]
     digests: tuple[bytes, ...]
     compute_s: float
+    tokens: Sequence[int] = ()
 
 
 class Runner(Protocol):

@@ -4,15 +4,16 @@ An engine knows token ids only. Text, stop strings, links and routing live above
 the worker's event loop and never block; `run` is the engine's only long-lived coroutine.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from tandem.core.kv import Handle, Layout
-from tandem.core.messages import Load, TokenLogprob
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.messages import Adapter, Load, TokenLogprob
+from tandem.core.request import Branch, Grammar, Sampling, Stopping
+from tandem.engine.counts import ExpertBalance, Speculation
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     blocks: int
     layout: Layout
+    features: tuple[str, ...] = ()
+    """What it can do beyond the rest, sorted: `grammar`, `adapters`."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters it has loaded, or would load when asked."""
+    columns: bool = False
+    """Whether its runner takes `tandem.engine.plan.Columns`."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,9 @@ class Work:
     lease_s: float = 0.0
     private: bool = False
     """Its blocks get no public name: they are in no event, snapshot or prefix cache, and free when it is over."""
+    grammar: Grammar | None = None
+    adapter: str = ""
+    """Name of the LoRA adapter to compute with; `root` includes its content hash."""
 
 
 class Emitted(msgspec.Struct, frozen=True, gc=False):
@@ -99,8 +109,7 @@ class WorkEnded:
     stats: WorkStats
 
 
-@dataclass(frozen=True)
-class FetchTarget:
+class FetchTarget(msgspec.Struct, frozen=True, gc=False):
     """One block to bring: copy the bytes of `name` into `slot`. `index` counts the prompt's blocks from 0."""
 
     index: int
@@ -113,22 +122,40 @@ class FetchTarget:
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Blocks the engine reserved for a `decode` work and wants filled, in prompt order."""
+    """Blocks the engine reserved for a work and wants filled, in prompt order.
+
+    With `hand_off` they are all blocks of a `decode` work that are not here: whoever computes the prompt will have
+    them. Without, they are blocks that a work of any mode was told to bring (`BlockSpace.bring`), and what is not
+    found anywhere is computed here. A `guest` is no work: its blocks are wanted by a peer
+    (`BlockSpace.bring_shared`), and own tiers are all that is asked for them.
+    """
 
     work_id: int
     targets: tuple[FetchTarget, ...]
+    hand_off: bool = True
+    guest: bool = False
 
 
-@dataclass(frozen=True)
-class KvChange:
+class Prefix(NamedTuple):
+    """The leading full blocks of a work's known tokens, and how many of them are in the pool now."""
+
+    names: tuple[bytes, ...]
+    here: int
+
+
+class KvChange(msgspec.Struct, frozen=True):
     """Full blocks that became, or ceased to be, available here under their names since the last step."""
 
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
+    makers: tuple[int, ...] = ()
+    """For each stored name, the work that computed or fetched it."""
 
 
-@dataclass(frozen=True)
-class StepReport:
+NO_CHANGE: Final = KvChange()
+
+
+class StepReport(msgspec.Struct, frozen=True):
     """Everything one step (or one command) brought about, in order."""
 
     emitted: tuple[Emitted, ...] = ()
@@ -137,9 +164,11 @@ class StepReport:
     fetches: tuple[FetchJob, ...] = ()
     withdrawn: tuple[int, ...] = ()
     """Works whose fetch is to be stopped: their slots went to others. Once it has ended they wait for new ones."""
-    kv: KvChange = field(default_factory=KvChange)
+    kv: KvChange = NO_CHANGE
     load: Load | None = None
     reasons: tuple[str, ...] = ()
+    speculation: Speculation | None = None
+    experts: ExpertBalance | None = None
 
 
 Listener = Callable[[StepReport], None]
@@ -205,6 +234,19 @@ class BlockSpace(Protocol):
         """End the lease. Unknown leases are remembered for a while, so that a later opening finds a tombstone."""
         ...
 
+    def share(self, lease_id: str, names: Sequence[bytes], length_s: float) -> bool:
+        """Open a lease that no work has asked for, over those of `names` that are complete here now; other names
+        are gone under it. It lasts `length_s` from now on and from every renewal; an open one stays as it is.
+
+        False when nothing can be shared now: the lease has ended before, or leases hold too much already.
+        """
+        ...
+
+    def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
+        """Have full blocks that are not here, but in own tiers, brought for the holder of a shared lease. They are
+        pending under it until they are here, or gone when there is no room for them or they do not come."""
+        ...
+
     def recheck(self, lease_id: str, name: bytes) -> bool:
         """Compare a block under the lease with its digest. True when it was damaged: then it is forgotten under its
         name and lease, and works that attend to it fail."""
@@ -214,7 +256,26 @@ class BlockSpace(Protocol):
         """Call `wake` whenever an answer under the lease may have changed; returns the unsubscribe."""
         ...
 
+    # -- tiers --
+    def hold(self, name: bytes) -> Handle | None:
+        """Keep the complete block `name` where it is until `unhold`, so that it can be copied. None when it is not
+        here, or when too many blocks are held already."""
+        ...
+
+    def unhold(self, slot: int) -> None:
+        """Undo one `hold` of the slot."""
+        ...
+
     # -- receiver --
+    def prefix(self, work_id: int) -> Prefix | None:
+        """What a work that has not been admitted yet begins with; None when it has, or is private or gone."""
+        ...
+
+    def bring(self, work_id: int, blocks: int) -> None:
+        """Of a work that waits: fetch what is missing of its first `blocks` full blocks before computing. May be
+        said again until the work is admitted."""
+        ...
+
     def landed(self, work_id: int, index: int, digests: bytes) -> None:
         """Block `index` of the fetch is in its slot and verified; `digests` are its unbound content words."""
         ...

@@ -3,12 +3,13 @@
 Everything here changes state in place and decides nothing about *when*: `admission` and `step_planner` do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tandem.engine.batch import Batch
 from tandem.engine.blocks import BlockPool
 from tandem.engine.leases import LeaseTable
 from tandem.engine.plan import Draw
+from tandem.engine.protocol import FetchTarget
 from tandem.engine.sequence import Fetch, Job, Phase, Sequence
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.waiting_queue import WaitingQueue
@@ -24,9 +25,15 @@ class Residence:
         self.leases = LeaseTable(self.pool)
         self.batch = Batch()
         self.fetchable = WaitingQueue()
-        """Decode works whose blocks are to be reserved and fetched."""
+        """Decode works whose blocks are to be reserved and fetched from whoever computes them."""
+        self.bringable = WaitingQueue()
+        """Works of which some blocks are to be fetched before the rest is computed."""
         self.computable = WaitingQueue()
         """Everything else that waits: it needs a share of a step's budget."""
+        self.bringing: dict[bytes, int] = {}
+        """Blocks being fetched that nobody computes now, with the work they are for."""
+        self.aside: dict[Sequence, bytes] = {}
+        """Works that wait for a block to come, or not to come, for another one before they may be admitted."""
         self.abandoned: dict[int, tuple[int, ...]] = {}
         """Quarantined slots of works that ended while their fetch went on, until `fetch_ended`."""
         self.export_due = 0
@@ -51,13 +58,22 @@ class Residence:
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
         job = sequence.job
-        fetches = job.work.mode == "decode" and not job.prefill_lost
-        first_fetch = fetches and sequence is job.root and job.admitted is None
-        return self.fetchable if first_fetch else self.computable
+        if sequence is not job.root or job.admitted is not None:
+            return self.computable
+        if job.handed_over:
+            return self.fetchable
+        return self.bringable if job.bring else self.computable
 
     def unqueue(self, sequence: Sequence) -> None:
         self.fetchable.discard(sequence)
+        self.bringable.discard(sequence)
         self.computable.discard(sequence)
+        self.aside.pop(sequence, None)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for admission."""
+        return len(self.fetchable) + len(self.bringable) + len(self.computable) + len(self.aside)
 
     def settle(self, sequence: Sequence) -> None:
         """Put an admitted sequence into the phase its tokens, blocks and next position call for."""
@@ -139,7 +155,7 @@ class Residence:
         if block >= len(sequence.names):
             sequence.extend_names(sequence.job.work.root, self.block_tokens)
         if block < len(sequence.names) and self._publishes(sequence.job):
-            self.pool.publish(slot, sequence.names[block], digests)
+            self.pool.publish(slot, sequence.names[block], digests, sequence.job.work_id)
         else:
             self.pool.seal(slot, digests)
         self.export(sequence, block)
@@ -174,7 +190,7 @@ class Residence:
         if pending:
             self.abandoned[job.work.work_id] = tuple(pending)
         if fetch is not None:
-            job.fetch = None
+            self._forget_fetch(job, fetch)
         self.unqueue(sequence)
         self.batch.move(sequence, phase)
 
@@ -186,8 +202,7 @@ class Residence:
         """
         job = sequence.job
         if job.leased and sequence is job.root:
-            self.leases.revoke(job.work.lease_id)
-            self.settle_export_due(job, job.export_due)
+            self._unexport(job)
         elif job.leased:
             self.leases.release(job.work.lease_id)
         self.drop(sequence, Phase.WAITING)
@@ -195,7 +210,50 @@ class Residence:
         job.preemptions += 1
         self.preemptions += 1
 
+    def _unexport(self, job: Job) -> None:
+        """What the root has exported comes again, in other slots."""
+        if job.leased:
+            self.leases.revoke(job.work.lease_id)
+            self.settle_export_due(job, job.export_due)
+
     # -- blocks under transfer --
+
+    def bring(self, job: Job, blocks: int) -> None:
+        """Have the first `blocks` full blocks of a work fetched when it is admitted."""
+        if job.admitted is not None:
+            return
+        job.bring = min(blocks, job.root.known // self.block_tokens)
+        if job.root in self.bringable or job.root in self.computable:
+            self.unqueue(job.root)
+            self._queue_of(job.root).push(job.root)
+
+    def set_aside(self, job: Job, name: bytes) -> None:
+        """Block `name` is on its way for another work: this one waits for it, and holds up nobody."""
+        self.unqueue(job.root)
+        job.waited_for = self.bringing[name]
+        self.aside[job.root] = name
+
+    def begin_fetch(self, job: Job, fetch: Fetch) -> None:
+        """Somebody fills slots of the root from now on."""
+        job.fetch = fetch
+        if not fetch.hand_off:
+            for target in fetch.pending.values():
+                self.bringing.setdefault(target.name, job.work_id)
+
+    def _forget_fetch(self, job: Job, fetch: Fetch) -> None:
+        job.fetch = None
+        if not fetch.hand_off:
+            for target in fetch.pending.values():
+                self._brought(job, target.name)
+
+    def _brought(self, job: Job, name: bytes) -> None:
+        """The block `name` is no longer on its way for this work."""
+        if self.bringing.get(name) != job.work_id:
+            return
+        del self.bringing[name]
+        for sequence in [each for each, awaited in self.aside.items() if awaited == name]:
+            del self.aside[sequence]
+            self._queue_of(sequence).push(sequence)
 
     def blocks_ready(self, job: Job) -> None:
         """Prefill has computed the whole prompt of a decode work."""
@@ -209,7 +267,7 @@ class Residence:
         job.prefill_lost = True
         if job.root in self.fetchable:
             self.fetchable.discard(job.root)
-            self.computable.push(job.root)
+            self._queue_of(job.root).push(job.root)
 
     def put_off(self, job: Job, now: float) -> None:
         """Take its blocks from a work that fetches. It waits again as soon as its fetch has ended."""
@@ -223,19 +281,20 @@ class Residence:
     def landed(self, job: Job, index: int, digests: bytes, now: float) -> None:
         """Target `index` of the work's fetch holds verified bytes."""
         root, fetch = job.root, job.fetch
-        target = fetch.pending.pop(index, None) if fetch is not None else None
+        target = fetch.land(index, now) if fetch is not None else None
         if target is None:
             return
         assert root.table[index] == target.slot
         assert fetch is not None
-        fetch.moved = now
+        self._brought(job, target.name)
         job.tokens_pulled += target.tokens
-        self._landed[target.slot] = target.generation
+        self.note_landed(target)
         root.filled.add(index)
         if target.tokens == self.block_tokens and self._publishes(job):
-            self.pool.publish(target.slot, target.name, digests)
+            self.pool.publish(target.slot, target.name, digests, job.work_id)
         else:
             self.pool.seal(target.slot, digests)
+        self.export(root, index)
         if not fetch.pending:
             self.settle(root)
 
@@ -257,15 +316,30 @@ class Residence:
         if any(target.slot in late_slots for target in fetch.pending.values()):
             self._flee(job, root, fetch, late_slots)
             return
-        job.fetch = None
+        self._forget_fetch(job, fetch)
         self.settle(root)
 
     def _flee(self, job: Job, root: Sequence, fetch: Fetch, late_slots: dict[int, None]) -> None:
         """Some own slots are not safe to write: give all back and wait for others. What landed is found by name."""
+        self._unexport(job)
+        self._forget_fetch(job, fetch)
         fetch.pending = {index: t for index, t in fetch.pending.items() if t.slot in late_slots}
+        job.fetch = fetch
         self.drop(root, Phase.WAITING)
         self.abandoned.pop(job.work.work_id, None)
         self._queue_of(root).push(root)
+
+    def check_bringing(self, jobs: Mapping[int, Job]) -> None:
+        """Assert that what is noted as being fetched is."""
+        for name, work_id in self.bringing.items():
+            fetch = jobs[work_id].fetch
+            awaited = fetch is not None and any(target.name == name for target in fetch.pending.values())
+            assert awaited, f"block {name.hex()} is noted as being fetched for work {work_id}"
+        assert all(name in self.bringing for name in self.aside.values()), "a work waits for what is not on its way"
+
+    def note_landed(self, target: FetchTarget) -> None:
+        """A slot was filled from outside."""
+        self._landed[target.slot] = target.generation
 
     def take_landed(self) -> tuple[int, ...]:
         """Slots filled from outside since the last step, those that have been given to another block left out."""

@@ -5,24 +5,28 @@ Slots are handed out in `plan` alone, and never while a step runs, so a slot tha
 is not written by anybody else before that step has ended.
 """
 
-import heapq
+from collections import Counter
+from itertools import chain
 from typing import Final
 
 from tandem.core.errors import TandemError
-from tandem.core.messages import Load, TokenLogprob
+from tandem.core.messages import Load
+from tandem.engine.acceptance import Acceptance
 from tandem.engine.admission import Admission, refuse_impossible
-from tandem.engine.finishing import finish_of
+from tandem.engine.engine_load import load_of
 from tandem.engine.idle_fetches import IdleFetches
 from tandem.engine.outbox import Outbox
-from tandem.engine.plan import Drawn, Step, StepResult
-from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, StepReport, Work
+from tandem.engine.plan import Step, StepResult
+from tandem.engine.protocol import EngineInfo, FirstTokens, Prefix, StepReport, Work
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Job, Phase, Sequence
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.sharing import Sharing
 from tandem.engine.step_budget import StepBudget
 from tandem.engine.step_draft import Draft, Entry
 from tandem.engine.step_planner import StepPlanner
 from tandem.engine.throughput import Throughput
+from tandem.engine.work_deadlines import WorkDeadlines
 
 _PREFILL: Final = Phase.PREFILL
 _DECODE: Final = Phase.DECODE
@@ -40,11 +44,14 @@ class Scheduler:
         self._outbox = Outbox()
         self._budget = StepBudget(settings)
         admission = Admission(self.residence, settings, self._outbox)
-        self._planner = StepPlanner(self.residence, admission, self._budget)
+        self._planner = StepPlanner(self.residence, admission, self._budget, info.columns)
         self._idle_fetches = IdleFetches(self.residence, admission, self._outbox, settings)
+        self.sharing = Sharing(self.residence, self._outbox, settings)
+        """What peers are given that nobody here computes for them."""
         self._throughput = Throughput()
         self._jobs: dict[int, Job] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._acceptance = Acceptance(self._jobs, self.residence, self._outbox, self._close)
+        self._deadlines = WorkDeadlines(self._jobs, settings.queue_s)
         self._flight: Draft | None = None
         self._steps = 0
 
@@ -56,7 +63,7 @@ class Scheduler:
         assert work.work_id not in self._jobs, f"work {work.work_id} is here already"
         assert work.mode in ("prefill", "decode", "local"), work.mode
         refuse_impossible(work, self.info)
-        if len(self.residence.fetchable) + len(self.residence.computable) >= self.settings.max_waiting:
+        if self.residence.waiting >= self.settings.max_waiting:
             raise TandemError("queue_full", f"{self.settings.max_waiting} sequences are waiting already")
         if work.mode == "prefill" and self.leases.buried(work.lease_id):
             raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
@@ -68,7 +75,7 @@ class Scheduler:
         self.residence.enqueue(job.root)
         if job.leased:
             self.leases.open(work.lease_id, work.lease_s, job.export_names(size))
-        self._watch_deadlines(job, now)
+        self._deadlines.watch(job, now)
 
     def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
         """Free a work, or one sequence of it."""
@@ -92,7 +99,7 @@ class Scheduler:
             return
         branch.awaits_first = False
         self.residence.blocks_ready(job)
-        self._accept(branch, token, None, now, emit=relay, relayed=relay)
+        self._acceptance.accept(branch, token, None, now, emit=relay, relayed=relay)
         if branch.phase is Phase.PARKED:
             self.residence.settle(branch)
 
@@ -106,11 +113,29 @@ class Scheduler:
             branch.awaits_first = False
             if branch.phase is Phase.PARKED:
                 self.residence.settle(branch)
+        self._idle_fetches.prefill_lost(job)
 
     # -- blocks under transfer --
 
+    def prefix(self, work_id: int) -> Prefix | None:
+        """The full blocks that a work which waits begins with; None when it waits no longer, or is private."""
+        job = self._jobs.get(work_id)
+        if job is None or job.admitted is not None or job.work.private:
+            return None
+        names = tuple(job.root.names[: job.root.known // self.info.layout.block_tokens])
+        return Prefix(names, len(self.residence.pool.match(names)))
+
+    def bring(self, work_id: int, blocks: int) -> None:
+        """Have what is missing of a waiting work's first `blocks` blocks fetched before the rest is computed."""
+        job = self._jobs.get(work_id)
+        if job is not None and not job.work.private:
+            self.residence.bring(job, blocks)
+
     def landed(self, work_id: int, index: int, digests: bytes, now: float) -> None:
         """Block `index` of the work's fetch is in its slot and verified."""
+        if work_id < 0:
+            self.sharing.guests.landed(work_id, index, digests)
+            return
         job = self._jobs.get(work_id)
         if job is not None:
             self.residence.landed(job, index, digests, now)
@@ -118,6 +143,9 @@ class Scheduler:
 
     def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
         """The fetch is over; `late` slots stay in quarantine."""
+        if work_id < 0:
+            self.sharing.guests.ended(work_id, late)
+            return
         job = self._jobs.get(work_id)
         if job is not None and reason is not None:
             job.explain(f"fetch ended: {reason}")
@@ -147,16 +175,18 @@ class Scheduler:
         """The next step, or None when nothing can be computed now; and what planning brought about."""
         assert self._flight is None, "the last step has not been applied"
         self.leases.expire(now)
-        self._enforce_deadlines(now)
+        for job, reason in self._deadlines.passed(now):
+            self._fail(job, "deadline_exceeded", reason, now)
         draft = self._planner.draft(now)
         for _ in range(8):
-            if draft.entries or not (self.residence.ready_again or draft.preempted):
+            if not draft.empty or not (self.residence.ready_again or draft.preempted):
                 break
             draft = self._planner.draft(now)
         for job in self._idle_fetches.give_way(now):
-            heapq.heappush(self._deadlines, (now + self.settings.queue_s, job.work.work_id))
+            self._deadlines.watch_place(job, now)
+        self.sharing.admit(works_wait=self._planner.admission.shortage is not None)
         step = None
-        if draft.entries:
+        if not draft.empty:
             self._steps += 1
             step = draft.step(self._steps, self.residence.take_landed(), self.info.layout.block_tokens)
             self._flight = draft
@@ -173,7 +203,7 @@ class Scheduler:
             self._throughput.observe(load, result.compute_s)
         for source, _ in draft.copies.values():
             self.residence.pool.release(source)
-        taken = 0
+        taken = self._fill(draft, result)
         for entry in draft.entries.values():
             phase, count = entry.sequence.phase, len(entry.complete)
             if phase is _DECODE or phase is _PREFILL:
@@ -182,8 +212,8 @@ class Scheduler:
                 else:
                     entry.sequence.computed = entry.end
             taken += count
-        for drawn in result.drawn:
-            self._take_drawn(drawn, now)
+        self._acceptance.columns(draft.generating, result.tokens, now)
+        self._acceptance.drawn(result.drawn, now)
         for entry in draft.entries.values():
             if entry.prefill and entry.sequence.phase is _PREFILL:
                 self.residence.settle(entry.sequence)
@@ -201,50 +231,19 @@ class Scheduler:
         job.chunks += 1
         if start < sequence.known:
             job.tokens_computed += min(entry.end, sequence.known) - start
-            if not entry.row.write and job.tokens_reused:
-                job.tokens_reused -= 1
+            if not entry.row.write:
+                job.count_again()
         if sequence is job.root:
             self._note_prefilled(job, now)
             if sequence.is_trunk and sequence.computed == sequence.length:
                 self.residence.fork(sequence)
 
-    def _take_drawn(self, drawn: Drawn, now: float) -> None:
-        """Accept a drawn token, unless its sequence is gone or learned the position in another way."""
-        job = self._jobs.get(drawn.work_id)
-        branch = job.branches.get(drawn.sequence) if job is not None else None
-        if branch is None or branch.phase is _DONE or drawn.position != branch.outputs + 1:
-            return
-        decoding = branch.phase is _DECODE
-        finish = self._accept(branch, drawn.token, drawn.logprob, now)
-        if not decoding and finish is None and not branch.done:
-            self.residence.settle(branch)
-
-    def _accept(
-        self,
-        branch: Sequence,
-        token: int,
-        logprob: TokenLogprob | None,
-        now: float,
-        emit: bool = True,
-        relayed: bool = False,
-    ) -> str | None:
-        """The next position of a branch is `token`: tell, and end the branch where that ends it; gives its finish."""
-        job, position = branch.job, branch.append(token)
-        finish, stop_reason = None, None
-        if position >= job.max_tokens or token in job.ends:
-            finish, stop_reason = finish_of(job, token, position)
-        if job.first_token is None:
-            job.first_token = now
-        if emit:
-            self._outbox.emitted.append(
-                Emitted(job.work_id, branch.index, position, token, finish, stop_reason, logprob, relayed)
-            )
-        if job.prefills:
-            job.first.append((branch.index, token, finish))
-            self._close(branch, now)
-        elif finish is not None:
-            self._close(branch, now)
-        return finish
+    def _fill(self, draft: Draft, result: StepResult) -> int:
+        """Publish the blocks that columns have completed; gives how many there were."""
+        for (sequence, block), digests in zip(draft.filled.items(), result.digests, strict=False):
+            if sequence.phase is _DECODE:
+                self.residence.complete(sequence, block, digests)
+        return len(draft.filled)
 
     # -- ends --
 
@@ -279,25 +278,6 @@ class Scheduler:
         self._outbox.fail(job.work.work_id, code, message)
         self._end(job, now, completed=False)
 
-    def _watch_deadlines(self, job: Job, now: float) -> None:
-        if len(self._deadlines) > 4 * len(self._jobs) + 1024:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._jobs]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (job.work.deadline, job.work.work_id))
-        heapq.heappush(self._deadlines, (now + self.settings.queue_s, job.work.work_id))
-
-    def _enforce_deadlines(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, work_id = heapq.heappop(self._deadlines)
-            job = self._jobs.get(work_id)
-            if job is None:
-                continue
-            if now >= job.work.deadline:
-                self._fail(job, "deadline_exceeded", "the request's deadline passed on the worker", now)
-            elif job.admitted is None and now >= job.queued + self.settings.queue_s:
-                waited = now - job.queued
-                self._fail(job, "deadline_exceeded", f"waited {waited:.1f} s for a place on the worker", now)
-
     def _note_prefilled(self, job: Job, now: float) -> None:
         if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):
             job.prefilled = now
@@ -312,28 +292,12 @@ class Scheduler:
         """When `plan` must be called again even if nobody commands anything; None for never."""
         if self.residence.ready_again:
             return now
-        while self._deadlines and self._deadlines[0][1] not in self._jobs:
-            heapq.heappop(self._deadlines)
-        soonest = min(self._deadlines[0][0] if self._deadlines else float("inf"), self.leases.next_expiry)
-        soonest = min(soonest, self._idle_fetches.next_look(now))
+        soonest = min(self._deadlines.next(), self.leases.next_expiry, self._idle_fetches.next_look(now))
         return soonest if soonest != float("inf") else None
 
     def load(self) -> Load:
         """How busy this engine is."""
-        residence, figures = self.residence, self._throughput
-        computing = sum(sequence.length - sequence.computed for sequence in residence.batch.prefilling)
-        return Load(
-            running=residence.batch.width,
-            waiting=len(residence.fetchable) + len(residence.computable),
-            queued_prompt_tokens=residence.computable.tokens + computing,
-            blocks_free=residence.pool.available,
-            blocks_cached=residence.pool.cached,
-            blocks_exported=self.leases.exported,
-            step_s=figures.step_s,
-            prefill_tokens_per_s=figures.prefill_tokens_per_s,
-            decode_tokens_per_s=figures.decode_tokens_per_s,
-            preemptions=residence.preemptions,
-        )
+        return load_of(self.residence, self._throughput, self._budget.prompt_cost)
 
     def overdue_s(self, now: float) -> float:
         """By how much the work that is most overdue has missed its deadline; 0 when none has."""
@@ -345,18 +309,18 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert the invariants: no slot leaks, is used twice, or is held by something that is gone."""
-        refs = self.leases.pins()
+        refs = Counter(self.leases.pins())
         tables = [sequence.table for sequence in self.residence.batch]
         if self._flight is not None:
             tables.append([source for source, _ in self._flight.copies.values()])
-        for table in tables:
-            for slot in table:
-                refs[slot] = refs.get(slot, 0) + 1
+        tables.append(self.sharing.guests.slots())
+        refs.update(chain.from_iterable(tables))
         self.residence.pool.check(refs)
         for sequence in self.residence.batch:
             assert self._jobs[sequence.job.work.work_id] is sequence.job, "a sequence outlives its work"
-        waiting = len(self.residence.fetchable) + len(self.residence.computable)
+        waiting = self.residence.waiting
         # Submits are refused at the first bound; what is preempted beyond it was admitted within the second.
         assert waiting <= self.settings.max_waiting + self.settings.max_sequences, f"{waiting} sequences wait"
         self.leases.check()
+        self.residence.check_bringing(self._jobs)
         assert self.residence.export_due == sum(job.export_due for job in self._jobs.values())

@@ -5,14 +5,15 @@ A work with one branch has one sequence. A work with several has a *trunk* too: 
 common, computed once; when its KV is complete the branches fork off, sharing its blocks.
 """
 
+import sys
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from enum import IntEnum
 
-from tandem.core.kv import child_name, pack_tokens, tail_name
+from tandem.core.kv import chain_names, pack_tokens, tail_name
 from tandem.core.request import Branch
-from tandem.engine.plan import Draw
+from tandem.engine.plan import Draw, Lane
 from tandem.engine.protocol import FetchTarget, Work, WorkStats
 
 _REASONS_MAX = 16
@@ -41,16 +42,20 @@ class Sequence:
         "awaits_first",
         "computed",
         "cow",
+        "ends",
         "filled",
         "forced",
         "index",
         "job",
         "known",
+        "lane",
         "last",
         "length",
         "names",
         "outputs",
+        "outputs_max",
         "phase",
+        "plain_from",
         "seed",
         "table",
         "table_packed",
@@ -61,6 +66,11 @@ class Sequence:
         self.job = job
         self.index = index
         self.seed = seed
+        self.lane = Lane(job.work_id, index, seed, job.sampling)
+        # Of the work, here too: these are asked for with every token.
+        self.outputs_max, self.ends = job.max_tokens, job.ends
+        self.plain_from = job.min_tokens if job.plain else sys.maxsize
+        """Outputs from which on logits, seed and position alone decide the next."""
         self.tokens = bytearray(tokens)
         self.last = tokens[-4:]
         """The last known token, packed."""
@@ -94,6 +104,19 @@ class Sequence:
         """Somebody else writes to its blocks now."""
         fetch = self.job.fetch
         return fetch is not None and bool(fetch.pending) and self is self.job.root
+
+    @property
+    def beyond_bring(self) -> int:
+        """Tokens to compute when everything that is to be fetched comes."""
+        return self.length - (self.job.bring * self.job.block_tokens if self is self.job.root else 0)
+
+    @property
+    def beyond_fetch(self) -> int:
+        """Tokens to compute once the fetch that runs has ended; none where somebody else computes them."""
+        fetch = self.job.fetch
+        if fetch is None or fetch.hand_off or not self.being_fetched:
+            return 0
+        return self.length - self.computed - sum(target.tokens for target in fetch.pending.values())
 
     def append(self, token: int) -> int:
         """The next output position is known; gives its number."""
@@ -132,10 +155,9 @@ class Sequence:
     def extend_names(self, root: bytes, block_tokens: int) -> None:
         """Name every full block of the known tokens."""
         names, size = self.names, 4 * block_tokens
-        parent = names[-1] if names else root
-        for start in range(len(names) * size, len(self.tokens) - size + 1, size):
-            parent = child_name(parent, bytes(self.tokens[start : start + size]))
-            names.append(parent)
+        named = len(names) * size
+        if len(self.tokens) - named >= size:
+            names += chain_names(names[-1] if names else root, bytes(self.tokens[named:]), block_tokens)
 
     def draw(self) -> Draw:
         """How the next position is to be sampled."""
@@ -157,6 +179,7 @@ class Job:
         self, work: Work, arrival: int, now: float, eos_token_ids: tuple[int, ...], block_tokens: int
     ) -> None:
         self.work = work
+        self.block_tokens = block_tokens
         self.order = (-work.priority, arrival)
         """Sorts works: higher priority first, then earlier arrival. Preemption goes from the other end."""
         eos = () if work.stopping.ignore_eos else eos_token_ids
@@ -169,6 +192,7 @@ class Job:
         self.ends = frozenset(self.end_tokens)
         self.stop_tokens = frozenset(work.stopping.stop_token_ids)
         self.needs_history = work.sampling.needs_history
+        self.plain = not (self.needs_history or work.sampling.logit_bias or work.sampling.logprobs is not None)
         self.branches = {branch.sequence: self._sequence(branch) for branch in work.branches}
         self.root = self._root(work)
         """The sequence that is computed or fetched first: the trunk, or the only branch."""
@@ -181,6 +205,10 @@ class Job:
         self.submitted = now
         self.queued = now
         """When it began to wait for its place, the last time."""
+        self.bring = 0
+        """So many leading full blocks are fetched, if they are not here when it is admitted."""
+        self.waited_for: int | None = None
+        """The work whose fetch it waited for, or does, to find blocks here that it would have to fetch itself."""
         self.ready = False
         """Of a decode work: prefill has drawn its first position, so all its blocks can be fetched."""
         self.prefill_lost = False
@@ -210,6 +238,11 @@ class Job:
         return Sequence(self, -1, 0, work.prompt + _common_prefix([b.forced for b in work.branches]), 0)
 
     @property
+    def handed_over(self) -> bool:
+        """Whether somebody else computes its blocks."""
+        return self.work.mode == "decode" and not self.prefill_lost
+
+    @property
     def sequences(self) -> Iterable[Sequence]:
         """Branches, and the trunk where there is one."""
         if self.root.is_trunk:
@@ -227,6 +260,13 @@ class Job:
         root, full = self.root, self.root.known // block_tokens
         parent = root.names[full - 1] if full else self.work.root
         return tail_name(parent, root.packed(full * block_tokens, root.known))
+
+    def count_again(self) -> None:
+        """The last token, found or fetched, has been computed all the same."""
+        if self.tokens_reused:
+            self.tokens_reused -= 1
+        elif self.tokens_pulled and self.work.mode != "decode":
+            self.tokens_pulled -= 1
 
     def explain(self, reason: str) -> None:
         """Keep a reason for the work's trace; the first few different ones."""
@@ -250,18 +290,26 @@ class Job:
 
 
 class Fetch:
-    """Blocks of a decode work that somebody is bringing. `pending` are the targets that have not landed, `moved` is
-    when the last one did, or when it began."""
+    """Blocks of a work that somebody is bringing. `pending` are the targets that have not landed, `moved` is when the
+    last one did, or when it began; `stopped`, that its end has been asked for. With `hand_off` the blocks beyond the
+    first `bring` are being computed elsewhere."""
 
-    def __init__(self, targets: Items[FetchTarget], now: float) -> None:
+    def __init__(self, targets: Items[FetchTarget], now: float, *, hand_off: bool, bring: int) -> None:
         self.moved = now
+        self.hand_off = hand_off
         self.pending = {target.index: target for target in targets}
-        self._targets = len(targets)
+        self.stopped = False
+        self.untouched = True
+        """Whether nothing has landed yet of what only the hand-off can bring."""
+        self._bring = bring
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nothing has landed yet."""
-        return len(self.pending) == self._targets
+    def land(self, index: int, now: float) -> FetchTarget | None:
+        """Block `index` is there; None when it was not awaited."""
+        target = self.pending.pop(index, None)
+        if target is not None:
+            self.moved = now
+            self.untouched = self.untouched and index < self._bring
+        return target
 
 
 def _common_prefix(outputs: Items[tuple[int, ...]]) -> bytes:

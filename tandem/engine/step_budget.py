@@ -4,7 +4,7 @@ What the learned step time (`StepTimeModel`) leaves of the target beside the run
 one after the other, each at its own position. Nothing decodes: `max_batched_tokens` alone bounds the chunk.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.step_model import PromptCost, StepLoad, StepTimeModel
@@ -12,23 +12,27 @@ from tandem.engine.step_model import PromptCost, StepLoad, StepTimeModel
 __all__ = ["Allowance", "Budget", "StepBudget", "StepLoad", "StepTimeModel"]
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens that one prompt may take of the next step, and the sentence that explains them."""
 
     tokens: int
     reason: str
 
 
-@dataclass
-class Allowance:
+class Allowance(msgspec.Struct, gc=False):
     """What is left of one step for prompts. `seconds` None: nothing decodes, nobody waits for this step."""
 
     tokens: int
     floor: int
     seconds: float | None
     cost: PromptCost
-    beside: str
+    rows: int
+    """Sequences that decode in the step."""
+    target_s: float
+
+    @property
+    def beside(self) -> str:
+        return f"beside {self.rows} decoding (ITL target {self.target_s * 1e3:g} ms)"
 
     @property
     def spent(self) -> bool:
@@ -64,13 +68,18 @@ class StepBudget:
     def observe(self, load: StepLoad, seconds: float) -> None:
         self._model.observe(load, seconds)
 
+    @property
+    def prompt_cost(self) -> PromptCost | None:
+        """What prompts cost now; None before anything was measured."""
+        return self._model.prompt_cost() if self._model.observed else None
+
     def open(self, running: StepLoad) -> Allowance:
         """The room beside the running sequences, whose load this is."""
         settings, model = self._settings, self._model
         rows = running.decode_rows
         tokens = settings.max_batched_tokens - rows
+        target_s, cost = settings.itl_target_s, model.prompt_cost()
         if rows == 0:
-            return Allowance(tokens, 0, None, model.prompt_cost(), "")
-        seconds = settings.itl_target_s / model.margin - model.predict(running)
-        beside = f"beside {rows} decoding (ITL target {settings.itl_target_s * 1e3:g} ms)"
-        return Allowance(max(1, tokens), settings.min_prefill_tokens, seconds, model.prompt_cost(), beside)
+            return Allowance(tokens, 0, None, cost, 0, target_s)
+        seconds = target_s / model.margin - model.predict(running)
+        return Allowance(max(1, tokens), settings.min_prefill_tokens, seconds, cost, rows, target_s)

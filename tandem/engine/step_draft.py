@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tandem.engine.plan import BlockRef, Row, Step
+from tandem.engine.plan import BlockRef, Columns, Row, Step
 from tandem.engine.sequence import Sequence
 from tandem.engine.step_budget import StepLoad
 
@@ -22,6 +22,10 @@ class Draft:
 
     def __init__(self) -> None:
         self.entries: dict[Sequence, Entry] = {}
+        self.generating: dict[Sequence, None] = {}
+        """Who gets a token as part of the step's columns, in their order."""
+        self.filled: dict[Sequence, int] = {}
+        """Of these, whose block is complete with this step, and which block."""
         self.copies: dict[Sequence, tuple[int, int]] = {}
         self.claims: dict[bytes, None] = {}
         """Names of blocks that complete in this step: others need not compute them too."""
@@ -38,7 +42,16 @@ class Draft:
         self.entries[entry.sequence] = entry
         self._count(entry, 1)
 
+    @property
+    def empty(self) -> bool:
+        return not (self.entries or self.generating)
+
     def drop(self, sequence: Sequence) -> None:
+        if sequence in self.generating:
+            del self.generating[sequence]
+            self.filled.pop(sequence, None)
+            self.decode_rows -= 1
+            self.decode_context -= sequence.computed
         entry = self.entries.pop(sequence, None)
         if entry is not None:
             self._count(entry, -1)
@@ -62,15 +75,27 @@ class Draft:
 
     def step(self, number: int, landed: tuple[int, ...], block_tokens: int) -> Step:
         """The finished plan. Only a root's last block can be partial when it is complete: a tail."""
-        complete = []
-        for entry in self.entries.values():
+        complete = [BlockRef(sequence.table[block], block_tokens) for sequence, block in self.filled.items()]
+        entries = self.entries.values()
+        for entry in entries:
             for block in entry.complete:
                 tokens = min(block_tokens, entry.end - block * block_tokens)
                 complete.append(BlockRef(entry.sequence.table[block], tokens))
         return Step(
             number=number,
-            rows=tuple([entry.row for entry in self.entries.values()]),
+            rows=tuple([entry.row for entry in entries]),
             copies=tuple(self.copies.values()),
             landed=landed,
             complete=tuple(complete),
+            columns=_columns(tuple(self.generating)) if self.generating else None,
         )
+
+
+def _columns(generating: tuple[Sequence, ...]) -> Columns:
+    return Columns(
+        [sequence.lane for sequence in generating],
+        [sequence.outputs + 1 for sequence in generating],
+        b"".join([sequence.last for sequence in generating]),
+        [sequence.computed for sequence in generating],
+        [sequence.table_packed or sequence.packed_table() for sequence in generating],
+    )

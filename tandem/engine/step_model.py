@@ -8,8 +8,10 @@ exponential mean of measured over predicted time. The margin is how far slow ste
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import mul
 from typing import Final
+
+import msgspec
 
 _SCALES: Final = (1.0, 64.0, 4.0, 1024.0, 1024.0 * 1024.0, 64.0 * 1024.0)
 _SIZE: Final = len(_SCALES)
@@ -33,8 +35,7 @@ _STRETCH: Final = 1.5
 """and one in twenty-five longer than this times the target."""
 
 
-@dataclass(frozen=True)
-class StepLoad:
+class StepLoad(msgspec.Struct, frozen=True, gc=False):
     """What a step had to do. `prefill_context` sums, over prompt tokens, the positions each attends to.
 
     `pieces` counts the prompts the tokens belong to; `decode_context` sums the positions of running sequences.
@@ -58,8 +59,7 @@ class StepLoad:
         )
 
 
-@dataclass(frozen=True)
-class PromptCost:
+class PromptCost(msgspec.Struct, frozen=True, gc=False):
     """Seconds a piece of a prompt adds to a step: for itself, per token, and per token and attended position."""
 
     piece: float
@@ -140,8 +140,8 @@ class StepTimeModel:
 
     def prompt_cost(self) -> PromptCost:
         """What pieces of prompts cost now."""
-        piece, token, position = (self._pace * self._cost[at] / _SCALES[at] for at in (2, 3, 4))
-        return PromptCost(piece, token, position)
+        pace, cost = self._pace, self._cost
+        return PromptCost(pace * cost[2] / _SCALES[2], pace * cost[3] / _SCALES[3], pace * cost[4] / _SCALES[4])
 
     def _shape(self, features: tuple[float, ...]) -> float:
         return _dot(self._cost, features)
@@ -172,4 +172,6 @@ class StepTimeModel:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(one * other for one, other in zip(left, right, strict=True))
+    assert len(left) == len(right)
+    total: float = sum(map(mul, left, right))
+    return total

@@ -20,14 +20,14 @@ class StepPlanner:
     residence: Residence
     admission: Admission
     budget: StepBudget
+    columns: bool
+    """Whether the runner takes columns."""
 
     def draft(self, now: float) -> Draft:
         """One attempt at a step; it may come out without entries."""
         draft = Draft()
         self.residence.ready_again = False
-        for sequence in tuple(self.residence.batch.decoding):
-            if sequence.phase is _DECODE:
-                self._decode(sequence, draft)
+        self._decode_all(draft)
         allowance = self.budget.open(draft.load())
         for sequence in self.residence.batch.prefills():
             if allowance.spent:
@@ -42,15 +42,39 @@ class StepPlanner:
                 self._prefill(admitted, draft, allowance)
         return draft
 
-    def _decode(self, sequence: Sequence, draft: Draft) -> None:
-        start, size = sequence.computed, self.residence.block_tokens
-        if (start // size == len(sequence.table) or sequence.cow) and not self._writable(sequence, start + 1, draft):
-            return
-        complete = (start // size,) if (start + 1) % size == 0 else ()
-        row = Row(sequence.last, start, sequence.table_packed or sequence.packed_table(), True, (sequence.draw(),))
-        draft.entries[sequence] = Entry(sequence, row, start + 1, complete, False)
-        draft.decode_rows += 1
-        draft.decode_context += start
+    def _decode_all(self, draft: Draft) -> None:
+        """A row for every running sequence. Once per token of everybody: in one piece, and without detours."""
+        size, generating, context, plain = self.residence.block_tokens, draft.generating, 0, self.columns
+        for sequence in tuple(self.residence.batch.decoding):
+            if sequence.phase is not _DECODE:
+                continue
+            start = sequence.computed
+            inside = start % size
+            unwritable = sequence.cow or (inside == 0 and start // size == len(sequence.table))
+            # It may preempt, which takes rows out of the draft again.
+            if unwritable and not self._writable(sequence, start + 1, draft):
+                continue
+            generating[sequence] = None
+            draft.decode_rows += 1
+            context += start
+            if inside == size - 1:
+                draft.filled[sequence] = start // size
+            if sequence.outputs < sequence.plain_from:
+                plain = False
+        draft.decode_context += context
+        if not plain:
+            self._spell_out(draft)
+
+    def _spell_out(self, draft: Draft) -> None:
+        """Rows instead of columns, for everybody: what is drawn comes in the order in which they stand."""
+        for sequence in draft.generating:
+            start, block = sequence.computed, draft.filled.get(sequence)
+            table = sequence.table_packed or sequence.packed_table()
+            row = Row(sequence.last, start, table, True, (sequence.draw(),))
+            complete = () if block is None else (block,)
+            draft.entries[sequence] = Entry(sequence, row, start + 1, complete, False)
+        draft.generating.clear()
+        draft.filled.clear()
 
     def _prefill(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
         """Add the sequence's next chunk and take it off the allowance."""

@@ -22,8 +22,8 @@ class WaitingQueue:
 
     @property
     def tokens(self) -> int:
-        """Known tokens of all that wait."""
-        return sum(sequence.length for sequence in self._waiting)
+        """Known tokens of all that wait, without those that are to be fetched."""
+        return sum(sequence.beyond_bring for sequence in self._waiting)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._waiting

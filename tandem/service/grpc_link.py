@@ -1,5 +1,7 @@
 """`Link` over gRPC: one HTTP/2 connection and two bidirectional streams per router and worker.
 
+gRPC carries the same bytes as TCP does (`tandem.service.link_messages`): one call's message is what one tick said.
+
 Liveness is not gRPC's business here: heartbeats are messages, so keepalive stays off. A closing end first writes
 what was sent before, within `LinkLimits.flush_s`, then ends its streams.
 """
@@ -21,14 +23,15 @@ from tandem.core.messages import (
     StateUpdate,
     WorkerCommand,
 )
-from tandem.service import link_rpc
 from tandem.service.grpc_stream import END_FRAME, GrpcChannel, GrpcLink, Stream
 from tandem.service.link import RouterLink, WorkerLink
 from tandem.service.link_address import GRPC, LinkAddress, parse_address, split_host
+from tandem.service.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
 from tandem.service.link_queue import LinkLimits
 
-TOKENS: Final = f"/{link_rpc.SERVICE}/Tokens"
-STATE: Final = f"/{link_rpc.SERVICE}/State"
+_SERVICE: Final = "tandem.worker.v1.WorkerLink"
+TOKENS: Final = f"/{_SERVICE}/Tokens"
+STATE: Final = f"/{_SERVICE}/State"
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -45,8 +48,8 @@ _WorkerEnd = GrpcLink[RouterMessage, WorkerCommand, StateUpdate, StateRequest]
 def _router_end(peer: str, limits: LinkLimits) -> _RouterEnd:
     return GrpcLink(
         peer,
-        GrpcChannel(link_rpc.encode_command, link_rpc.decode_router_messages, limits),
-        GrpcChannel(link_rpc.encode_state_request, link_rpc.decode_state_updates, limits),
+        GrpcChannel(COMMANDS.encode, ROUTER_MESSAGES.decode, limits),
+        GrpcChannel(STATE_REQUESTS.encode, STATE_UPDATES.decode, limits),
         limits,
     )
 
@@ -54,8 +57,8 @@ def _router_end(peer: str, limits: LinkLimits) -> _RouterEnd:
 def _worker_end(peer: str, limits: LinkLimits) -> _WorkerEnd:
     return GrpcLink(
         peer,
-        GrpcChannel(link_rpc.encode_router_message, link_rpc.decode_commands, limits),
-        GrpcChannel(link_rpc.encode_state_update, link_rpc.decode_state_requests, limits),
+        GrpcChannel(ROUTER_MESSAGES.encode, COMMANDS.decode, limits),
+        GrpcChannel(STATE_UPDATES.encode, STATE_REQUESTS.decode, limits),
         limits,
     )
 
@@ -70,12 +73,15 @@ class GrpcDialer:
         limits: LinkLimits | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         protocol: int = PROTOCOL_VERSION,
+        server_name: str | None = None,
     ) -> None:
         self._name = name
         self._entropy = entropy
         self._limits = limits or LinkLimits()
         self._credentials = credentials
         self._protocol = protocol
+        # Those we dial may share one name instead of having their addresses in their certificates.
+        self._options = (*_OPTIONS, ("grpc.ssl_target_name_override", server_name)) if server_name else _OPTIONS
         self._running: set[asyncio.Task[None]] = set()
 
     async def dial(self, address: str, timeout_s: float) -> RouterLink:
@@ -106,7 +112,7 @@ class GrpcDialer:
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is not None:
-            return grpc.aio.secure_channel(target, self._credentials, options=_OPTIONS)
+            return grpc.aio.secure_channel(target, self._credentials, options=self._options)
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
 
 
@@ -195,7 +201,7 @@ class GrpcLinkServer:
             "Tokens": grpc.stream_stream_rpc_method_handler(self._serve_tokens),
             "State": grpc.stream_stream_rpc_method_handler(self._serve_state),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(link_rpc.SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
         host = split_host(self._bind)[0]
         port = self._bind_port(server)
         await server.start()
@@ -261,8 +267,9 @@ class GrpcLinkServer:
             await context.send_initial_metadata((("tandem-protocol", str(self._protocol)),))
             await link.pump(channel, Stream(context.read, context.write, reason, end))
             context.set_trailing_metadata((("tandem-reason", _header(link.reason)),))
-        finally:
+        except BaseException:
             link.lost(f"the connection to router {link.peer} ended")
+            raise
 
     async def _meet(self, stream: str, context: Any) -> _WorkerEnd:
         """The link both streams belong to, once both have arrived. Ends the call otherwise."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
+from tandem.core.errors import TandemError
 from tandem.service.link_queue import Inbox, LinkLimits
 
 Out = TypeVar("Out")
@@ -81,7 +81,7 @@ class GrpcChannel(Generic[Out, In]):
         return b"".join(parts) if len(parts) > 1 else parts[0]
 
     def deliver(self, frame: bytes) -> None:
-        """Decode a received frame. Raises `DecodeError`."""
+        """Decode a received frame. Raises `link_lost` for one that is none."""
         self.inbox.put(self._decode(frame))
 
     def stop_sending(self, *, drop: bool) -> None:
@@ -135,17 +135,17 @@ class GrpcLink(Generic[Out, In, StateOut, StateIn]):
             channel.inbox.end(self.reason, drop=drop_inbox)
         self._hurry(within_s)
 
-    def _peer_closes(self) -> None:
-        """The peer has said its last words on a stream and waits for our end of it."""
-        for channel in (self.tokens, self.state):
-            channel.stop_sending(drop=True)
+    def _peer_closes(self, channel: GrpcChannel[Any, Any]) -> None:
+        """The peer has said its last words on a stream and waits for our end of it. The other stream may still hold
+        messages: it gets a moment, and is ended by its own last words, since ending it here would lose them."""
+        channel.stop_sending(drop=True)
         self._hurry(self.limits.flush_s)
 
     def _peer_ended(self, channel: GrpcChannel[Any, Any], reason: str) -> None:
-        """One stream was read to its end; the other may still hold messages, so it gets a moment."""
+        """One stream was read to its end."""
         self.reason = self.reason or reason
         channel.inbox.end(self.reason, drop=False)
-        self._peer_closes()
+        self._peer_closes(channel)
 
     def _hurry(self, within_s: float) -> None:
         for scope in self._scopes:
@@ -189,13 +189,13 @@ class GrpcLink(Generic[Out, In, StateOut, StateIn]):
         try:
             while (frame := await stream.read()) is not EOF:
                 if frame == END_FRAME:
-                    self._peer_closes()
+                    self._peer_closes(channel)
                 channel.deliver(frame)
                 await channel.inbox.room(self.limits.inbox_frames)
             self._peer_ended(channel, await stream.end_reason())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self.lost(f"the connection to {self.peer} broke: {_why(error)}")
-        except DecodeError as error:
+        except TandemError as error:
             self.lost(f"{self.peer} sent a frame that is none: {error}")
 
 

@@ -6,7 +6,8 @@ from tandem.core.entropy import Entropy
 from tandem.service.link import Dialer, RouterLink
 from tandem.service.link_address import GRPC, TCP, parse_address
 from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tls import TlsSettings, client_context
+from tandem.service.tls import client_context
+from tandem.service.tls_settings import TlsSettings
 
 
 class SchemeDialer:
@@ -38,4 +39,4 @@ def _over_grpc(name: str, entropy: Entropy, tls: TlsSettings) -> Dialer:
     from tandem.service.grpc_link import GrpcDialer
     from tandem.service.grpc_tls import channel_credentials
 
-    return GrpcDialer(name, entropy, credentials=channel_credentials(tls))
+    return GrpcDialer(name, entropy, credentials=channel_credentials(tls), server_name=tls.server_name)

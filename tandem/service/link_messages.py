@@ -43,6 +43,7 @@ from tandem.core.messages import (
     Submit,
     Transferred,
     Unclaimed,
+    Unpin,
     WorkerCommand,
 )
 
@@ -58,7 +59,7 @@ class Wording(Generic[Message]):
     def __init__(self, kinds: Mapping[int, type[Any]]) -> None:
         self.kinds = tuple(kinds.values())
         self._numbers: dict[type[Any], int] = {kind: number for number, kind in kinds.items()}
-        self._decoders: dict[int, Callable[[memoryview], Message]] = {
+        self._decoders: dict[int, Callable[[memoryview | bytes], Message]] = {
             number: msgspec.msgpack.Decoder(kind).decode for number, kind in kinds.items()
         }
 
@@ -67,7 +68,7 @@ class Wording(Generic[Message]):
         body = _ENCODE(message)
         return _HEAD.pack(self._numbers[type(message)], len(body)) + body
 
-    def decode(self, data: memoryview) -> tuple[Message, ...]:
+    def decode(self, data: memoryview | bytes) -> tuple[Message, ...]:
         """All messages of a frame but those of unknown kinds. Raises `link_lost` for bytes that are none."""
         messages: list[Message] = []
         at, end = 0, len(data)
@@ -87,7 +88,7 @@ class Wording(Generic[Message]):
 
 
 COMMANDS: Final[Wording[WorkerCommand]] = Wording(
-    {1: Submit, 2: Cancel, 3: ProvideFirst, 4: SampleFirst, 5: Drain, 6: Ping, 7: Keep, 8: Claim}
+    {1: Submit, 2: Cancel, 3: ProvideFirst, 4: SampleFirst, 5: Drain, 6: Ping, 7: Keep, 8: Claim, 9: Unpin}
 )
 
 ROUTER_MESSAGES: Final[Wording[RouterMessage]] = Wording(

@@ -3,7 +3,8 @@
 from tandem.service.link import LinkServer
 from tandem.service.link_address import GRPC, TCP
 from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls import TlsSettings, server_context
+from tandem.service.tls import server_context
+from tandem.service.tls_settings import TlsSettings
 
 
 def open_server(transport: str, bind: str, advertise: str | None, tls: TlsSettings, pair_s: float) -> LinkServer:

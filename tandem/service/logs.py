@@ -71,6 +71,8 @@ def set_up_logs(*, json_lines: bool, level: str = "INFO", stream: TextIO | None 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Its line for every request would bury everything else: routers are asked each second or two.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class EventLines:

@@ -5,11 +5,10 @@ for the scrape does: a report is one dictionary update, several times cheaper th
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -17,8 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from tandem.core.errors import TandemError
 from tandem.core.metrics import METRICS, Metric, check_metric
-
-CONTENT_TYPE: Final[str] = CONTENT_TYPE_LATEST
+from tandem.service.probe_pages import serve_pages
 
 _Key = tuple[str, tuple[str, ...]]
 
@@ -74,18 +72,19 @@ class PrometheusMeter:
         histogram.total += value
 
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""
+        """All metrics in Prometheus' text format."""
         return bytes(generate_latest(self._registry))
 
-    def serve(self, bind: str) -> str:
-        """Answer scrapes on `host:port` from a daemon thread; gives the address. Raises `bad_setting`."""
+    def serve(self, bind: str, problem: Callable[[], str | None] = lambda: None) -> str:
+        """Answer scrapes and probes on `host:port` from a daemon thread; gives the address. `problem` is why the
+        service takes no work now. Raises `bad_setting`."""
         host, _, port = bind.rpartition(":")
         try:
-            server, _thread = start_http_server(int(port), addr=host, registry=self._registry)
-        except (OSError, ValueError) as error:
-            problem = f"metrics_bind = {bind!r}: cannot serve metrics there: {error}"
-            raise TandemError("bad_setting", problem, param="metrics_bind") from error
-        return f"{host}:{server.server_port}"
+            bound = serve_pages(host, int(port), make_wsgi_app(self._registry), problem)
+        except (OSError, ValueError, OverflowError) as error:
+            told = f"metrics_bind = {bind!r}: cannot serve metrics there: {error}"
+            raise TandemError("bad_setting", told, param="metrics_bind") from error
+        return f"{host}:{bound}"
 
     def _begin(self, metric: Metric, labels: tuple[str, ...]) -> None:
         if metric.kind == "histogram":

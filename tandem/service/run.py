@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -93,10 +93,20 @@ async def _run_roots(service: Service, stop: StopSignal, health: Health, drain_s
                 health.ready()
                 within_s = await _leave(service, stop, drain_s)
             await _drain(service, stop, health, within_s)
-            for root in roots:
-                root.cancel()
+            await _end(roots)
     except BaseExceptionGroup as failed:
         raise _leaf(failed) from None
+
+
+async def _end(roots: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel what runs for as long as the process lives, again where it went on as if nothing had happened."""
+    while left := [root for root in roots if not root.done()]:
+        for root in left:
+            root.cancel()
+        await asyncio.wait(left, timeout=STOP_S)
+        for root in left:
+            if not root.done():
+                event(_log, "root_stays", level=logging.WARNING, root=root.get_name())
 
 
 async def _drain(service: Service, stop: StopSignal, health: Health, within_s: float) -> None:

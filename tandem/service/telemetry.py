@@ -1,25 +1,27 @@
 """Spans of a process: a bounded ring for `tandem explain`, and OpenTelemetry beside it when an endpoint is set."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from tandem.core.spans import Recorder, Span
+from tandem.core.spans import Recorder, Span, Untold
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 
+Tell = Callable[[Any], tuple[Span, ...]]
+
 
 class _Kept(msgspec.Struct, gc=False):
-    """One request's spans, packed."""
+    """One request's spans, packed: of some only the facts, by what tells them."""
 
     count: int
-    pieces: tuple[bytes, ...]
+    pieces: tuple[tuple[Tell | None, bytes], ...]
 
 
 class RingRecorder:
@@ -35,6 +37,8 @@ class RingRecorder:
         self._requests_max = requests_max
         self._spans_max = spans_max
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._facts: dict[Tell, msgspec.msgpack.Decoder[Any]] = {}
+        """What reads the facts again, by what tells them."""
 
     def record(self, request_id: str, spans: Sequence[Span]) -> None:
         kept = self._kept.get(request_id)
@@ -42,15 +46,25 @@ class RingRecorder:
             kept = self._kept[request_id] = _Kept(0, ())
             if len(self._kept) > self._requests_max:
                 self._kept.popitem(last=False)
-        new = spans[: self._spans_max - kept.count]
-        if new:
+        if kept.count >= self._spans_max:
+            return
+        if type(spans) is Untold:
+            if spans.tell not in self._facts:
+                self._facts[spans.tell] = msgspec.msgpack.Decoder(type(spans.facts))
+            # How many they are will be seen when they are told.
+            kept.count += 1
+            kept.pieces = (*kept.pieces, (spans.tell, _pack(spans.facts)))
+        elif new := spans[: self._spans_max - kept.count]:
             kept.count += len(new)
-            kept.pieces = (*kept.pieces, _pack(new))
+            kept.pieces = (*kept.pieces, (None, _pack(new)))
 
     def spans(self, request_id: str) -> tuple[Span, ...]:
         kept = self._kept.get(request_id)
-        found = [] if kept is None else [span for piece in kept.pieces for span in _unpack(piece)]
-        return tuple(sorted(found, key=lambda span: span.start_s))
+        found = [] if kept is None else [span for tell, piece in kept.pieces for span in self._told(tell, piece)]
+        return tuple(sorted(found[: self._spans_max], key=lambda span: span.start_s))
+
+    def _told(self, tell: Tell | None, piece: bytes) -> tuple[Span, ...]:
+        return _unpack(piece) if tell is None else tell(self._facts[tell].decode(piece))
 
 
 class SpanExporter(Protocol):

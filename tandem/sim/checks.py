@@ -36,6 +36,8 @@ class Outcome:
     away_s: float = 0.0
     """How long its client had no connection."""
     ended_s: float | None = None
+    routers: list[str] = field(default_factory=list)
+    """Which routers were asked, one after the other."""
 
 
 @dataclass
@@ -73,23 +75,25 @@ class CheckingSink:
     ) -> None:
         if self.outcome.end == "disconnected":
             return
-        self._expect(self.outcome.end == "running", f"output after the end ({self.outcome.end})")
         seen, truth = self._seen[sequence], self._truths[sequence]
-        self._expect(seen.finish is None, f"sequence {sequence} goes on after finish={seen.finish}")
-        self._expect(
-            position == len(seen.tokens) + 1,
-            f"sequence {sequence} position {position} came after {len(seen.tokens)} tokens",
-        )
+        came = len(seen.tokens)
+        # Asked for every token: what is wrong is only worded when something is.
+        if self.outcome.end != "running" or seen.finish is not None or position != came + 1:
+            self._misplaced(sequence, position, seen)
         seen.tokens.extend(tokens)
         seen.text.append(text)
-        right = truth.tokens[: len(seen.tokens)]
-        self._expect(
-            tuple(seen.tokens) == right,
-            f"sequence {sequence} wrong tokens from position {_first_difference(seen.tokens, right) + 1}",
-        )
+        if truth.tokens[came : came + len(tokens)] != tokens:
+            wrong = _first_difference(seen.tokens, truth.tokens) + 1
+            self._expect(False, f"sequence {sequence} wrong tokens from position {wrong}")
         self._note_time(len(tokens))
         if finish is not None:
             self._finish(seen, truth, sequence, finish)
+
+    def _misplaced(self, sequence: int, position: int, seen: _Seen) -> None:
+        self._expect(self.outcome.end == "running", f"output after the end ({self.outcome.end})")
+        self._expect(seen.finish is None, f"sequence {sequence} goes on after finish={seen.finish}")
+        came = len(seen.tokens)
+        self._expect(position == came + 1, f"sequence {sequence} position {position} came after {came} tokens")
 
     def done(self, usage: Usage) -> None:
         if self.outcome.end == "disconnected":

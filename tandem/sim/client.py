@@ -14,6 +14,7 @@ from tandem.core.spans import TraceContext
 from tandem.sim.checks import CheckingSink, Outcome, Violation
 from tandem.sim.returning import ReturningClient
 from tandem.sim.router_node import RouterNode
+from tandem.sim.routers import Routers
 from tandem.sim.slow_client import StallingClient
 from tandem.sim.trace import Trace
 from tandem.sim.traffic import SimRequest
@@ -33,7 +34,7 @@ class ClientGround:
     model: str
     timeout_s: float
     clock: Clock
-    router: RouterNode
+    routers: Routers
     oracle: Oracle
     trace: Trace
     broken: Broken
@@ -67,33 +68,32 @@ class TracingSink(CheckingSink):
 
 async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: Callable[[Outcome], None]) -> None:
     """Be this client, from `began` on. Raises `Violation` when there is no end in time."""
-    clock, router = ground.clock, ground.router
+    clock = ground.clock
     await asyncio.sleep(max(0.0, began + request.arrive_s - clock.now()))
-    await _router_found(ground)
+    router = await _router_found(request, ground)
     ended = asyncio.Event()
     sink = TracingSink(request, ground)
     sink.ended = ended.set
     sink.broken = ground.broken
     arrived(sink.outcome)
+    sink.outcome.routers.append(router.name)
     if request.resumable:
-        lease_s = router.lease_s
-        await ReturningClient(request, sink, router, clock, lease_s).live(_generation(request, ground))
+        await ReturningClient(request, sink, ground.routers, clock).live(_generation(request, ground), router)
         return
     running: Running | None = None
 
     def too_slow() -> None:
-        assert running is not None
         router.cancel(running, "slow_client")
 
     stalls = request.stalls_after > 0
     way_out = StallingClient(sink, request.stalls_after, request.stalls_s, too_slow) if stalls else None
     try:
-        running = router.ask(_generation(request, ground), sink, way_out)
+        running = await router.ask(_generation(request, ground), sink, way_out)
     except TandemError as error:
         sink.failed(error)
         return
     patience_s = _timeout_s(request, ground) + _LATE_S
-    if await _ended_within(ended, min(request.cancel_after_s or patience_s, patience_s), ground):
+    if await _ended_within(ended, min(request.cancel_after_s or patience_s, patience_s), router, clock):
         return
     if request.cancel_after_s is None or request.cancel_after_s > patience_s:
         reason = f"{request.request_id} had no end {_LATE_S:g} s after its deadline"
@@ -102,12 +102,12 @@ async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: 
     sink.cancelled()
 
 
-async def _ended_within(ended: asyncio.Event, seconds: float, ground: ClientGround) -> bool:
+async def _ended_within(ended: asyncio.Event, seconds: float, router: RouterNode, clock: Clock) -> bool:
     """Wait for the end, and longer by as long as the router is stopped: it can neither answer nor be told."""
-    began = ground.clock.now()
+    began = clock.now()
     while not ended.is_set():
-        left_s = began + seconds + ground.router.frozen_s(began) - ground.clock.now()
-        if left_s <= 0 and ground.router.frozen_since is None:
+        left_s = began + seconds + router.frozen_s(began) - clock.now()
+        if left_s <= 0 and router.frozen_since is None:
             return False
         with suppress(TimeoutError):
             async with asyncio.timeout(max(left_s, 0.01)):
@@ -115,11 +115,12 @@ async def _ended_within(ended: asyncio.Event, seconds: float, ground: ClientGrou
     return True
 
 
-async def _router_found(ground: ClientGround) -> None:
+async def _router_found(request: SimRequest, ground: ClientGround) -> RouterNode:
     """A load balancer holds a request until there is a router that knows its workers."""
     for _ in range(int(_FIND_ROUTER_S / 0.02)):
-        if ground.router.can_be_asked():
-            return
+        router = ground.routers.choose(request.request_id)
+        if router is not None:
+            return router
         await asyncio.sleep(0.02)
     raise Violation(f"no router could be asked for {_FIND_ROUTER_S:g} s")
 

@@ -14,6 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import PRESETS
 from tandem.sim.faults import FaultProfile
 from tandem.sim.recorded import Recording, run_recording
+from tandem.sim.seeds import Seed, read_kept
 from tandem.sim.sweep import Sweep, run_sweep
 from tandem.sim.traffic import TrafficProfile
 from tandem.sim.world import WorldSettings
@@ -51,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefill", type=int, help="prefill workers (default 2, for a trace 8; 0 for unified)")
     parser.add_argument("--decode", type=int, help="decode workers (default 2, for a trace 8)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="worlds of one router, without stores, Redis and workers without events",
+    )
     parser.add_argument("--verbose", action="store_true", help="one line per seed")
     trace = parser.add_argument_group("a recorded trace")
     trace.add_argument("--trace", type=Path, help="a trace in Mooncake's format, .jsonl or .jsonl.zst")
@@ -80,24 +86,17 @@ def _recording(options: argparse.Namespace) -> Recording:
     )
 
 
-def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
+def _seeds(options: argparse.Namespace) -> tuple[Seed, ...]:
     """Fixed ones, kept ones and fresh ones, each once."""
-    seeds = dict.fromkeys(range(options.first_seed, options.first_seed + options.seeds))
+    fixed = range(options.first_seed, options.first_seed + options.seeds)
+    seeds = dict.fromkeys(Seed(number, options.plain) for number in fixed)
     if options.kept is not None:
-        seeds |= dict.fromkeys(_kept(options.kept))
+        seeds |= dict.fromkeys(read_kept(options.kept))
     if options.fresh:
         start = datetime.date.today().toordinal() * _FRESH_PER_DAY
         print(f"fresh seeds of today: {start} to {start + options.fresh - 1}")
-        seeds |= dict.fromkeys(range(start, start + options.fresh))
+        seeds |= dict.fromkeys(Seed(number, options.plain) for number in range(start, start + options.fresh))
     return tuple(seeds)
-
-
-def _kept(path: Path) -> list[int]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-        return [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
-    except (OSError, ValueError) as error:
-        raise TandemError("bad_setting", f"--kept {path} cannot be read: {error}", param="kept") from error
 
 
 def _settings(options: argparse.Namespace) -> WorldSettings:

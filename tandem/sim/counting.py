@@ -17,6 +17,16 @@ class CountingMeter(NullMeter):
     def sum(self, name: str, *labels: str) -> int:
         return int(self.sums.get((name, *labels), 0.0))
 
+    def brought_blocks(self) -> dict[str, int]:
+        """Blocks fetched instead of being computed, by where they were found."""
+        found = "tandem_kv_blocks_brought_total"
+        return {key[1]: int(value) for key, value in sorted(self.sums.items()) if key[0] == found}
+
     def refused_blocks(self) -> int:
         """Pulled blocks that were not used, whatever the reason."""
         return int(sum(value for key, value in self.sums.items() if key[0] == "tandem_kv_blocks_refused_total"))
+
+    def looked_up(self) -> dict[str, int]:
+        """Prompts looked up in Redis, by outcome."""
+        asked = "tandem_redis_look_ups_total"
+        return {key[1]: int(value) for key, value in sorted(self.sums.items()) if key[0] == asked}

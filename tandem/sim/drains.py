@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Final
 
 from tandem.core.clock import Clock
 from tandem.sim.checks import Violation
 from tandem.sim.faults import Leave
 from tandem.sim.node import Incarnation, WorkerNode
-from tandem.sim.router_node import RouterNode
+from tandem.sim.routers import Routers
 
 _ASK_WITHIN_S: Final = 2.0
-"""How long the router may take to pass the request on, before the worker is signalled instead."""
+"""How long the routers may take to pass the request on, before the worker is signalled instead."""
 _LATE_S: Final = 0.5
 """How much later than its bound a worker may have gone: what it cuts off then still has to be freed."""
 _FROZEN_S: Final = 40.0
@@ -26,16 +28,22 @@ class Drains:
         self,
         clock: Clock,
         nodes: Mapping[str, WorkerNode],
-        router: RouterNode,
+        routers: Routers,
         strike: Callable[[str], None],
         struck: Callable[[str, float], bool],
     ) -> None:
         self._clock = clock
         self._nodes = nodes
-        self._router = router
+        self._routers = routers
         self._strike = strike
         self._struck = struck
         self._asked: dict[str, float] = {}
+        self._followed: dict[Incarnation, None] = {}
+        """Those that a fault has asked to leave, and brings back."""
+        self._context = copy_context()
+        self._returns: dict[asyncio.Task[None], None] = {}
+        for node in nodes.values():
+            node.on_left = partial(self._left, node)
 
     async def carry_out(self, fault: Leave) -> None:
         """Drain the worker, and start a new incarnation of it when it has left."""
@@ -44,6 +52,7 @@ class Drains:
         if now is None or now.service.host.departure.left_s is not None:
             return
         began = self._clock.now()
+        self._followed[now] = None
         await self._ask(fault, now)
         if not await _before(now.ended, fault.within_s + _FROZEN_S) and node.incarnation is now:
             raise Violation(f"{node.name} was to leave within {fault.within_s:.1f} s and is still there")
@@ -56,8 +65,23 @@ class Drains:
         node.start()
         self._strike(node.name)
 
+    def _left(self, node: WorkerNode, now: Incarnation) -> None:
+        """A drain holds for an address: it may reach the successor of the one that it was meant for."""
+        if now not in self._followed:
+            task = asyncio.get_running_loop().create_task(
+                self._replace(node, now), name=f"return of {node.name}", context=self._context
+            )
+            self._returns[task] = None
+            task.add_done_callback(self._returns.pop)
+
+    async def _replace(self, node: WorkerNode, now: Incarnation) -> None:
+        if node.incarnation is now:
+            self._strike(node.name)
+            node.kill()
+            node.start()
+
     async def _ask(self, fault: Leave, now: Incarnation) -> None:
-        """By way of the router, as a scale-down does; by a signal where that does not arrive."""
+        """By way of the routers, as a scale-down does; by a signal where that does not arrive."""
         departure = now.service.host.departure
         if not fault.by_signal:
             self._tell_router({**self._asked, fault.worker: fault.within_s})
@@ -69,8 +93,9 @@ class Drains:
 
     def _tell_router(self, asked: dict[str, float]) -> None:
         self._asked = asked
-        if self._router.life is not None and self._router.frozen_since is None:
-            self._router.life.fleet.set_drains(asked)
+        for router in self._routers:
+            if router.life is not None and router.frozen_since is None:
+                router.life.fleet.set_drains(asked)
 
     def _check(self, node: WorkerNode, now: Incarnation, fault: Leave, began: float) -> None:
         took_s = self._clock.now() - began

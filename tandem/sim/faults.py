@@ -6,11 +6,15 @@ from typing import Final
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
 from tandem.sim.message_faults import Lose, Repeat, draw_loss, draw_repeat
 from tandem.sim.pair_faults import BreakPair, draw_pair_fault
+from tandem.sim.redis_faults import RedisFault, draw_redis_fault
 from tandem.sim.router_faults import FreezeRouter, draw_router_freeze
 from tandem.sim.shortage import Shortage, draw_shortage
+from tandem.sim.tier_faults import TierFault, draw_tier_fault
 
 ROUTER: Final = "router"
-"""The node of the router, as worker names are those of workers."""
+"""The node of the first router, as worker names are those of workers."""
+REDIS: Final = "redis"
+"""The node of Redis."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class RestartRouter:
 
     at_s: float
     back_after_s: float
+    router: str = ROUTER
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,8 @@ Fault = (
     | Lose
     | FreezeRouter
     | Shortage
+    | TierFault
+    | RedisFault
 )
 
 KINDS: Final = (
@@ -167,10 +174,26 @@ class FaultProfile:
     drains: int = 0
     pairs: int = 0
     """Pairs of workers between which nothing travels for a while."""
+    tiers: int = 0
+    """Troubles with what workers keep below their pools."""
+    stores: int = 0
+    """Troubles of stores, in a world that has some."""
+    trials: int = 0
+    """Stores that are put to the test (`tandem.sim.store_faults`)."""
+    redis: int = 0
+    """Troubles of Redis, or of somebody's way there."""
+    routers: int = 0
+    """Routers that die, or are stopped, beside those of `kinds`."""
     span_s: float = 8.0
 
 
-def draw_faults(profile: FaultProfile, seed: int, workers: tuple[str, ...]) -> tuple[Fault, ...]:
+def draw_faults(
+    profile: FaultProfile,
+    seed: int,
+    workers: tuple[str, ...],
+    stores: tuple[str, ...] = (),
+    routers: tuple[str, ...] = (ROUTER,),
+) -> tuple[Fault, ...]:
     """The faults of one seed, in order of time."""
     entropy = SeededEntropy(seed, "faults")
     faults: list[Fault] = []
@@ -189,6 +212,15 @@ def draw_faults(profile: FaultProfile, seed: int, workers: tuple[str, ...]) -> t
     for number in range(profile.pairs):
         own = entropy.fork(f"pair {number}")
         faults.append(draw_pair_fault(unit(own) * profile.span_s, workers, own))
+    for number in range(profile.tiers):
+        own = entropy.fork(f"tier {number}")
+        faults.append(draw_tier_fault(unit(own) * profile.span_s, workers, own))
+    for number in range(profile.stores if stores else 0):
+        faults.append(_of_store(profile, stores, workers, routers, entropy.fork(f"store {number}")))
+    for number in range(profile.redis):
+        faults.append(_of_redis(profile, (*workers, *stores, *routers), entropy.fork(f"redis {number}")))
+    for number in range(profile.routers):
+        faults.append(_of_router(profile, routers, entropy.fork(f"router {number}")))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
@@ -228,6 +260,58 @@ def _draw(kind: str, at_s: float, workers: tuple[str, ...], entropy: Entropy) ->
             return Partition(at_s, one, other, 6.5 + unit(entropy) * 3.0, below(entropy, 2) == 0)
         case _:
             return RestartRouter(at_s, 0.1 + unit(entropy) * 1.5)
+
+
+def _of_store(
+    profile: FaultProfile,
+    stores: tuple[str, ...],
+    workers: tuple[str, ...],
+    routers: tuple[str, ...],
+    entropy: Entropy,
+) -> Fault:
+    """What befalls workers too, but for what needs an engine; its copies, its ways, and whom it outlives."""
+    at_s, store = unit(entropy) * profile.span_s, stores[below(entropy, len(stores))]
+    others = (*workers, *routers)
+    other, worker = others[below(entropy, len(others))], workers[below(entropy, len(workers))]
+    match below(entropy, 14):
+        case 0 | 1:
+            return Kill(at_s, store, _short_or_long(entropy))
+        case 2 | 3 | 10:
+            return Freeze(at_s, store, 0.5 + unit(entropy) * 5.5)
+        case 4:
+            return Corrupt(at_s, store, 1 + below(entropy, 16))
+        case 5:
+            return draw_loss(at_s, store, entropy)
+        case 6:
+            return Cut(at_s, store)
+        case 7 | 11:
+            return BreakPair(at_s, worker, store, 1.0 + unit(entropy) * 11.0, corrupts=True)
+        case 8:
+            one, two = (store, other) if below(entropy, 2) else (other, store)
+            return Partition(at_s, one, two, 0.2 + unit(entropy) * 5.0, below(entropy, 2) == 0)
+        case 9:
+            return draw_tier_fault(at_s, (store,), entropy)
+        case _:
+            return Kill(at_s, worker, _short_or_long(entropy))
+
+
+def _of_redis(profile: FaultProfile, nodes: tuple[str, ...], entropy: Entropy) -> Fault:
+    """Every third is one of the way there."""
+    at_s, node = unit(entropy) * profile.span_s, nodes[below(entropy, len(nodes))]
+    match below(entropy, 6):
+        case 0:
+            return Partition(at_s, node, REDIS, 0.2 + unit(entropy) * 5.0, below(entropy, 2) == 0)
+        case 1:
+            return Slow(at_s, node, REDIS, 0.5 + unit(entropy) * 5.0, 50.0)
+        case _:
+            return draw_redis_fault(at_s, entropy)
+
+
+def _of_router(profile: FaultProfile, routers: tuple[str, ...], entropy: Entropy) -> Fault:
+    at_s, router = unit(entropy) * profile.span_s, routers[below(entropy, len(routers))]
+    if below(entropy, 2):
+        return RestartRouter(at_s, 0.1 + unit(entropy) * 1.5, router)
+    return draw_router_freeze(at_s, entropy, router)
 
 
 def _leave(profile: FaultProfile, workers: tuple[str, ...], entropy: Entropy) -> Leave:

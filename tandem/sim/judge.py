@@ -1,11 +1,12 @@
 """Whether a request's end is one that its world justifies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from router.settings import RouterSettings
 from tandem.sim.checks import Outcome
+from tandem.sim.demand import Demand, needed_s
 from tandem.sim.slow_client import EVENT_BYTES, LIMITS
 from tandem.sim.traffic import SimRequest
 
@@ -15,21 +16,32 @@ _TOO_MANY_RETRIES: Final = "too many requests are being retried"
 
 @dataclass
 class Record:
-    """What a world remembers for judging: when no worker that decodes could be used (or the router was stopped), and
-    what struck those."""
+    """What a world remembers for judging: when no worker that decodes could be used (or the router was stopped), when
+    every prefill worker was down or frozen, and what struck workers that decode."""
 
     outages: list[tuple[float, float]]
     """(from, to) in virtual seconds."""
+    prefill_outages: list[tuple[float, float]]
+    """As `outages`, by what is so and not by what the router knows: blocks reserved for prompts wait that long."""
     strikes: list[float]
     """When something happened to the work of a worker that decodes."""
     stall_s: float
-    """How long a request may stand still and still be answered."""
+    """How long a request may stand still and still be answered, besides what waiting for its turn takes."""
+    demands: Sequence[Demand] = ()
+    """What all requests need at least."""
 
     def outage_s(self, since: float, until: float) -> float:
-        return sum(max(0.0, min(until, end) - max(since, start)) for start, end in self.outages)
+        return _overlap_s(self.outages, since, until)
+
+    def prefill_outage_s(self, since: float, until: float) -> float:
+        return _overlap_s(self.prefill_outages, since, until)
 
     def struck(self, since: float, until: float) -> int:
         return sum(since <= at <= until for at in self.strikes)
+
+
+def _overlap_s(spans: Sequence[tuple[float, float]], since: float, until: float) -> float:
+    return sum(max(0.0, min(until, end) - max(since, start)) for start, end in spans)
 
 
 def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, record: Record) -> str | None:
@@ -69,11 +81,14 @@ def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, r
 
 def _stall(request: SimRequest, outcome: Outcome, settings: RouterSettings, record: Record) -> str | None:
     """A right answer that came much later than any fault takes to be noticed was held up by something else: neither
-    by its own client, nor by an outage of everything that decodes or of the router."""
+    by its own client, nor by an outage of everything that decodes, of everything that computes prompts, or of the
+    router; and it is more than everybody's work takes."""
     waited_s = max(outcome.ttft_s or 0.0, outcome.longest_pause_s)
-    out_s = record.outage_s(outcome.asked_s, outcome.asked_s + (outcome.ended_s or 0.0))
+    until = outcome.asked_s + (outcome.ended_s or 0.0)
+    out_s = record.outage_s(outcome.asked_s, until) + record.prefill_outage_s(outcome.asked_s, until)
     own_s = request.stalls_s + outcome.away_s
-    if waited_s <= record.stall_s + out_s + own_s or _crowded(settings):
+    turn_s = needed_s(record.demands, outcome.asked_s, until)
+    if waited_s <= record.stall_s + out_s + own_s + turn_s or _crowded(settings):
         return None
     return f"it stood still for {waited_s:.2f} s"
 
@@ -84,11 +99,14 @@ def _crowded(settings: RouterSettings) -> bool:
 
 
 def first_objection(
-    requests: Mapping[str, SimRequest], outcomes: Sequence[Outcome], settings: RouterSettings, record: Record
+    requests: Mapping[str, SimRequest],
+    outcomes: Sequence[Outcome],
+    settings: RouterSettings,
+    record: Callable[[Outcome], Record],
 ) -> tuple[str, str] | None:
-    """(request id, objection) of the first wrong end."""
+    """(request id, objection) of the first wrong end. `record` is what there is to judge each by."""
     for outcome in outcomes:
-        reason = objection(requests[outcome.request_id], outcome, settings, record)
+        reason = objection(requests[outcome.request_id], outcome, settings, record(outcome))
         if reason is not None:
             return outcome.request_id, reason
     return None

@@ -36,20 +36,23 @@ class LeaseWatch:
         self._unwanted = {place: self._unwanted.get(place, now) for place in kept if place[1] not in wanted}
         if not self._unwanted:
             return
-        place, since = min(self._unwanted.items(), key=lambda item: item[1])
         bound_s = _LET_GO_S if self._calm_s() > _CALM_S else _CALM_S
-        if now - since > bound_s:
-            node, lease_id = place
-            raise Violation(f"{node} keeps blocks under lease {lease_id}, which nobody wants for {now - since:.2f} s")
+        for place, since in self._unwanted.items():
+            if now - since > bound_s + kept[place]:
+                node, lease_id = place
+                reason = f"{node} keeps blocks under lease {lease_id}, which nobody wants for {now - since:.2f} s"
+                raise Violation(reason)
 
-    def _kept(self) -> list[tuple[str, str]]:
-        """(node, lease id) of all leases whose work is over, where somebody could let go of them."""
-        return [
-            (name, lease.lease_id)
+    def _kept(self) -> dict[tuple[str, str], float]:
+        """All leases whose work is over, by (node, lease id), where somebody could let go of them; and how much
+        longer that may take than a word does. Of a shared lease only its receiver can say that it is not wanted any
+        more; when that word gets lost the lease, which is short, runs out."""
+        return {
+            (name, lease.lease_id): lease.length_s if lease.shared else 0.0
             for name, node in self._nodes.items()
             if (now := node.incarnation) is not None and not now.process.frozen
             for lease in now.engine.scheduler.leases.finished()
-        ]
+        }
 
     def _wanted(self) -> dict[str, None]:
         """Leases under which an attempt fetches or will."""

@@ -9,17 +9,19 @@ that runs. Afterwards everything that came due meanwhile runs at once, late, as 
 """
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 _SPINS_MAX: Final = 100_000
 """Rounds without the clock moving after which a loop is taken to spin; honest ones need some hundreds."""
+
+_ROUNDS: Final = 256
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -67,6 +69,11 @@ class _Handle(asyncio.Handle):
         self._cancelled = False
         self._repr = self._source_traceback = None
 
+    def cancel(self) -> None:
+        """asyncio's, without asking for the debug mode."""
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()
+
 
 class _Timer(asyncio.TimerHandle):
     """The same for a moment in virtual time."""
@@ -90,6 +97,29 @@ class _Timer(asyncio.TimerHandle):
         self._when = when
         self._scheduled = True
 
+    def cancel(self) -> None:
+        """The same, counted."""
+        if not self._cancelled:
+            self._cancelled = True
+            if self._scheduled:
+                self._loop._timer_cancelled_count += 1
+            self._callback, self._args = _nothing, ()
+
+
+class _Task(asyncio.Task[Any]):
+    """asyncio keeps tasks in sets and cancels them in the order of these: here that is one of when they began, and
+    not of where in memory they lie."""
+
+    def __init__(
+        self, number: int, work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, context: Context | None
+    ) -> None:
+        # asyncio puts the task into a set while it is being made.
+        self._number = number
+        super().__init__(work, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """Runs callbacks in order of virtual time, ties in order of scheduling. `time()` starts at 0.
@@ -106,16 +136,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._limit_s = limit_s
-        self._spins = 0
+        self._spins_end = _SPINS_MAX
+        """The number of the round by which the clock must have moved."""
         self._frozen: dict[Process, None] = {}
         self._timers: list[tuple[float, int, Any]] = []
         self._timers_set = 0
+        self._tasks_made = 0
+        self.set_task_factory(self._make_task)
         self.steps = 0
         self.after_step: Callable[[], None] | None = None
         """Called after each round of callbacks: the place for invariants."""
 
     def time(self) -> float:
         return self._now
+
+    def _make_task(
+        self, _loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None
+    ) -> "asyncio.Task[Any]":
+        self._tasks_made += 1
+        return _Task(self._tasks_made, work, self, context)
 
     def freeze(self, process: Process) -> None:
         """From now on nothing of this process runs."""
@@ -147,7 +186,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         timer = _Timer(when, callback, args, self, context)
         self._timers_set += 1
-        heapq.heappush(self._timers, (when, self._timers_set, timer))
+        heappush(self._timers, (when, self._timers_set, timer))
         return timer
 
     def call_later(
@@ -156,21 +195,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
-        ready, timers = self._ready, self._timers
-        if self._timer_cancelled_count:
-            self._drop_cancelled_timers()
-            timers = self._timers
+        # asyncio looks after every call whether it is to stop; nothing is lost by doing so here.
+        for _ in range(_ROUNDS):
+            self._round()
+            if self._stopping:
+                return
+
+    def _round(self) -> None:
+        ready = self._ready
         if not ready:
             self._jump()
-        while timers and timers[0][0] <= self._now:
-            timer = heapq.heappop(timers)[2]
+        timers, now = self._timers, self._now
+        while timers and timers[0][0] <= now:
+            timer = heappop(timers)[2]
             timer._scheduled = False
             if timer._cancelled:
                 self._timer_cancelled_count -= 1
             else:
                 ready.append(timer)
+        take = ready.popleft
         for _ in range(len(ready)):
-            handle = ready.popleft()
+            handle = take()
             if not handle._cancelled and not (self._frozen and _held(handle)):
                 try:
                     handle._context.run(handle._callback, *handle._args)
@@ -179,32 +224,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 except BaseException as error:  # noqa: BLE001 - what a callback raises is the exception handler's
                     self.call_exception_handler({"message": f"{handle!r} failed", "exception": error})
         self.steps += 1
-        self._spins += 1
-        if self._spins > _SPINS_MAX:
-            self._spins = 0
+        if self.steps > self._spins_end:
+            self._spins_end = self.steps + _SPINS_MAX
             raise Deadlock(f"{_SPINS_MAX} rounds went by at virtual time {self._now:.6f}")
         if self.after_step is not None:
             self.after_step()
 
     def _jump(self) -> None:
         """Nothing is ready: go to the next timer."""
+        if self._timer_cancelled_count:
+            self._drop_cancelled_timers()
         if self._timers:
-            self._advance(max(self._now, self._timers[0][0]))
-            if self._now > self._limit_s:
+            due = self._timers[0][0]
+            if due > self._now:
+                self._now, self._spins_end = due, self.steps + _SPINS_MAX
+            if due > self._limit_s:
                 raise TimeLimit(f"virtual time passed {self._limit_s} s")
         elif not self._stopping:
             raise Deadlock(f"nothing is ready and no timer is set at virtual time {self._now:.6f}")
-
-    def _advance(self, now: float) -> None:
-        if now > self._now:
-            self._now, self._spins = now, 0
 
     def _drop_cancelled_timers(self) -> None:
         if self._timer_cancelled_count * 2 > len(self._timers) > 100:
             self._sweep_cancelled_timers()
         while self._timers and self._timers[0][2]._cancelled:
             self._timer_cancelled_count -= 1
-            heapq.heappop(self._timers)[2]._scheduled = False
+            heappop(self._timers)[2]._scheduled = False
 
     def _sweep_cancelled_timers(self) -> None:
         kept = []
@@ -213,7 +257,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 entry[2]._scheduled = False
             else:
                 kept.append(entry)
-        heapq.heapify(kept)
+        heapify(kept)
         self._timers = kept
         self._timer_cancelled_count = 0
 
@@ -232,6 +276,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> "asyncio.Future[T]":
         raise AssertionError("simulated code must not use threads")
+
+
+def _nothing() -> None:
+    """What a cancelled handle would call."""
 
 
 def _held(handle: Any) -> bool:
@@ -257,15 +305,9 @@ class LoopClock:
         return 1_800_000_000.0 + self._loop.time() + self._skew_s
 
 
-def run(
-    main: Callable[[VirtualLoop], Coroutine[Any, Any, T]],
-    *,
-    limit_s: float = 36_000.0,
-    after_step: Callable[[], None] | None = None,
-) -> T:
+def run(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]], *, limit_s: float = 36_000.0) -> T:
     """Run `main(loop)` to its end on virtual time. Raises `Deadlock` and `TimeLimit`; leaves no task behind."""
     loop = VirtualLoop(limit_s)
-    loop.after_step = after_step
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(main(loop))

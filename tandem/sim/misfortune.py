@@ -1,12 +1,9 @@
 """Carries out the faults of a world, heals them again, and remembers which workers were in trouble when."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 
-from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
-from tandem.service.memory_link import MemoryLinks
 from tandem.sim.checks import Violation
 from tandem.sim.drains import Drains
 from tandem.sim.faults import (
@@ -26,47 +23,56 @@ from tandem.sim.faults import (
 )
 from tandem.sim.loop import VirtualLoop
 from tandem.sim.message_faults import Lose, Repeat, lose, repeat
-from tandem.sim.network import SimNetwork
 from tandem.sim.node import WorkerNode
 from tandem.sim.pair_faults import BreakPair, break_pair
+from tandem.sim.platform import Platform
+from tandem.sim.redis_faults import RedisFault, break_redis
 from tandem.sim.router_faults import FreezeRouter, freeze_router
 from tandem.sim.router_node import RouterNode
 from tandem.sim.shortage import Shortage, withhold
+from tandem.sim.store_node import StoreNode
+from tandem.sim.tier_faults import TierFault, break_tier
 from tandem.sim.trace import Trace
+
+Machine = WorkerNode | StoreNode
 
 _NEXT_STEP_S = 2.0
 """How long a fault waits for the step it is to strike."""
 
 
 class Misfortune:
-    """One per world. `tick` is called after every round of the loop, the rest runs as tasks."""
+    """One per world. `tick` is called after every round of the loop while something waits for it, the rest
+    runs as tasks."""
 
     def __init__(
         self,
         loop: VirtualLoop,
-        clock: Clock,
         deadlines: Deadlines,
-        network: SimNetwork,
-        links: MemoryLinks,
-        nodes: Mapping[str, WorkerNode],
-        router: RouterNode,
+        platform: Platform,
         trace: Trace,
     ) -> None:
         self._loop = loop
-        self._clock = clock
+        self._clock = clock = platform.clock
         self._deadlines = deadlines
-        self._network = network
-        self._links = links
-        self._nodes = nodes
-        self._router = router
+        self._network = network = platform.network
+        self._links = platform.links
+        self._nodes = platform.nodes
+        self._machines = platform.machines
+        self._stores = tuple(platform.stores)
+        self._routers = platform.routers
+        self._redis = platform.redis
         self._trace = trace
-        self._damaging: dict[str, int] = {}
+        self.damaging: dict[str, int] = {}
+        """How many partial blocks of which worker are to be damaged as soon as there are any: `tick` does it."""
+        self.rotten = 0
+        """Copies below a worker's pool that were changed so far."""
         self.damaged = 0
         """Partial blocks that were changed in their holder's memory so far."""
         self.struck: list[tuple[float, str]] = []
         """When something happened to the work of which node."""
         network.broken = self._broken
-        self._drains = Drains(clock, nodes, router, self._strike, self._struck)
+        network.lost_one = lambda holder: self.struck.append((clock.now(), f"a pull from {holder}"))
+        self._drains = Drains(clock, self._nodes, self._routers, self._strike, self._struck)
 
     async def carry_out(self, fault: Fault, began: float) -> None:
         """Wait for the fault's time, do it, and undo what does not undo itself."""
@@ -74,15 +80,15 @@ class Misfortune:
         self._trace.note("", str(fault))
         match fault:
             case Kill():
-                await self._kill(self._nodes[fault.worker], fault.back_after_s)
+                await self._kill(self._machines[fault.worker], fault.back_after_s)
             case EngineError():
                 await self._fail_engine(self._nodes[fault.worker], fault.back_after_s)
             case Freeze():
-                await self._freeze(self._nodes[fault.worker], fault.for_s)
+                await self._freeze(self._machines[fault.worker], fault.for_s)
             case Corrupt():
                 self._network.corrupt(fault.worker, fault.blocks)
             case Damage():
-                self._damaging[fault.worker] = self._damaging.get(fault.worker, 0) + 1
+                self.damaging[fault.worker] = self.damaging.get(fault.worker, 0) + 1
             case Cut():
                 self._cut(fault.worker, "a fault cut the link")
             case Break():
@@ -93,7 +99,7 @@ class Misfortune:
             case Slow():
                 await self._slow(fault)
             case RestartRouter():
-                await self._restart_router(fault.back_after_s)
+                await self._restart_router(self._routers.named(fault.router), fault.back_after_s)
             case Leave():
                 await self._drains.carry_out(fault)
             case BreakPair():
@@ -103,42 +109,44 @@ class Misfortune:
             case Lose():
                 lose(fault, self._network)
             case FreezeRouter():
-                await freeze_router(fault, self._router)
+                await freeze_router(fault, self._routers.named(fault.router))
+            case TierFault():
+                self.rotten += await break_tier(fault, self._machines)
+            case RedisFault():
+                await break_redis(fault, self._redis)
             case Shortage():
                 await withhold(fault, self._nodes[fault.worker])
 
     def tick(self) -> None:
         """Damage what was to be damaged as soon as it is there."""
-        if not self._damaging:
-            return
-        for name, count in tuple(self._damaging.items()):
+        for name, count in tuple(self.damaging.items()):
             if self._nodes[name].damage_tail():
                 self.damaged += 1
                 self._trace.note("", f"damaged a partial block of {name}")
-                self._damaging[name] = count - 1
+                self.damaging[name] = count - 1
                 if count == 1:
-                    del self._damaging[name]
+                    del self.damaging[name]
 
     def calm_s(self) -> float:
         """For how long nothing has been broken, stopped, lost or slow."""
-        if self._network.disturbed or self._router.frozen_since is not None:
+        if self._network.disturbed or self._routers.frozen:
             return 0.0
         return self._clock.now() - self.struck[-1][0] if self.struck else float("inf")
 
     def calm(self) -> None:
         """Nothing that was prepared happens any more."""
-        self._damaging.clear()
+        self.damaging.clear()
         self._network.forgive()
 
     # -- workers --
 
-    async def _kill(self, node: WorkerNode, back_after_s: float) -> None:
+    async def _kill(self, node: Machine, back_after_s: float) -> None:
         if node.alive:
             self._strike(node.name)
             node.kill()
             await self._come_back(node, back_after_s)
 
-    async def _come_back(self, node: WorkerNode, after_s: float) -> None:
+    async def _come_back(self, node: Machine, after_s: float) -> None:
         await asyncio.sleep(after_s)
         node.start()
         self._strike(node.name)
@@ -160,11 +168,11 @@ class Misfortune:
         else:
             now.runner.fail_next = False
 
-    async def _freeze(self, node: WorkerNode, for_s: float) -> None:
+    async def _freeze(self, node: Machine, for_s: float) -> None:
         now = node.incarnation
         if now is None or node.frozen:
             return
-        epoch = now.engine.epoch
+        epoch = now.service.host.incarnation.epoch
         self._strike(node.name)
         node.freeze()
         await asyncio.sleep(for_s)
@@ -175,15 +183,16 @@ class Misfortune:
         self._trace.note("", f"{node.name} goes on")
         if for_s > self._deadlines.heartbeat_lost_s:
             await asyncio.sleep(self._deadlines.heartbeat_every_s)
-            if now is node.incarnation and not node.frozen and now.engine.epoch == epoch:
+            if now is node.incarnation and not node.frozen and now.service.host.incarnation.epoch == epoch:
                 raise Violation(f"{node.name} was frozen for {for_s:.1f} s and is still the same incarnation")
 
     # -- network --
 
     def _cut(self, worker: str, reason: str) -> None:
         self._strike(worker)
-        if self._router.life is not None:
-            self._links.cut(self._router.life.name, worker, reason)
+        for other in (*(life.name for life in self._routers.lives()), *self._machines):
+            if other in self._stores or worker in self._stores or other not in self._machines:
+                self._links.cut(other, worker, reason)
 
     def _broken(self, source: str, target: str) -> None:
         self._trace.note("", f"the link breaks with a frame from {source} to {target}")
@@ -202,6 +211,8 @@ class Misfortune:
             self._network.unblock(path)
             self._strike(path[0])
         self._links.reconsider()
+        if self._redis is not None:
+            self._redis.reconsider()
 
     async def _slow(self, fault: Slow) -> None:
         paths = ((fault.one, fault.other), (fault.other, fault.one))
@@ -213,12 +224,12 @@ class Misfortune:
 
     # -- router --
 
-    async def _restart_router(self, back_after_s: float) -> None:
-        if self._router.life is not None:
-            self._strike(ROUTER)
-            self._router.kill()
+    async def _restart_router(self, router: RouterNode, back_after_s: float) -> None:
+        if router.life is not None:
+            self._strike(router.name)
+            router.kill()
             await asyncio.sleep(back_after_s)
-            self._router.start()
+            router.start()
 
     def _strike(self, node: str) -> None:
         self.struck.append((self._clock.now(), node))

@@ -52,6 +52,8 @@ class SimNetwork:
         """Blocks that were changed on their way so far."""
         self.broken: Callable[[str, str], None] = lambda _source, _target: None
         """Called when the message for which `break_at` waited departs from source to target."""
+        self.lost_one: Callable[[str], None] = lambda _holder: None
+        """Called when a message that was to be lost is lost: that, not preparing it, is when something happens."""
 
     # -- faults --
 
@@ -135,6 +137,7 @@ class SimNetwork:
             return False
         self._losses[holder, what] = left - 1
         self.lost[what] = self.lost.get(what, 0) + 1
+        self.lost_one(holder)
         return True
 
     def carries(self, holder: str, receiver: str) -> bool:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kv_transfer.memory import MemoryFabric
 from kv_transfer.tickets import Keyring, TicketKey
+from kv_transfer.tiers.settings import TierSettings
 from router.settings import RouterSettings
 from tandem.core.entropy import SeededEntropy, unit
 from tandem.core.spans import Recorder
@@ -14,10 +15,16 @@ from tandem.engine.simulated.model import SimulatedModel
 from tandem.service.memory_link import MemoryLinks
 from tandem.sim.checks import Violation
 from tandem.sim.counting import CountingMeter
+from tandem.sim.fabric import Fabric
+from tandem.sim.faults import REDIS
+from tandem.sim.ground import Ground
 from tandem.sim.loop import LoopClock, VirtualLoop
 from tandem.sim.network import NetworkProfile, SimNetwork
-from tandem.sim.node import Ground, WorkerNode
+from tandem.sim.node import WorkerNode
+from tandem.sim.redis_node import RedisNode
 from tandem.sim.router_node import RouterGround, RouterNode
+from tandem.sim.routers import Routers
+from tandem.sim.store_node import StoreNode
 from tandem.sim.watch import Broken
 
 
@@ -31,6 +38,9 @@ class Shape:
     router: RouterSettings
     network: NetworkProfile
     skew_s: float = 0.0
+    tiers: TierSettings = field(default_factory=TierSettings)
+    fabric: Fabric = field(default_factory=Fabric)
+    stream_interval: int = 1
 
 
 class Platform:
@@ -52,17 +62,36 @@ class Platform:
         self._recorder = recorder
         self._broken = broken
         self._entropy = SeededEntropy(seed, "world")
+        self.fabric = shape.fabric
         self.clock = LoopClock(loop)
         self.network = SimNetwork(shape.network, seed)
         self.meter = CountingMeter()
-        self.links, self._fabric = MemoryLinks(self.network), MemoryFabric(self.network)
+        self.links, self._paths = MemoryLinks(self.network), MemoryFabric(self.network)
         self._keyring = Keyring(TicketKey("sim", self._entropy.token(32)))
-        self.nodes = self._make_nodes()
-        self.router = RouterNode(self._router_ground(names), self._entropy.fork("router"))
+        self.redis = RedisNode(self.network, self._skewed(REDIS)) if shape.fabric.redis.urls else None
+        ground = self._ground()
+        self.nodes = {
+            name: WorkerNode(name, role, ground, self._skewed(name), self._entropy) for name, role in shape.workers
+        }
+        self.stores = {
+            name: StoreNode(name, tuple(self.nodes), ground, self._skewed(name), self._entropy)
+            for name in shape.fabric.store_names
+        }
+        self.routers = Routers([self._router(name, names) for name in shape.fabric.router_names], seed)
 
-    def _make_nodes(self) -> dict[str, WorkerNode]:
+    @property
+    def router(self) -> RouterNode:
+        """The only router of a platform that has one."""
+        return self.routers.nodes[0]
+
+    @property
+    def machines(self) -> dict[str, WorkerNode | StoreNode]:
+        """Everybody who keeps blocks."""
+        return {**self.nodes, **self.stores}
+
+    def _ground(self) -> Ground:
         shape = self._shape
-        ground = Ground(
+        return Ground(
             self._loop,
             shape.model,
             shape.scheduler,
@@ -70,62 +99,65 @@ class Platform:
             self.meter,
             self._recorder,
             self.links,
-            self._fabric,
+            self._paths,
             self._keyring,
             self._broken,
+            shape.tiers,
+            shape.fabric,
+            self.redis,
+            shape.stream_interval,
         )
-        return {
-            name: WorkerNode(name, role, ground, self._skewed(name), self._entropy) for name, role in shape.workers
-        }
 
-    def _router_ground(self, names: frozenset[bytes] | None) -> RouterGround:
-        return RouterGround(
+    def _router(self, name: str, names: frozenset[bytes] | None) -> RouterNode:
+        fabric = self._shape.fabric
+        ground = RouterGround(
             self._loop,
-            self._skewed("router"),
+            self._skewed(name),
             self.links,
             self._keyring,
             self._shape.router,
             self.meter,
             self._recorder,
-            tuple(self.nodes),
+            (*self.nodes, *(self.stores if fabric.linked else ())),
             names,
             self._broken,
+            self.redis,
+            fabric.redis,
         )
+        return RouterNode(name, ground, self._entropy.fork(name))
 
     def _skewed(self, name: str) -> LoopClock:
         return LoopClock(self._loop, (2 * unit(self._entropy.fork(f"skew {name}")) - 1) * self._shape.skew_s)
 
     def start(self) -> None:
         """Start every process; `ready` tells when they serve."""
-        for node in self.nodes.values():
+        if self.redis is not None and not self._shape.fabric.redis_down:
+            self.redis.start()
+        for node in self.machines.values():
             node.start()
-        self.router.start()
+        for router in self.routers:
+            router.start()
 
     def ready(self) -> bool:
-        """Whether the router is connected with every worker."""
-        life = self.router.life
-        return life is not None and life.dispatcher.ready() is None and not life.fleet.problems()
-
-    def paired(self) -> bool:
-        """Whether the router has proved every pair that it keeps."""
-        life = self.router.life
-        pairs = [pair for worker in life.fleet.listing() for pair in worker.pairs] if life is not None else []
-        return all(pair.state == "closed" for pair in pairs)
+        """Whether every router is connected with everybody, and every store serves."""
+        return self.routers.ready() and all(store.incarnation is not None for store in self.stores.values())
 
     def held(self) -> str | None:
-        """What a worker still holds for anybody, in one sentence; None when everything is free."""
-        for node in self.nodes.values():
+        """What a worker or store still holds for anybody, in one sentence; None when everything is free."""
+        for node in self.machines.values():
             if held := node.held():
                 return held
         return None
 
-    async def until(self, holds: Callable[[], bool], within_s: float, what: str) -> None:
-        """Wait for something, in virtual seconds. Raises `Violation` when it does not come in time."""
+    async def until(
+        self, holds: Callable[[], bool], within_s: float, what: str, why_not: Callable[[], object] | None = None
+    ) -> None:
+        """Wait for something, in virtual seconds. Raises `Violation` with `why_not` when it does not come in time."""
         deadline = self.clock.now() + within_s
         while not holds():
             if self.clock.now() > deadline:
-                life = self.router.life
-                raise Violation(f"{what} after {within_s} s: {self.held() or (life and life.fleet.problems())}")
+                why = why_not() if why_not is not None else self.held() or self.routers.problems()
+                raise Violation(f"{what} after {within_s} s: {why}")
             await asyncio.sleep(0.05)
 
 

@@ -20,6 +20,7 @@ from tandem.core.kv import pack_tokens
 from tandem.core.simple_tokenizer import BYTE_IDS
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.presets import preset
+from tandem.sim.garbage import collect_rarely
 from tandem.sim.network import NetworkProfile
 from tandem.sim.platform import Shape, named_workers
 from tandem.sim.progress import ProgressLine
@@ -57,6 +58,7 @@ def run_recording(recording: Recording) -> int:
     workers = named_workers(recording.prefill, recording.decode)
     shape = Shape(workers, chosen.model, SchedulerSettings(), RouterSettings(), network)
     print(_heading(recording, workload, len(whole.items)))
+    collect_rarely()
     line, began, began_cpu = ProgressLine(), time.monotonic(), time.process_time()
 
     def progress(tally: Tally, now: float) -> None:

@@ -20,6 +20,7 @@ from tandem.core.spans import NullRecorder, TraceContext
 from tandem.sim.checks import Violation
 from tandem.sim.loop import VirtualLoop, run
 from tandem.sim.platform import Platform, Shape
+from tandem.sim.quiet import quiet_logs
 
 _GREEDY = Sampling(temperature=0.0)
 
@@ -81,17 +82,14 @@ def replay(
 
     Raises `Violation` or `AssertionError` when workers keep something, or when a checked invariant does not hold.
     """
-    replaying: list[_Replay] = []
-
-    def after_step() -> None:
-        if replaying:
-            replaying[0].look()
 
     async def main(loop: VirtualLoop) -> Replayed:
-        replaying.append(_Replay(settings, seed, loop, progress))
-        return await replaying[0].live(arrivals)
+        replaying = _Replay(settings, seed, loop, progress)
+        loop.after_step = replaying.look if settings.check_every else None
+        return await replaying.live(arrivals)
 
-    return run(main, limit_s=float("inf"), after_step=after_step if settings.check_every else None)
+    with quiet_logs():
+        return run(main, limit_s=float("inf"))
 
 
 class _Replay:

@@ -14,6 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
 from tandem.sim.checks import CheckingSink, Violation
 from tandem.sim.router_node import RouterNode
+from tandem.sim.routers import Routers
 from tandem.sim.traffic import SimRequest
 
 _RETRY_S: Final = 0.3
@@ -55,26 +56,25 @@ class Connection:
 class ReturningClient:
     """One client with its request."""
 
-    def __init__(
-        self, request: SimRequest, sink: CheckingSink, router: RouterNode, clock: Clock, lease_s: float
-    ) -> None:
+    def __init__(self, request: SimRequest, sink: CheckingSink, routers: Routers, clock: Clock) -> None:
         self._request = request
         self._sink = sink
-        self._router = router
+        self._routers = routers
+        self._router: RouterNode | None = None
         self._clock = clock
-        self._lease_s = lease_s
+        self._lease_s = routers.lease_s
         self._connection = Connection(sink)
         self._running: Running | None = None
         self._drops_at = None if request.drops_after_s is None else clock.now() + request.drops_after_s
         sink.cut = self._cut
 
-    async def live(self, generation: Generation) -> None:
+    async def live(self, generation: Generation, router: RouterNode) -> None:
         """Ask, listen, lose the connection, come back, until the end. Raises `Violation` when there is none."""
-        asked = self._clock.now()
+        self._router, asked = router, self._clock.now()
         ended = asyncio.Event()
         self._sink.ended = ended.set
         try:
-            self._running = self._router.ask(generation, self._sink, self._connection)
+            self._running = await router.ask(generation, self._sink, self._connection)
         except TandemError as error:
             self._sink.failed(error)
             return
@@ -93,7 +93,7 @@ class ReturningClient:
     async def _broken(self, ended: asyncio.Event, deadline: float) -> bool:
         """Wait for the end (False), or until the connection breaks."""
         while not ended.is_set() and not self._connection.broken.is_set():
-            now, late_s = self._clock.now(), _LATE_S + self._sink.outcome.away_s + self._router.frozen_s(0.0)
+            now, late_s = self._clock.now(), _LATE_S + self._sink.outcome.away_s + self._routers.frozen_s(0.0)
             if now > deadline + late_s:
                 request_id = self._request.request_id
                 raise Violation(f"{request_id} had no end {late_s:g} s after its deadline", request_id)
@@ -108,22 +108,27 @@ class ReturningClient:
         """The connection breaks by itself; the router learns of it."""
         self._drops_at = None
         self._cut()
-        if self._running is not None and self._router.can_be_asked():
+        if self._router is not None and self._router.can_be_asked():
             self._router.cancel(self._running, "client disconnected")
 
     async def _come_back(self, generation: Generation, after_s: float) -> None:
         """Ask for the rest until somebody has it or the lease is over."""
         gone = left = self._clock.now()
+        tries = 0
         await asyncio.sleep(after_s)
         refused = TandemError("not_found", "no router was there")
         while self._clock.now() - gone < self._lease_s:
-            if self._router.can_be_asked():
+            router = self._routers.choose(self._request.request_id, tries)
+            tries += 1
+            if router is not None:
+                self._router = router
+                self._sink.outcome.routers.append(router.name)
                 self._connection = connection = Connection(self._sink)
                 self._sink.outcome.away_s += self._clock.now() - left
                 left = self._clock.now()
                 self._sink.resumed()
                 try:
-                    self._running = await self._router.rejoin(generation, self._sink, connection)
+                    self._running = await router.rejoin(generation, self._sink, connection)
                     return
                 except TandemError as error:
                     refused = error

@@ -16,10 +16,11 @@ class FreezeRouter:
 
     at_s: float
     for_s: float
+    router: str = "router"
 
 
-def draw_router_freeze(at_s: float, entropy: Entropy) -> FreezeRouter:
-    return FreezeRouter(at_s, 0.3 + unit(entropy) * 4.7)
+def draw_router_freeze(at_s: float, entropy: Entropy, router: str = "router") -> FreezeRouter:
+    return FreezeRouter(at_s, 0.3 + unit(entropy) * 4.7, router)
 
 
 async def freeze_router(fault: FreezeRouter, router: "RouterNode") -> None:

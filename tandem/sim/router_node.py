@@ -1,8 +1,13 @@
-"""The simulated router process: the real fleet and dispatcher, which can die and be replaced by a new one."""
+"""A simulated router process: the real fleet and dispatcher, which can die and be replaced by a new one."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
+from kv_transfer.redis_index import RedisIndex
+from kv_transfer.redis_settings import RedisSettings
 from kv_transfer.tickets import Keyring
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
@@ -17,15 +22,20 @@ from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.core.spans import Recorder
 from tandem.service.memory_link import MemoryLinks
-from tandem.sim.checks import CheckingSink
-from tandem.sim.faults import ROUTER
+from tandem.sim.checks import CheckingSink, Violation
 from tandem.sim.loop import Process, VirtualLoop
+from tandem.sim.redis_node import RedisNode
 from tandem.sim.watch import Broken, WatchedIndex
+from tandem.sim.watch_shared import WatchedKnowledge, WatchedRedisIndex
+
+_LATE_S: Final = 0.001
+"""By how much an answer of Redis may miss its bound; on virtual time every timer is punctual."""
 
 
 @dataclass(frozen=True)
 class RouterGround:
-    """What every incarnation of the router stands on. `names` are those its index may hold, None for any."""
+    """What every incarnation of a router stands on. `names` are those its index may hold, None for any; `redis` is
+    None in a world without."""
 
     loop: VirtualLoop
     clock: Clock
@@ -37,24 +47,28 @@ class RouterGround:
     members: tuple[str, ...]
     names: frozenset[bytes] | None
     broken: Broken
+    redis: RedisNode | None
+    redis_settings: RedisSettings
 
 
 @dataclass(eq=False)
 class RouterLife:
-    """One incarnation of the router's process."""
+    """One incarnation of a router's process. `tasks` are its roots, and requests that are on their way in."""
 
     name: str
     fleet: Fleet
     dispatcher: Dispatcher
     index: WatchedIndex
-    running: asyncio.Task[None]
+    shared: RedisIndex | None
     process: Process
+    tasks: dict[asyncio.Task[None], None]
 
 
 class RouterNode:
-    """The place where clients find a router."""
+    """A machine with a router on it."""
 
-    def __init__(self, ground: RouterGround, entropy: SeededEntropy) -> None:
+    def __init__(self, name: str, ground: RouterGround, entropy: SeededEntropy) -> None:
+        self.name = name
         self._ground = ground
         self._entropy = entropy
         self._incarnations = 0
@@ -68,15 +82,25 @@ class RouterNode:
 
     def start(self) -> None:
         """Begin a new incarnation."""
-        assert self.life is None, "the router runs already"
+        assert self.life is None, f"{self.name} runs already"
         self._incarnations += 1
-        ground, name = self._ground, f"{ROUTER}-{self._incarnations}"
+        ground, name = self._ground, f"{self.name}-{self._incarnations}"
         settings, process = ground.settings, Process(name)
-        index = WatchedIndex(ground.names, ground.broken)
+        index, shared = WatchedIndex(ground.names, ground.broken), self._shared(name)
         dialer = ground.links.dialer(name)
         entropy, clock, pairs = self._entropy.fork(name), ground.clock, settings.fleet.pairs
         prober = PairProber(pairs, ground.keyring, clock, entropy.fork("pairs"), settings.deadlines, ground.meter)
-        fleet = Fleet(dialer, clock, settings.deadlines, index, ground.meter, settings.fleet, prober)
+        fleet = Fleet(
+            dialer,
+            clock,
+            settings.deadlines,
+            index,
+            ground.meter,
+            settings.fleet,
+            prober,
+            shared,
+            knowledge=partial(WatchedKnowledge, broken=ground.broken),
+        )
         tools = Tools(
             ground.loop,
             ground.clock,
@@ -89,32 +113,79 @@ class RouterNode:
         )
         dispatcher = Dispatcher(fleet, tools)
         fleet.set_members(ground.members)
-        running = ground.loop.create_task(fleet.run(dispatcher), name=name, context=process.context)
-        self.life = RouterLife(name, fleet, dispatcher, index, running, process)
+        self.life = RouterLife(name, fleet, dispatcher, index, shared, process, {})
+        self._run(self.life, fleet.run(dispatcher), name)
+        if shared is not None:
+            self._run(self.life, shared.run(), f"{name} shared index")
+
+    def _shared(self, name: str) -> RedisIndex | None:
+        ground = self._ground
+        if ground.redis is None:
+            return None
+        connect = ground.redis.connect(name)
+        return WatchedRedisIndex(ground.redis_settings, ground.meter, connect, ground.clock.now, self._asked_redis)
+
+    def _asked_redis(self, began: float) -> None:
+        """A look-up that began then is over, one way or the other."""
+        now, bound_s = self._ground.clock.now(), self._ground.redis_settings.look_up_s
+        if now - began - self.frozen_s(began) > bound_s + _LATE_S:
+            self._ground.broken(
+                Violation(f"{self.name} waited {now - began:.3f} s for Redis, {bound_s} s are allowed")
+            )
+
+    def _run(self, life: RouterLife, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = self._ground.loop.create_task(work, name=name, context=life.process.context)
+        life.tasks[task] = None
+        task.add_done_callback(partial(self._over, life))
+        return task
+
+    def _over(self, life: RouterLife, task: asyncio.Task[None]) -> None:
+        del life.tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ground.broken(Violation(f"{task.get_name()} ended by itself: {error!r}"))
 
     def kill(self) -> None:
         """The process is gone, and with it the connections of all its clients."""
         if self.frozen_since is not None:
             self.thaw()
         life, self.life = self.life, None
-        assert life is not None, "the router is dead already"
+        assert life is not None, f"{self.name} is dead already"
         self.deaths.append((self._ground.clock.now(), life.name))
         self._ground.links.kill(life.name)
         clients, self._clients = self._clients, {}
         for sink in clients.values():
             if sink.outcome.end == "running":
                 sink.disconnected()
-        life.running.cancel()
+        for task in tuple(life.tasks):
+            task.cancel()
         life.dispatcher.close(TandemError("internal", "this process is dead"))
 
-    def ask(self, generation: Generation, sink: CheckingSink, way_out: Sink | None = None) -> Running:
+    async def ask(self, generation: Generation, sink: CheckingSink, way_out: Sink | None = None) -> Running | None:
         """Start a generation for a client whose connection lives no longer than this router. What it yields goes
-        through `way_out` to the client's sink, if there is one."""
-        assert self.life is not None, "nobody listens"
+        through `way_out` to the client's sink, if there is one. None when the router dies before it begins; raises
+        what it refuses with."""
+        life = self.life
+        assert life is not None, "nobody listens"
         assert self.frozen_since is None, "a stopped process takes no requests"
-        running = self.life.process.context.copy().run(self.life.dispatcher.start, generation, way_out or sink)
         self._clients[generation.request_id] = sink
-        return running
+        start = partial(life.dispatcher.start, generation, way_out or sink)
+        if life.shared is None:
+            return life.process.context.copy().run(start)
+        begun = list[Running | TandemError]()
+
+        async def arrive() -> None:
+            await life.dispatcher.seek(generation)
+            try:
+                begun.append(start())
+            except TandemError as refusal:
+                begun.append(refusal)
+
+        await asyncio.wait((self._run(life, arrive(), f"arrival of {generation.request_id}"),))
+        for found in begun:
+            if isinstance(found, TandemError):
+                raise found
+            return found
+        return None
 
     async def rejoin(self, generation: Generation, sink: CheckingSink, way_out: Sink) -> Running:
         """Go on with a resumable request after what the client's sink has. Raises what the router refuses with."""
@@ -127,9 +198,9 @@ class RouterNode:
         self._clients[generation.request_id] = sink
         return life.process.context.copy().run(found.listen, way_out, sink.positions)
 
-    def cancel(self, running: Running, reason: str) -> None:
+    def cancel(self, running: Running | None, reason: str) -> None:
         """A client has gone away; the router's process learns of it, if it is still the one that was asked."""
-        if self.life is not None:
+        if self.life is not None and running is not None:
             self.life.process.context.copy().run(running.cancel, reason)
 
     def can_be_asked(self) -> bool:

@@ -35,6 +35,7 @@ class StallingClient:
         self._drained = asyncio.Event()
         self._reading = True
         self._cut = False
+        self._whole = False
         self._outlet = Outlet(self._send, LIMITS, Connection(self._abort), self._slow)
         self._outlet.start(200, ())
 
@@ -58,15 +59,15 @@ class StallingClient:
         self._outlet.write(self._event(lambda: self._client.output(*told)))
 
     def done(self, usage: Usage) -> None:
-        self._outlet.end(self._event(lambda: self._client.done(usage)))
+        self._outlet.end(self._event(lambda: self._last(lambda: self._client.done(usage))))
 
     def failed(self, error: TandemError) -> None:
-        self._outlet.end(self._event(lambda: self._client.failed(error)))
+        self._outlet.end(self._event(lambda: self._last(lambda: self._client.failed(error))))
 
     def _slow(self) -> None:
         error = TandemError("slow_client", "the client does not read its stream fast enough")
         self._give_up()
-        self._outlet.end(self._event(lambda: self._client.failed(error)))
+        self._outlet.end(self._event(lambda: self._last(lambda: self._client.failed(error))))
 
     def _event(self, told: Callable[[], None]) -> bytes:
         self._events.append(told)
@@ -82,12 +83,20 @@ class StallingClient:
             await self._drained.wait()
 
     def _abort(self) -> None:
-        """The router cuts the connection: whatever has not been read is lost, the end of the answer included."""
+        """The router cuts the connection: whatever has not been read is lost, the end of the answer included. To a
+        client that has read the end it means nothing."""
         self._cut = True
         self._unread = b""
+        if self._whole:
+            return
         self._client.failed(TandemError("slow_client", "the connection was cut"))
 
     # -- the client --
+
+    def _last(self, told: Callable[[], None]) -> None:
+        """The end of the answer has been read."""
+        self._whole = True
+        told()
 
     def _read_on(self) -> None:
         self._reading = True

@@ -10,7 +10,8 @@ from tandem.sim.world import Report
 
 @dataclass
 class Summary:
-    """Sums over seeds. `ends` counts requests by how they ended, `faults` counts by kind."""
+    """Sums over seeds. `ends` counts requests by how they ended, `faults` counts by kind, `features` worlds by what
+    they have."""
 
     seeds: int = 0
     ends: "Counter[str]" = field(default_factory=Counter)
@@ -18,6 +19,9 @@ class Summary:
     handed_off: int = 0
     corrupted: int = 0
     refused: int = 0
+    brought: "Counter[str]" = field(default_factory=Counter)
+    features: "Counter[str]" = field(default_factory=Counter)
+    looked_up: "Counter[str]" = field(default_factory=Counter)
     longest_pause_s: float = 0.0
     virtual_s: float = 0.0
 
@@ -32,6 +36,9 @@ class Summary:
         self.handed_off += other.handed_off
         self.corrupted += other.corrupted
         self.refused += other.refused
+        self.brought += other.brought
+        self.features += other.features
+        self.looked_up += other.looked_up
         self.longest_pause_s = max(self.longest_pause_s, other.longest_pause_s)
         self.virtual_s += other.virtual_s
 
@@ -45,6 +52,9 @@ def summary_of(report: Report) -> Summary:
         handed_off=report.handed_off,
         corrupted=report.corrupted,
         refused=report.refused,
+        brought=Counter(report.brought),
+        features=Counter(report.features),
+        looked_up=Counter(report.looked_up),
         longest_pause_s=max((outcome.longest_pause_s for outcome in report.outcomes), default=0.0),
         virtual_s=report.virtual_s,
     )
@@ -60,13 +70,17 @@ def kind_of(fault: Fault) -> str:
 
 def table(summary: Summary, wall_s: float) -> str:
     """Everything in two columns; counts by kind are indented below their sum."""
-    rows = [("seeds", f"{summary.seeds:,}"), ("requests", f"{summary.requests:,}")]
+    rows = [("seeds", f"{summary.seeds:,}"), *_by_kind(summary.features), ("requests", f"{summary.requests:,}")]
     rows += _by_kind(summary.ends)
     rows += [("faults", f"{summary.faults.total():,}"), *_by_kind(summary.faults)]
     rows += [
         ("hand-offs", f"{summary.handed_off:,}"),
         ("blocks corrupted", f"{summary.corrupted:,}"),
         ("blocks refused and computed instead", f"{summary.refused:,}"),
+        ("blocks brought instead of computed", f"{summary.brought.total():,}"),
+        *_by_kind(summary.brought),
+        ("prompts looked up in Redis", f"{summary.looked_up.total():,}"),
+        *_by_kind(summary.looked_up),
         ("longest pause in a stream", f"{summary.longest_pause_s:.2f} s"),
         ("virtual time", f"{summary.virtual_s:,.0f} s"),
         ("real time", f"{wall_s:.1f} s"),

@@ -3,7 +3,6 @@
 This is the shell around the simulation; nothing simulated runs in it.
 """
 
-import logging
 import multiprocessing
 import os
 import time
@@ -15,21 +14,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from tandem.sim.garbage import collect_rarely
 from tandem.sim.progress import ProgressLine
 from tandem.sim.scenario import varied
+from tandem.sim.seeds import Seed
 from tandem.sim.story import shrink
 from tandem.sim.summary import Summary, summary_of, table
 from tandem.sim.world import Report, WorldSettings, simulate
 
 _STORIES_MAX: Final = 3
-_SEEDS_PER_CHILD: Final = 64
+_SEEDS_PER_CHILD: Final = 256
 
 
 @dataclass(frozen=True)
 class SeedResult:
     """What a child process sends back: a seed's sums and a line about it, or how it failed."""
 
-    seed: int
+    seed: Seed
     summary: Summary | None
     line: str
 
@@ -39,7 +40,7 @@ class Sweep:
     """Which seeds to run, and how. `again` begins the command that runs one of them once more."""
 
     settings: WorldSettings
-    seeds: tuple[int, ...]
+    seeds: tuple[Seed, ...]
     jobs: int
     verbose: bool
     again: str
@@ -73,9 +74,9 @@ def _so_far(done: int, seeds: int, total: Summary, failed: int, wall_s: float) -
     return f"{done}/{seeds} seeds, {total.requests} requests, {rate:.0f}/s, {failed} failed, {left_s:.0f} s to go"
 
 
-def _one(settings: WorldSettings, seed: int) -> SeedResult:
+def _one(settings: WorldSettings, seed: Seed) -> SeedResult:
     try:
-        report = simulate(varied(settings, seed), seed)
+        report = simulate(varied(settings, seed.number, plain=seed.plain), seed.number)
     except Exception as error:  # noqa: BLE001 - whatever a seed dies of is its result
         where = traceback.extract_tb(error.__traceback__)[-1]
         return SeedResult(seed, None, f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
@@ -86,17 +87,18 @@ def _one(settings: WorldSettings, seed: int) -> SeedResult:
 def _children(jobs: int) -> Iterator["multiprocessing.pool.Pool"]:
     context = multiprocessing.get_context("spawn")
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    # What workers warn of under faults is what is asked of them here.
-    with context.Pool(max(1, jobs), logging.disable, (logging.CRITICAL,), _SEEDS_PER_CHILD) as pool:
+    with context.Pool(max(1, jobs), collect_rarely, maxtasksperchild=_SEEDS_PER_CHILD) as pool:
         yield pool
 
 
 def _tell_failures(sweep: Sweep, failed: Sequence[SeedResult]) -> None:
     for result in failed:
         print(f"seed {result.seed} FAILED: {result.line}")
-        print(f"  again: {sweep.again} --first-seed {result.seed} --seeds 1")
+        plain = " --plain" if result.seed.plain else ""
+        print(f"  again: {sweep.again} --first-seed {result.seed.number} --seeds 1{plain}")
     for result in failed[:_STORIES_MAX]:
-        story = shrink(varied(sweep.settings, result.seed), result.seed)
+        world = varied(sweep.settings, result.seed.number, plain=result.seed.plain)
+        story = shrink(world, result.seed.number)
         print(f"seed {result.seed} {story or 'does not fail again, which is itself a failure of the simulation'}")
 
 

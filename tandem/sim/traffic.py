@@ -68,10 +68,7 @@ def draw_traffic(profile: TrafficProfile, seed: int, label: str = "req") -> tupl
     """The requests of one seed, in order of arrival, called by `label` and number. Lengths crowd around block
     edges on purpose."""
     entropy = SeededEntropy(seed, "traffic" if label == "req" else f"traffic {label}")
-    prefixes = [
-        tuple(_token(entropy, profile) for _ in range(profile.shared_prefix_tokens))
-        for _ in range(profile.shared_prefixes)
-    ]
+    prefixes = [_tokens(entropy, profile, profile.shared_prefix_tokens) for _ in range(profile.shared_prefixes)]
     arrivals = _arrivals(profile, entropy)
     return tuple(
         _draw_request(entropy, profile, prefixes, f"{label}-{index}", arrive_s)
@@ -145,7 +142,7 @@ def _stops(entropy: Entropy) -> tuple[str, ...]:
     return tuple(pieces[below(entropy, len(pieces))] for _ in range(1 + below(entropy, 2)))
 
 
-def _draw_prompt(entropy: Entropy, profile: TrafficProfile, prefixes: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _draw_prompt(entropy: SeededEntropy, profile: TrafficProfile, prefixes: list[tuple[int, ...]]) -> tuple[int, ...]:
     count = _between(entropy, profile.prompt_tokens)
     if unit(entropy) < profile.long_prompt_share:
         count = profile.long_prompt_tokens
@@ -154,11 +151,13 @@ def _draw_prompt(entropy: Entropy, profile: TrafficProfile, prefixes: list[tuple
     start: tuple[int, ...] = ()
     if unit(entropy) < profile.shared_share:
         start = prefixes[below(entropy, len(prefixes))]
-    return start + tuple(_token(entropy, profile) for _ in range(count))
+    return start + _tokens(entropy, profile, count)
 
 
-def _token(entropy: Entropy, profile: TrafficProfile) -> int:
-    return below(entropy, profile.vocab)
+def _tokens(entropy: SeededEntropy, profile: TrafficProfile, count: int) -> tuple[int, ...]:
+    """As many tokens, each drawn as `below` draws."""
+    vocab = profile.vocab
+    return tuple([word * vocab >> 64 for word in entropy.u64s(count)])
 
 
 def _within(entropy: Entropy, bounds: tuple[float, float]) -> float:

@@ -78,7 +78,7 @@ class WatchedIndex(MemoryIndex):
         self._allowed = names
         self._broken = broken
 
-    def stored(self, worker: str, names: Sequence[bytes]) -> None:
+    def stored(self, worker: str, names: Sequence[bytes], tier: str = "hbm") -> None:
         if self._allowed is not None and not self._allowed.issuperset(names):
             self._broken(Violation(f"{worker} told of a block that is no full block of any request"))
-        super().stored(worker, names)
+        super().stored(worker, names, tier)

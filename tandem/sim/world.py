@@ -4,11 +4,15 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from kv_transfer.tiers.settings import TierSettings
 from router.settings import RouterSettings
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
+from tandem.sim.agreement import disagreement
 from tandem.sim.checks import Outcome, Violation
 from tandem.sim.client import ClientGround, ask
+from tandem.sim.demand import demand_of
+from tandem.sim.fabric import Fabric
 from tandem.sim.faults import Fault, FaultProfile, draw_faults
 from tandem.sim.invariants import Invariants
 from tandem.sim.judge import first_objection
@@ -16,6 +20,8 @@ from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tandem.sim.misfortune import Misfortune
 from tandem.sim.network import NetworkProfile
 from tandem.sim.platform import Platform, Shape, named_workers
+from tandem.sim.quiet import quiet_logs
+from tandem.sim.store_faults import draw_store_trials
 from tandem.sim.trace import Trace
 from tandem.sim.traffic import SimRequest, TrafficProfile, draw_traffic
 from tandem.sim.truth import foresee
@@ -28,6 +34,8 @@ _CALM_WITHIN_S: Final = 10.0
 _FREE_WITHIN_S: Final = 2.0
 _PAIRED_WITHIN_S: Final = 30.0
 """The longest back-off of a pair, and the canaries of all others before its own."""
+_AGREED_WITHIN_S: Final = 20.0
+"""How long until Redis says of everybody what is so: the longest wait between two attempts, then all blocks anew."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,14 @@ class WorldSettings:
     network: NetworkProfile = field(default_factory=NetworkProfile)
     traffic: TrafficProfile = field(default_factory=TrafficProfile)
     faults: FaultProfile = field(default_factory=FaultProfile)
+    tiers: TierSettings = field(default_factory=TierSettings)
+    """What each worker keeps below its pool; nothing by default."""
+    fabric: Fabric = field(default_factory=Fabric)
+    """Stores, Redis, more routers; none by default."""
     skew_s: float = 0.0
     """Wall clocks differ from the right time by at most this much."""
-    check_every: int = 8
-    """Rounds of the event loop between two looks at the invariants."""
+    check_every: int = 16
+    """Rounds of the event loop between two looks at the invariants: about what a step of one worker takes."""
     settle_s: float = 10.0
     """Virtual time within which everything must be free again after the last request."""
     timeout_s: float = 300.0
@@ -77,16 +89,25 @@ class Report:
     """Attempts that went through prefill, transfer and decode."""
     refused: int
     """Pulled blocks that did not verify or did not come, and were computed instead."""
+    brought: dict[str, int]
+    """Blocks fetched instead of being computed, by where they were found."""
     virtual_s: float
     rounds: int
     trace: str
+    features: tuple[str, ...] = ()
+    """What the world had beyond one router and workers with a pool."""
+    looked_up: dict[str, int] = field(default_factory=dict)
+    """Prompts looked up in Redis, by outcome."""
 
 
 def script(settings: WorldSettings, seed: int) -> Script:
     """What a seed draws."""
     requests = draw_traffic(settings.traffic, seed)
     names = tuple(name for name, _ in workers(settings))
-    return Script(requests, draw_faults(settings.faults, seed, names))
+    fabric = settings.fabric
+    faults = draw_faults(settings.faults, seed, names, fabric.store_names, fabric.router_names)
+    trials = draw_store_trials(settings.faults, seed, names, fabric.store_names, fabric.router_names)
+    return Script(requests, tuple(sorted((*faults, *trials), key=lambda fault: fault.at_s)))
 
 
 def simulate(settings: WorldSettings, seed: int, given: Script | None = None) -> Report:
@@ -96,16 +117,14 @@ def simulate(settings: WorldSettings, seed: int, given: Script | None = None) ->
     """
     world: list[World] = []
 
-    def after_step() -> None:
-        if world:
-            world[0].look()
-
     async def main(loop: VirtualLoop) -> Report:
         world.append(World(settings, seed, loop, given or script(settings, seed)))
+        loop.after_step = world[0].look
         return await world[0].live()
 
     try:
-        return run(main, limit_s=settings.timeout_s + settings.settle_s + 600.0, after_step=after_step)
+        with quiet_logs():
+            return run(main, limit_s=settings.timeout_s + settings.settle_s + 600.0)
     except Exception as error:  # noqa: BLE001 - the edge of a simulation: whatever it is, its story goes with it
         cause = _leaf(error)
         if world:
@@ -129,31 +148,22 @@ class World:
         model = settings.model
         oracle = foresee(model, (*script.requests, *self._calm))
         shape = Shape(
-            workers(settings), model, settings.scheduler, self._router_settings, settings.network, settings.skew_s
+            workers(settings),
+            model,
+            settings.scheduler,
+            self._router_settings,
+            settings.network,
+            settings.skew_s,
+            settings.tiers,
+            settings.fabric,
         )
         self._platform = platform = Platform(shape, seed, loop, self._trace, oracle.names, self._note)
-        self._nodes, self._router = platform.nodes, platform.router
         self._clients = ClientGround(
-            seed, model.name, settings.timeout_s, self._clock, self._router, oracle, self._trace, self._note
+            seed, model.name, settings.timeout_s, self._clock, platform.routers, oracle, self._trace, self._note
         )
-        self._misfortune = Misfortune(
-            loop,
-            self._clock,
-            self._router_settings.deadlines,
-            platform.network,
-            platform.links,
-            self._nodes,
-            self._router,
-            self._trace,
-        )
+        self._misfortune = Misfortune(loop, self._router_settings.deadlines, platform, self._trace)
         self._invariants = Invariants(
-            self._clock,
-            self._router_settings,
-            model.name,
-            self._nodes,
-            self._router,
-            settings.stall_s,
-            self._misfortune.calm_s,
+            platform, self._router_settings, model.name, settings.stall_s, self._misfortune.calm_s
         )
         self._outcomes: list[Outcome] = []
         self._rounds = 0
@@ -175,14 +185,23 @@ class World:
         self._misfortune.calm()
         await platform.until(lambda: not platform.held(), self._settings.settle_s, "something is still held")
         self._judge()
+        await self._agree()
         await self._serve_calm()
         return self._report(began)
+
+    async def _agree(self) -> None:
+        """Without faults Redis soon says of everybody what is so."""
+
+        def wrong() -> str | None:
+            return disagreement(self._platform)
+
+        await self._platform.until(lambda: not wrong(), _AGREED_WITHIN_S, "Redis has not caught up", wrong)
 
     async def _serve_calm(self) -> None:
         """Without faults everything is as if there had never been any: right, soon, and free at once."""
         platform = self._platform
         await platform.until(platform.ready, _CALM_WITHIN_S, "the platform has not recovered")
-        await platform.until(platform.paired, _PAIRED_WITHIN_S, "a pair of workers has not been proved again")
+        await platform.until(platform.routers.paired, _PAIRED_WITHIN_S, "a pair of workers has not been proved again")
         began, outcomes = self._clock.now(), list[Outcome]()
         async with asyncio.TaskGroup() as group:
             for request in self._calm:
@@ -200,12 +219,15 @@ class World:
             self._seed,
             tuple(self._outcomes),
             self._script.faults,
-            self._platform.network.corrupted + self._misfortune.damaged,
+            self._platform.network.corrupted + self._misfortune.damaged + self._misfortune.rotten,
             self._platform.meter.sum("tandem_placements_total", "disaggregated"),
             self._platform.meter.refused_blocks(),
+            self._platform.meter.brought_blocks(),
             self._clock.now() - began,
             self._loop.steps,
             self._trace.hexdigest(),
+            features(self._settings),
+            self._platform.meter.looked_up(),
         )
 
     def look(self) -> None:
@@ -213,7 +235,8 @@ class World:
         self._rounds += 1
         if self._violation is not None:
             raise self._violation
-        self._misfortune.tick()
+        if self._misfortune.damaging:
+            self._misfortune.tick()
         if self._rounds % self._settings.check_every == 0:
             self._invariants.check()
 
@@ -227,11 +250,14 @@ class World:
 
     def _judge(self) -> None:
         requests = {request.request_id: request for request in self._script.requests}
-        record = self._invariants.record
-        record.strikes = [
-            at for at, name in self._misfortune.struck if name in self._nodes and self._nodes[name].decodes
+        nodes, invariants = self._platform.nodes, self._invariants
+        invariants.strikes = [at for at, name in self._misfortune.struck if name in nodes and nodes[name].decodes]
+        pools = sum(node.decodes for node in nodes.values())
+        invariants.demands = [
+            demand_of(requests[outcome.request_id], outcome, self._settings.model, pools)
+            for outcome in self._outcomes
         ]
-        found = first_objection(requests, self._outcomes, self._router_settings, record)
+        found = first_objection(requests, self._outcomes, self._router_settings, invariants.record)
         if found is not None:
             raise Violation(f"{found[0]}: {found[1]}", found[0])
 
@@ -239,6 +265,21 @@ class World:
 def workers(settings: WorldSettings) -> tuple[tuple[str, str], ...]:
     """Names and roles of a world's workers."""
     return named_workers(settings.prefill, settings.decode)
+
+
+def features(settings: WorldSettings) -> tuple[str, ...]:
+    """What a world has beyond one router and workers with a pool, in words."""
+    fabric = settings.fabric
+    having = {
+        "own tiers": settings.tiers.wanted,
+        "store": fabric.stores > 0,
+        "store without links": fabric.stores > 0 and not fabric.linked,
+        "Redis": bool(fabric.redis.urls),
+        "Redis never there": fabric.redis_down,
+        "workers without events": bool(fabric.silent),
+        "two routers": fabric.routers > 1,
+    }
+    return tuple(feature for feature, there in having.items() if there)
 
 
 def _router_settings(settings: RouterSettings, seed: int) -> RouterSettings:

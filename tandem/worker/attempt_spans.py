@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.fetch_progress import Brought, FetchReport
 from tandem.core.entropy import Entropy
 from tandem.core.messages import AttemptReport
 from tandem.core.spans import Attribute, Span, parse_traceparent
@@ -33,13 +33,17 @@ class SpanMaker:
         """The attempt's figures with its spans, oldest first. No spans without a valid `traceparent`."""
         fetched = attempt.fetch
         stages = _stages(attempt, stats, stamp.now)
+        brought = _brought_tokens(fetched, stats.tokens_pulled)
+        found = {"hbm": stats.tokens_reused, **brought}
         return AttemptReport(
             handle=attempt.submit.handle,
             tokens_computed=stats.tokens_computed,
             tokens_reused=stats.tokens_reused,
-            tokens_pulled=stats.tokens_pulled,
+            tokens_pulled=stats.tokens_pulled - sum(brought.values()),
             bytes_pulled=fetched.bytes if fetched is not None else 0,
             spans=self._spans(attempt, stages, stamp),
+            tokens_by_tier={tier: tokens for tier, tokens in found.items() if tokens},
+            pinned_blocks=attempt.pinned,
         )
 
     def _spans(self, attempt: Attempt, stages: "list[Stage]", stamp: Stamp) -> tuple[Span, ...]:
@@ -72,14 +76,27 @@ class Stage:
     attributes: dict[str, Attribute]
 
 
+def _brought_tokens(fetched: FetchReport | None, pulled: int) -> dict[str, int]:
+    """Tokens by where they came from, besides a hand-off; of `pulled` altogether, so that the last token of a prompt
+    that was found whole, which is computed all the same, is in none."""
+    found: dict[str, int] = {}
+    for brought in fetched.brought if fetched is not None else ():
+        count = min(brought.tokens, pulled)
+        found[brought.origin] = found.get(brought.origin, 0) + count
+        pulled -= count
+    return found
+
+
 def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
     end = stats.finished if stats.finished is not None else now
     admitted = stats.admitted
     stages = [Stage("queue", attempt.submitted, admitted if admitted is not None else end, {})]
     if admitted is not None and (stats.tokens_computed or attempt.submit.mode != "decode"):
-        stages.append(_prefill(stats, admitted, end))
-    if attempt.fetch is not None and attempt.fetch_started is not None:
-        stages.append(_pull(attempt.fetch, attempt.fetch_started))
+        stages.append(_prefill(attempt, stats, _computing_from(attempt, admitted), end))
+    if attempt.fetch is not None:
+        stages += [_brought(brought) for brought in attempt.fetch.brought]
+        if attempt.fetch.handed_over:
+            stages.append(_pull(attempt.fetch))
     if attempt.submit.mode != "prefill" and stats.first_token is not None:
         known = sum(len(branch.forced) for branch in attempt.submit.branches)
         produced = sum(output.position - 1 for output in attempt.outputs.values()) - known
@@ -87,7 +104,15 @@ def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
     return stages
 
 
-def _prefill(stats: WorkStats, admitted: float, end: float) -> Stage:
+def _computing_from(attempt: Attempt, admitted: float) -> float:
+    """When a prompt could be computed whose leading blocks were brought first."""
+    fetch = attempt.fetch
+    if fetch is None or fetch.handed_over:
+        return admitted
+    return max(admitted, fetch.ended)
+
+
+def _prefill(attempt: Attempt, stats: WorkStats, began: float, end: float) -> Stage:
     attributes: dict[str, Attribute] = {
         "tokens_computed": stats.tokens_computed,
         "tokens_reused": stats.tokens_reused,
@@ -95,10 +120,28 @@ def _prefill(stats: WorkStats, admitted: float, end: float) -> Stage:
     }
     if stats.reasons:
         attributes["reasons"] = "; ".join(stats.reasons)
-    return Stage("prefill", admitted, stats.prefilled if stats.prefilled is not None else end, attributes)
+    if attempt.reuse:
+        attributes["reuse"] = attempt.reuse
+    prefilled = stats.prefilled if stats.prefilled is not None else end
+    return Stage("prefill", min(began, prefilled), prefilled, attributes)
 
 
-def _pull(fetch: FetchReport, started: float) -> Stage:
+def _brought(brought: Brought) -> Stage:
+    attributes: dict[str, Attribute] = {
+        "kind": brought.origin,
+        "bytes": brought.bytes,
+        "blocks": brought.blocks,
+        "path": brought.path,
+        "gb_per_s": round(brought.gb_per_s, 4),
+    }
+    if brought.holder:
+        attributes["holder"] = brought.holder
+    if brought.reason is not None:
+        attributes["failed"] = brought.reason
+    return Stage("kv.pull", brought.started, brought.started + brought.seconds, attributes)
+
+
+def _pull(fetch: FetchReport) -> Stage:
     attributes: dict[str, Attribute] = {
         "bytes": fetch.bytes,
         "blocks": fetch.blocks,
@@ -108,4 +151,4 @@ def _pull(fetch: FetchReport, started: float) -> Stage:
     }
     if fetch.reason is not None:
         attributes["failed"] = fetch.reason
-    return Stage("kv.pull", started, started + fetch.seconds, attributes)
+    return Stage("kv.pull", fetch.started, fetch.started + fetch.seconds, attributes)

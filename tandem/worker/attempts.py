@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kv_transfer.fetch import Bringing
 from kv_transfer.fetch_progress import FetchReport
 from tandem.core.kv import unpack_tokens
 from tandem.core.messages import Submit
@@ -19,16 +20,19 @@ _LEASES_MAX = 1024
 class Output:
     """One branch as it is being told to the router. `position` is the next one, counted from 1."""
 
-    __slots__ = ("finished", "first_position", "position", "text")
+    __slots__ = ("finished", "first_position", "position", "text", "untold", "untold_text")
 
     def __init__(self, text: TextStream, first_position: int) -> None:
         self.text = text
         self.first_position = first_position
         self.position = first_position
         self.finished = False
+        self.untold: list[int] = []
+        """The latest tokens, which the router has not been told, and their text."""
+        self.untold_text = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Attempt:
     """One attempt between its submit and its report. `failed` is set once the router has been told of a failure."""
 
@@ -38,16 +42,28 @@ class Attempt:
     submitted: float
     """Clock seconds."""
     outputs: dict[int, Output] = field(default_factory=dict)
+    bringing: Bringing = field(default_factory=Bringing)
+    """Where leading blocks of its prompt may come from besides a hand-off."""
+    reuse: str = ""
+    """What was decided about that, and why."""
+    pinned: int = 0
+    """How many leading blocks of its prompt are kept as it asked."""
     fetch: FetchReport | None = None
-    fetch_started: float | None = None
     failed: bool = False
     log: OutputLog | None = None
     """What was said of it, when it is resumable."""
+
+    @property
+    def transferred(self) -> bool:
+        """Whether its hand-off has ended."""
+        return self.fetch is not None and self.fetch.handed_over
 
 
 def new_outputs(submit: Submit, decoder: Decoder) -> dict[int, Output]:
     """The text state of every branch, with forced tokens replayed."""
     tail = unpack_tokens(submit.prompt[-4 * PROMPT_TAIL :])
+    if submit.special_text:
+        decoder = decoder.with_special()
     return {
         branch.sequence: _output(submit, branch.forced, branch.sent_chars, tail, decoder)
         for branch in submit.branches

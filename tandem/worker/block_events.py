@@ -1,6 +1,6 @@
 """Which blocks a worker has, told to every router: snapshots in pieces, then counted deltas (DESIGN §4)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tandem.core.kv import NAME_BYTES
 from tandem.core.messages import KvDelta, KvSnapshot
@@ -9,13 +9,25 @@ from tandem.engine.protocol import KvChange
 NAMES_PER_MESSAGE = 32_768
 """512 KiB of names."""
 
+POOL = "hbm"
+"""The tier that is the engine's own pool."""
+
 
 class BlockEvents:
-    """Counts the changes of one incarnation. Both counters start again with a new epoch."""
+    """Counts the changes of one incarnation, those of all tiers together. Both counters start again with a new epoch.
 
-    def __init__(self, epoch: int, names: Callable[[], tuple[bytes, ...]]) -> None:
+    `names` gives what the engine's pool has, `lower` what each tier below it has.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        names: Callable[[], tuple[bytes, ...]],
+        lower: Callable[[], Mapping[str, tuple[bytes, ...]]] | None = None,
+    ) -> None:
         self._epoch = epoch
         self._names = names
+        self._lower = lower
         self._count = 0
 
     @property
@@ -23,24 +35,28 @@ class BlockEvents:
         """Epoch and number of the last delta; 0 before the first."""
         return self._epoch, self._count
 
-    def change(self, change: KvChange) -> tuple[KvDelta, ...]:
-        """The deltas that tell of a change, usually one."""
+    def change(self, change: KvChange, tier: str = POOL) -> tuple[KvDelta, ...]:
+        """The deltas that tell of a change of one tier, usually one."""
+        if not (change.stored or change.removed):
+            return ()
         pieces = max(_pieces(change.stored), _pieces(change.removed))
         return tuple(
-            self._delta(_part(change.stored, index), _part(change.removed, index)) for index in range(pieces)
+            self._delta(_part(change.stored, index), _part(change.removed, index), tier) for index in range(pieces)
         )
 
     def snapshot(self) -> tuple[KvSnapshot, ...]:
-        """Everything there is now, as of the last delta; the next delta follows it."""
-        names = self._names()
-        pieces = max(1, _pieces(names))
+        """Everything there is now in all tiers, as of the last delta; the next delta follows it."""
+        tiers = {POOL: self._names(), **(self._lower() if self._lower is not None else {})}
+        parts = [(tier, _part(names, index)) for tier, names in tiers.items() for index in range(_pieces(names))]
+        parts = parts or [(POOL, b"")]
         return tuple(
-            KvSnapshot(self._epoch, self._count, _part(names, index), index == pieces - 1) for index in range(pieces)
+            KvSnapshot(self._epoch, self._count, packed, number == len(parts), tier)
+            for number, (tier, packed) in enumerate(parts, start=1)
         )
 
-    def _delta(self, stored: bytes, removed: bytes) -> KvDelta:
+    def _delta(self, stored: bytes, removed: bytes, tier: str) -> KvDelta:
         self._count += 1
-        return KvDelta(self._epoch, self._count, stored, removed)
+        return KvDelta(self._epoch, self._count, stored, removed, tier)
 
 
 def _pieces(names: Sequence[bytes]) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.tiers.tiers import Tiers
 from tandem.core.errors import TandemError
-from tandem.core.kv import tenant_root
+from tandem.core.kv import adapter_root, tenant_root
 from tandem.core.messages import AttemptFailed, ProvideFirst, RouterMessage, StepOutputs, Submit, Transferred
 from tandem.engine.protocol import FirstTokens, StepReport, Work, WorkStats
 from tandem.worker.attempt_spans import SpanMaker, Stamp
@@ -17,8 +18,10 @@ from tandem.worker.figures import Figures
 from tandem.worker.handover import Handover
 from tandem.worker.holding import Holding
 from tandem.worker.identity import MODES, Identity, root_name
-from tandem.worker.outputs import tell
+from tandem.worker.keeper import Keeper
+from tandem.worker.outputs import Pace, tell
 from tandem.worker.parts import Parts
+from tandem.worker.reuse import Reuse
 
 Say = Callable[[int, RouterMessage], None]
 
@@ -29,7 +32,14 @@ SELF: Final = 0
 class AttemptDesk:
     """Owns every attempt of a worker. `on_end` hears of an attempt's end before its report is written."""
 
-    def __init__(self, parts: Parts, identity: Identity, say: Say, on_end: Callable[[Attempt], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        identity: Identity,
+        say: Say,
+        on_end: Callable[[Attempt], None],
+        tiers: Tiers | None = None,
+    ) -> None:
         self._engine = parts.engine
         self._decoder = parts.decoder
         self._clock = parts.clock
@@ -40,7 +50,11 @@ class AttemptDesk:
         self._spans = SpanMaker(identity.role, identity.worker_id, parts.entropy)
         self._figures = Figures(parts.meter, identity.role, identity.info.blocks)
         self._table = AttemptTable()
+        self._pace = Pace(parts.settings.stream_interval)
         self._holding = Holding(parts.deadlines.resumable_lease_s, parts.settings.resumable_bytes_max)
+        self._reuse = Reuse(parts.engine.kv, tiers, parts.clock, parts.settings.reuse)
+        self.keeper = Keeper(parts.engine.kv, tiers, self._tenant_of)
+        """Tells the worker's own tiers what to keep."""
         self.handover = Handover(self._table, self._holding, parts.clock, say)
         """Gives resumable attempts to other routers."""
         self._say = say
@@ -70,6 +84,8 @@ class AttemptDesk:
             attempt.outputs = new_outputs(submit, self._decoder)
             self._table.add(attempt)
             self._engine.submit(self._work(attempt))
+            attempt.bringing, attempt.reuse = self._reuse.begin(attempt.work_id, submit)
+            attempt.pinned = self.keeper.begin(attempt.work_id, submit)
             self.handover.begin(attempt)
         except TandemError as error:
             self._table.remove(attempt.work_id)
@@ -114,9 +130,10 @@ class AttemptDesk:
 
     def leases_wanted(self) -> tuple[str, ...]:
         """Leases of attempts whose fetch has not ended, and the own ones of attempts that a router may claim."""
-        attempts = (attempt for attempt in self._table.all() if attempt.fetch is None and not attempt.failed)
-        fetched = tuple(each.submit.remote.lease_id for each in attempts if each.submit.remote is not None)
-        return fetched + self._holding.exports()
+        attempts = tuple(attempt for attempt in self._table.all() if attempt.fetch is None and not attempt.failed)
+        handed = tuple(each.submit.remote.lease_id for each in attempts if each.submit.remote is not None)
+        shared = tuple(source.lease_id for each in attempts for source in each.submit.sources)
+        return handed + shared + self._holding.exports()
 
     def overdue_s(self, now: float) -> float:
         """By how much a resumable attempt is held beyond its lease."""
@@ -163,7 +180,10 @@ class AttemptDesk:
 
     def report(self, report: StepReport) -> None:
         """Tell the routers what a step brought about: outputs first, then failures, then reports."""
-        told = tell(self._table, report.emitted)
+        self.keeper.stored(report.kv)
+        if report.load is not None:
+            self._reuse.heard(report.load)
+        told = tell(self._table, report.emitted, self._pace)
         for session_id, outputs in told.outputs.items():
             self._say(session_id, StepOutputs(tuple(outputs)))
         for failed in report.failed:
@@ -178,8 +198,14 @@ class AttemptDesk:
         for work_id, sequence in told.stopped:
             self._engine.cancel(work_id, sequence)
 
-    def transferred(self, attempt: Attempt, fetched: FetchReport) -> None:
-        """The fetch of an attempt has ended, which its router hears at once. A canary that was not brought ends."""
+    def fetched(self, attempt: Attempt, fetched: FetchReport) -> None:
+        """The fetch of an attempt has ended. Of a hand-off its router hears at once."""
+        self._reuse.learn(fetched, attempt.submitted)
+        if fetched.handed_over:
+            self._transferred(attempt, fetched)
+
+    def _transferred(self, attempt: Attempt, fetched: FetchReport) -> None:
+        """A hand-off has ended. A canary that was not brought ends too."""
         submit = attempt.submit
         assert submit.remote is not None, "nothing is fetched for a work without a remote"
         told = Transferred(
@@ -195,12 +221,12 @@ class AttemptDesk:
         )
         self._say(attempt.session_id, told)
         if fetched.first is not None:
-            self.relay_first(attempt, fetched.first)
+            self._relay_first(attempt, fetched.first)
         if submit.canary and fetched.code:
             self._fail(attempt, fetched.code, fetched.message)
             self._engine.cancel(attempt.work_id)
 
-    def relay_first(self, attempt: Attempt, first: FirstTokens) -> None:
+    def _relay_first(self, attempt: Attempt, first: FirstTokens) -> None:
         """The pull brought the first tokens: the engine emits what the router has not provided yet.
 
         It does not bring their log-probabilities. Where these are wanted only the router can provide a first token,
@@ -210,6 +236,10 @@ class AttemptDesk:
             return
         for sequence, token, _finish in first.tokens:
             self._engine.provide_first(attempt.work_id, sequence, token, relay=True)
+
+    def _tenant_of(self, work_id: int) -> str | None:
+        attempt = self._table.by_work(work_id)
+        return None if attempt is None else attempt.submit.tenant_salt
 
     def _abandon(self, attempt: Attempt) -> None:
         attempt.failed = True
@@ -236,8 +266,19 @@ class AttemptDesk:
             raise _invalid("remote", "mode decode needs to know where the blocks are")
         if len(submit.prompt) % 4 != 0:
             raise _invalid("prompt", "the prompt is no sequence of packed token ids")
+        if submit.grammar is not None and "grammar" not in self._identity.info.features:
+            raise _invalid("grammar", "the engine of this worker cannot bind its output to a grammar")
         if self._table.by_handle(attempt.session_id, submit.handle) is not None:
             raise _invalid("handle", f"handle {submit.handle} is in use")
+
+    def _adapter_hash(self, submit: Submit) -> str:
+        """Of the LoRA adapter it names. Raises `invalid_request` for one that is not here."""
+        if not submit.adapter:
+            return ""
+        for adapter in self._identity.info.adapters:
+            if adapter.name == submit.adapter:
+                return adapter.content_hash
+        raise _invalid("adapter", f"adapter {submit.adapter!r} is not loaded here")
 
     def _work(self, attempt: Attempt) -> Work:
         submit = attempt.submit
@@ -249,12 +290,14 @@ class AttemptDesk:
             branches=submit.branches,
             sampling=submit.sampling,
             stopping=submit.stopping,
-            root=tenant_root(self._root, submit.tenant_salt),
+            root=tenant_root(adapter_root(self._root, self._adapter_hash(submit)), submit.tenant_salt),
             deadline=attempt.submitted + min(submit.deadline_s, self._total_s),
             priority=submit.priority,
             lease_id=export.lease_id if export is not None else "",
             lease_s=export.lease_s if export is not None else 0.0,
             private=submit.canary,
+            grammar=submit.grammar,
+            adapter=submit.adapter,
         )
 
     def _fail(self, attempt: Attempt, code: str, message: str) -> None:

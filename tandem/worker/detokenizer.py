@@ -24,20 +24,36 @@ class Decoder(Protocol):
         """The text of a sequence; bytes that are no UTF-8 become U+FFFD."""
         ...
 
+    def alone(self, token: int) -> str | None:
+        """The text that a token adds to whatever comes before it, and is not empty; None where that depends."""
+        ...
+
+    def with_special(self) -> "Decoder":
+        """The same with special tokens in the text."""
+        ...
+
 
 class Detokenizer:
     """The text of one output sequence, as far as it is certain."""
 
-    __slots__ = ("_decoder", "_known", "_new", "_window")
+    __slots__ = ("_alone", "_decoder", "_known", "_new", "_single", "_window")
 
     def __init__(self, decoder: Decoder, prompt_tail: Sequence[int]) -> None:
         self._decoder = decoder
+        self._alone = decoder.alone
         self._window = list(prompt_tail)
+        self._single: int | None = None
+        """The token that is the window now, in place of the list: that is how nearly every token comes and goes."""
         self._new = 0
         self._known = decoder.decode(self._window) if self._window else ""
 
     def feed(self, token: int) -> str:
         """Text that became certain with this token, often empty or several characters."""
+        if self._new == 0 and (added := self._alone(token)) is not None:
+            self._single, self._known = token, added
+            return added
+        if self._single is not None:
+            self._window, self._single = [self._single], None
         window, known = self._window, self._known
         window.append(token)
         self._new += 1

@@ -1,17 +1,22 @@
-"""From settings to an engine with its decoder: the embedded torch engine, or the simulated one in real time."""
+"""From settings to an engine with its decoder: the embedded torch engine, vLLM, or the simulated one in real time."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
 from tandem.engine.local import LocalEngine
 from tandem.engine.memory import HostMemory
 from tandem.engine.model_directory import open_model
 from tandem.engine.plan import Runner
 from tandem.engine.protocol import Engine
+from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
 from tandem.engine.torch.settings import TorchSettings
+from tandem.engine.vllm.settings import VllmSettings
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.process_settings import WorkerSettings
 from tandem.worker.simple_decoder import SimpleDecoder
@@ -37,10 +42,39 @@ def open_decoder(settings: WorkerSettings) -> Decoder:
     return FileDecoder(directory.tokenizer_path.parent)
 
 
-def build_engine(settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int) -> Loaded:
+Progress = Callable[[float, str], None]
+"""Hears how far loading is, from 0 to 1, and what has just been done."""
+
+
+def build_engine(settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int, progress: Progress) -> Loaded:
     """The engine the settings ask for. Raises `bad_setting`."""
     scheduler = replace(settings.scheduler, queue_s=settings.deadlines.queue_s)
+    if settings.engine == "vllm":
+        return _vllm(settings, scheduler, decoder, clock, epoch, progress)
     engine = LocalEngine(_runner(settings), scheduler, clock, epoch)
+    return Loaded(engine, decoder, engine.begin_epoch)
+
+
+def _vllm(
+    settings: WorkerSettings,
+    scheduler: SchedulerSettings,
+    decoder: Decoder,
+    clock: Clock,
+    epoch: int,
+    progress: Progress,
+) -> Loaded:
+    if importlib.util.find_spec("vllm") is None:
+        problem = "engine = 'vllm': vLLM is not installed here; `make setup-vllm` makes an environment that has it"
+        raise TandemError("bad_setting", problem, param="engine")
+    # Imported on use: no other engine needs what these bring along.
+    from tandem.engine.vllm.engine import VllmEngine
+    from tandem.engine.vllm.stage import Stage
+
+    queue_s, directory = scheduler.queue_s, settings.stage.directory or settings.socket_directory
+    stage = Stage(replace(settings.stage, queue_s=queue_s, directory=directory), clock, epoch)
+    # What a killed worker leaves behind goes with the directory of the run.
+    own = replace(settings.vllm, directory=settings.vllm.directory or settings.socket_directory)
+    engine = VllmEngine(_given(settings, own), scheduler, clock, stage, progress)
     return Loaded(engine, decoder, engine.begin_epoch)
 
 
@@ -51,10 +85,14 @@ def _runner(settings: WorkerSettings) -> Runner:
     # Imported on use: only this branch may need torch.
     from tandem.engine.torch.build import build_runner
 
-    return build_runner(_torch(settings))
+    return build_runner(_given(settings, settings.torch))
 
 
-def _torch(settings: WorkerSettings) -> TorchSettings:
+EngineSettings = TypeVar("EngineSettings", TorchSettings, VllmSettings)
+
+
+def _given(settings: WorkerSettings, engine: EngineSettings) -> EngineSettings:
+    """An engine's own settings, with what the worker was told for whatever engine it has."""
     given = {
         "model": settings.model,
         "name": settings.model_name,
@@ -62,7 +100,7 @@ def _torch(settings: WorkerSettings) -> TorchSettings:
         "block_tokens": settings.block_tokens,
         "kv_memory_bytes": settings.kv_memory,
     }
-    return replace(settings.torch, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return replace(engine, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _simulated(settings: WorkerSettings) -> SimulatedModel:

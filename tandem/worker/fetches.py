@@ -1,7 +1,8 @@
-"""Running fetches: one task per `decode` work that waits for its prompt's blocks."""
+"""Running fetches: one task per work that waits for blocks of its prompt."""
 
 import asyncio
 
+from kv_transfer.fetch import Bringing
 from tandem.core.messages import RemoteKv
 from tandem.engine.protocol import FetchJob
 from tandem.worker.attempts import Attempt
@@ -14,7 +15,6 @@ class Fetches:
 
     def __init__(self, parts: Parts, desk: AttemptDesk, fetcher: KvFetcher | None) -> None:
         self._engine = parts.engine
-        self._clock = parts.clock
         self._desk = desk
         self._fetcher = fetcher
         self._group: asyncio.TaskGroup | None = None
@@ -28,12 +28,25 @@ class Fetches:
 
     def start(self, job: FetchJob) -> None:
         """Fetch for a work, unless nobody wants it any more."""
+        if job.guest:
+            self._start_guest(job)
+            return
         attempt = self._desk.running(job.work_id)
-        if attempt is None or attempt.submit.remote is None or self._fetcher is None or self._group is None:
+        remote = attempt.submit.remote if attempt is not None and job.hand_off else None
+        nowhere = job.hand_off and remote is None
+        if attempt is None or nowhere or self._fetcher is None or self._group is None:
             self._refuse(job.work_id, "nobody fetches for this work")
             return
-        fetch = self._fetch(attempt, job, attempt.submit.remote, self._fetcher)
+        fetch = self._fetch(attempt, job, remote, self._fetcher)
         self._waiting[job.work_id] = self._group.create_task(fetch, name=f"fetch {job.work_id}")
+
+    def _start_guest(self, job: FetchJob) -> None:
+        """Read blocks from own tiers for a peer that waits for them."""
+        if self._fetcher is None or self._group is None:
+            self._refuse(job.work_id, "nobody fetches here")
+            return
+        bringing = Bringing(len(job.targets), patience_s=0.0)
+        self._group.create_task(_guest(self._fetcher, job, bringing), name=f"fetch for a peer {job.work_id}")
 
     def stop(self, work_id: int) -> None:
         """What is being fetched for this work is not wanted, or not now: its `fetch_ended` comes at once."""
@@ -45,17 +58,20 @@ class Fetches:
         if running is not None:
             running.cancel()
 
-    async def _fetch(self, attempt: Attempt, job: FetchJob, remote: RemoteKv, fetcher: KvFetcher) -> None:
+    async def _fetch(self, attempt: Attempt, job: FetchJob, remote: RemoteKv | None, fetcher: KvFetcher) -> None:
         self._running[job.work_id] = task = self._waiting.pop(job.work_id)
-        attempt.fetch_started = self._clock.now()
         try:
-            attempt.fetch = await fetcher.fetch(job, remote)
+            attempt.fetch = await fetcher.fetch(job, remote, attempt.bringing)
         finally:
             if self._running.get(job.work_id) is task:
                 del self._running[job.work_id]
-        self._desk.transferred(attempt, attempt.fetch)
+        self._desk.fetched(attempt, attempt.fetch)
 
     def _refuse(self, work_id: int, reason: str) -> None:
         space = self._engine.kv
         assert space is not None, "an engine without a block space asks for no fetch"
         space.fetch_ended(work_id, reason)
+
+
+async def _guest(fetcher: KvFetcher, job: FetchJob, bringing: Bringing) -> None:
+    await fetcher.fetch(job, None, bringing)

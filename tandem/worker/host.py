@@ -6,15 +6,17 @@ for resumable requests, which another router may claim under a lease.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
+from kv_transfer.tiers.tiers import Tiers
 from tandem.core.errors import TandemError
 from tandem.core.messages import (
     Cancel,
     Claim,
     Drain,
     Draining,
+    Hello,
     Keep,
     Load,
     Ping,
@@ -24,23 +26,23 @@ from tandem.core.messages import (
     RouterMessage,
     SampleFirst,
     Submit,
+    Unpin,
     WorkerCommand,
 )
-from tandem.engine.protocol import StepReport
+from tandem.engine.protocol import KvChange, StepReport
 from tandem.service.health import Health
 from tandem.service.link import WorkerLink
 from tandem.service.logs import EventLines, event
 from tandem.worker.attempts import Attempt
-from tandem.worker.block_events import BlockEvents
+from tandem.worker.block_events import POOL, BlockEvents
 from tandem.worker.departure import Departure, Farewell
 from tandem.worker.desk import SELF, AttemptDesk
 from tandem.worker.fetches import Fetches
 from tandem.worker.identity import Identity
 from tandem.worker.incarnation import Incarnation
-from tandem.worker.parts import KvFetcher, Parts
+from tandem.worker.parts import KvFetcher, Parts, Publisher
 from tandem.worker.session import Session
-
-T = TypeVar("T")
+from tandem.worker.waiting import at_most, unless_lost
 
 _log = logging.getLogger(__name__)
 
@@ -57,21 +59,28 @@ class WorkerHost:
         incarnation: Incarnation,
         fetcher: KvFetcher | None = None,
         health: Health | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.identity = identity
         self.ready = False
         """Whether this worker takes more than canaries."""
         self.incarnation = incarnation
         self.departure = Departure(identity.worker_id, parts.clock)
+        self.publisher: Publisher | None = None
+        """Who else hears which blocks there are."""
         self._engine = parts.engine
         self._clock = parts.clock
         self._deadlines = parts.deadlines
         self._settings = parts.settings
         self._health = health or Health(EventLines())
         self._canary: Callable[[RouterMessage], None] | None = None
-        self._desk = AttemptDesk(parts, identity, self._say, self._attempt_ended)
+        self._tiers = tiers
+        self._desk = AttemptDesk(parts, identity, self._say, self._attempt_ended, tiers)
         self._fetches = Fetches(parts, self._desk, fetcher)
-        self._events = BlockEvents(incarnation.epoch, parts.engine.snapshot)
+        self._lower = None if tiers is None else tiers.snapshot
+        self._events = BlockEvents(incarnation.epoch, parts.engine.snapshot, self._lower)
+        if tiers is not None:
+            tiers.watch(lambda tier, stored, removed: self._tell_names(KvChange(stored, removed), tier))
         self._sessions: dict[int, Session] = {}
         self._group: asyncio.TaskGroup | None = None
         self._load = _IDLE
@@ -136,7 +145,7 @@ class WorkerHost:
         session = Session(self._links, link, self._clock.now())
         self._sessions[session.session_id] = session
         event(_log, "link_opened", worker=self.identity.worker_id, router=link.peer)
-        session.tell(self.identity.hello(self.incarnation.epoch, self.departure.left_s is not None, not self.ready))
+        session.tell(self.hello())
         self._send_snapshot(session)
         self._send_load(session)
         try:
@@ -146,8 +155,17 @@ class WorkerHost:
         finally:
             self._forget(session, "the worker ended the link")
 
+    def _publish_anew(self) -> None:
+        if self.publisher is not None:
+            self.publisher.become(self.hello())
+
+    def hello(self) -> Hello:
+        """How this worker introduces itself now."""
+        shapes = self._tiers.shapes if self._tiers is not None else ()
+        return self.identity.hello(self.incarnation.epoch, self.departure.left_s is not None, not self.ready, shapes)
+
     async def _serve_commands(self, session: Session) -> None:
-        while (commands := await _unless_lost(session.link.tokens.receive())) is not None:
+        while (commands := await unless_lost(session.link.tokens.receive())) is not None:
             self._fence()
             session.heard = self._clock.now()
             if session.open:
@@ -158,7 +176,7 @@ class WorkerHost:
         self._forget(session, "the link was lost")
 
     async def _serve_requests(self, session: Session) -> None:
-        while await _unless_lost(session.link.state.receive()) is not None:
+        while await unless_lost(session.link.state.receive()) is not None:
             session.heard = self._clock.now()
             self._send_snapshot(session)
         self._forget(session, "the link was lost")
@@ -190,6 +208,8 @@ class WorkerHost:
                 self._desk.provide_first(session.session_id, command)
             case SampleFirst():
                 self._desk.sample_first(session.session_id, command.handle)
+            case Unpin():
+                self._desk.keeper.unpin(command)
             case Keep():
                 self._desk.handover.keep(session.session_id, command)
             case Claim():
@@ -224,6 +244,7 @@ class WorkerHost:
     def become_ready(self, identity: Identity) -> None:
         """Take work from now on, as `identity`; routers that came before are told."""
         self.identity, self.ready = identity, True
+        self._publish_anew()
         for session in self._sessions.values():
             session.tell(Ready(identity.addresses, identity.canary, identity.problems))
 
@@ -237,9 +258,7 @@ class WorkerHost:
             self._fetches.stop(work_id)
         for job in report.fetches:
             self._fetches.start(job)
-        for delta in self._events.change(report.kv):
-            for session in self._sessions.values():
-                session.update(delta)
+        self._tell_names(report.kv)
         if report.load is not None:
             self._load, self._load_stale = report.load, False
         now = self._clock.now()
@@ -256,8 +275,17 @@ class WorkerHost:
 
     # -- state, heartbeats, incarnation --
 
+    def _tell_names(self, change: KvChange, tier: str = POOL) -> None:
+        if not self.identity.kv_events:
+            return
+        if self.publisher is not None:
+            self.publisher.change(tier, change.stored, change.removed)
+        for delta in self._events.change(change, tier):
+            for session in self._sessions.values():
+                session.update(delta)
+
     def _send_snapshot(self, session: Session) -> None:
-        for piece in self._events.snapshot():
+        for piece in self._events.snapshot() if self.identity.kv_events else ():
             session.update(piece)
 
     def _send_load(self, session: Session) -> None:
@@ -290,7 +318,8 @@ class WorkerHost:
         self._desk.forget_session(SELF)
         self._desk.abandon_held()
         self._health.fenced()
-        self._events = BlockEvents(self.incarnation.renew(), self._engine.snapshot)
+        self._events = BlockEvents(self.incarnation.renew(), self._engine.snapshot, self._lower)
+        self._publish_anew()
 
     # -- leaving --
 
@@ -314,7 +343,7 @@ class WorkerHost:
         """
         while self._busy() and (left_s := self.departure.left_s):
             self._changed.clear()
-            await _at_most(self._changed.wait(), left_s)
+            await at_most(self._changed.wait(), left_s)
         reason = f"worker {self.identity.worker_id} left before the request ended"
         self.departure.cut_off(self.attempts)
         self._desk.cancel_all("draining", reason)
@@ -322,20 +351,3 @@ class WorkerHost:
 
     def _busy(self) -> bool:
         return self.attempts > 0 or self._load_stale or self._load.blocks_exported > 0
-
-
-async def _unless_lost(receiving: Awaitable[T]) -> T | None:
-    try:
-        return await receiving
-    except TandemError as error:
-        if error.code != "link_lost":
-            raise
-        return None
-
-
-async def _at_most(waiting: Awaitable[object], seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await waiting
-    except TimeoutError:
-        return

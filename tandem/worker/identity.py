@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tandem.core.kv import RootIdentity
-from tandem.core.messages import PROTOCOL_VERSION, Hello
+from tandem.core.messages import PROTOCOL_VERSION, Hello, TierCost
 from tandem.engine.protocol import EngineInfo
 
 MODES: Final = MappingProxyType(
@@ -35,8 +35,10 @@ class Identity:
     addresses: tuple[str, ...] = ()
     canary: str = ""
     problems: tuple[str, ...] = ()
+    kv_events: bool = True
+    """Whether this worker tells which blocks it has."""
 
-    def hello(self, epoch: int, draining: bool, unready: bool = False) -> Hello:
+    def hello(self, epoch: int, draining: bool, unready: bool = False, tiers: tuple[TierCost, ...] = ()) -> Hello:
         info = self.info
         return Hello(
             protocol=PROTOCOL_VERSION,
@@ -56,4 +58,8 @@ class Identity:
             unready=unready,
             canary=self.canary,
             problems=self.problems,
+            tiers=tiers,
+            features=info.features,
+            adapters=info.adapters,
+            kv_events=self.kv_events,
         )

@@ -8,6 +8,7 @@ from typing import Protocol
 from kv_transfer.export import Exporter, ExportSettings
 from kv_transfer.fetch import Fetcher, FetchSettings
 from kv_transfer.tickets import Keyring
+from kv_transfer.tiers.tiers import Tiers
 from kv_transfer.transport import Transport
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import BlockSpace
@@ -17,7 +18,7 @@ from tandem.worker.parts import KvFetcher, Parts
 class KvSide(Protocol):
     """What a worker does with KV, as its service sees it."""
 
-    async def open(self, space: BlockSpace) -> None:
+    async def open(self, space: BlockSpace, tiers: Tiers | None = None) -> None:
         """The engine has loaded. Raises `bad_setting` when no transport can be served."""
         ...
 
@@ -38,7 +39,7 @@ class KvSide(Protocol):
 
     @property
     def fetcher(self) -> KvFetcher | None:
-        """Who brings blocks for `decode` works, once open."""
+        """Who brings blocks, once open."""
         ...
 
     async def settle(self, broken: Collection[str]) -> tuple[str, ...]:
@@ -84,12 +85,14 @@ class TransportSide:
     def fetcher(self) -> KvFetcher | None:
         return self._fetcher
 
-    async def open(self, space: BlockSpace) -> None:
+    async def open(self, space: BlockSpace, tiers: Tiers | None = None) -> None:
         """Serve over every transport; one that cannot be served is left to `failed` while another can."""
         parts = self._parts
-        exporter = Exporter(space, self.keyring, parts.clock, parts.deadlines, self._export_settings)
+        exporter = Exporter(space, self.keyring, parts.clock, parts.deadlines, self._export_settings, tiers)
         transports = tuple(self._transports.values())
-        self._fetcher = Fetcher(space, transports, parts.clock, parts.deadlines, parts.meter, self._fetch_settings)
+        self._fetcher = Fetcher(
+            space, transports, parts.clock, parts.deadlines, parts.meter, self._fetch_settings, tiers
+        )
         for scheme, transport in self._transports.items():
             try:
                 self._served[scheme] = await transport.serve(exporter)

@@ -1,26 +1,56 @@
 """What a worker stands on: the seams its process, or the simulator, hands to it."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kv_transfer.fetch import Bringing
 from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.tiers.tiers import Tiers
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import Entropy
-from tandem.core.messages import RemoteKv
+from tandem.core.messages import Hello, RemoteKv
 from tandem.core.metrics import Meter, NullMeter
 from tandem.core.spans import NullRecorder, Recorder
-from tandem.engine.protocol import Engine, FetchJob
+from tandem.engine.protocol import BlockSpace, Engine, EngineInfo, FetchJob
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.settings import HostSettings
 
 
 class KvFetcher(Protocol):
-    """Brings the blocks of a `decode` work (`kv_transfer.fetch.Fetcher`)."""
+    """Brings the blocks of a work (`kv_transfer.fetch.Fetcher`)."""
 
-    async def fetch(self, job: FetchJob, remote: RemoteKv) -> FetchReport:
+    async def fetch(self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing) -> FetchReport:
         """Always ends with `fetch_ended` on the block space, also when cancelled."""
         ...
+
+
+OpenTiers = Callable[[BlockSpace, EngineInfo], Tiers]
+
+
+class Publisher(Protocol):
+    """Tells an index beyond the links what this worker has (`kv_transfer.redis_publisher.RedisPublisher`)."""
+
+    def become(self, hello: Hello) -> None:
+        """The worker introduces itself like this from now on, perhaps as a new incarnation."""
+        ...
+
+    def change(self, tier: str, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Names that a tier has gained and lost, in order. Never waits."""
+        ...
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """What was told holds no longer. Bounded."""
+        ...
+
+
+OpenPublisher = Callable[[Hello, Callable[[], Mapping[str, Sequence[bytes]]]], Publisher]
+"""From the worker's introduction, and from what gives everything it has by tier."""
 
 
 @dataclass(frozen=True)
@@ -35,3 +65,7 @@ class Parts:
     meter: Meter = field(default_factory=NullMeter)
     deadlines: Deadlines = field(default_factory=Deadlines)
     settings: HostSettings = field(default_factory=HostSettings)
+    open_tiers: OpenTiers | None = None
+    """Makes the worker's own tiers once its engine has loaded; None when nothing is kept below its pool."""
+    open_publisher: OpenPublisher | None = None
+    """Makes who tells an index beyond the links what the worker has; None when there is no such index."""

@@ -1,12 +1,13 @@
 """The edge of a worker process: settings in, the real seams built, one service run to its end."""
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, NoReturn
 
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.nixl import SCHEME as NIXL
 from kv_transfer.transport import Transport
 from tandem.core.errors import TandemError
 from tandem.service.health import Health
@@ -20,10 +21,15 @@ from tandem.service.settings_help import help_asked
 from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
 from tandem.worker.detokenizer import Decoder
-from tandem.worker.engines import build_engine, open_decoder
+from tandem.worker.engines import Progress, build_engine, open_decoder
+from tandem.worker.kv_paths import WORKER_SCHEMES, KvPaths
+from tandem.worker.own_tiers import own_tiers
 from tandem.worker.parts import Parts
 from tandem.worker.process_settings import WorkerSettings
+from tandem.worker.publishing import publishing
 from tandem.worker.service import WorkerService
+
+_LOADED: Final = 0.99
 
 
 @dataclass(frozen=True)
@@ -49,15 +55,17 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         set_up_logs(json_lines=settings.log.format == "json", level=settings.log.level)
         events = EventLines(sys.stdout if settings.events else None)
         events.emit("loading", fraction=0.0)
-        decoder = open_decoder(settings)
         meter = PrometheusMeter()
+        health = Health(events, meter)
         if settings.metrics_bind is not None:
-            events.emit("metrics", address=meter.serve(settings.metrics_bind))
+            # Before anything is loaded, which may take long: whoever probes is answered from the start.
+            events.emit("metrics", address=meter.serve(settings.metrics_bind, lambda: health.problem))
+        decoder = open_decoder(settings)
     except TandemError as error:
         return fail(events, error)
-    telemetry, health = _telemetry(settings, os.environ), Health(events, meter)
+    telemetry = _telemetry(settings, os.environ)
     try:
-        return serve_process(
+        status = serve_process(
             lambda lines: _service(make, _process(settings, decoder, telemetry, meter, lines, health)),
             events,
             settings.deadlines.drain_s,
@@ -65,6 +73,17 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         )
     finally:
         telemetry.close()
+    if NIXL in settings.kv.transports:
+        _leave(status)
+    return status
+
+
+def _leave(status: int) -> NoReturn:
+    """End without the interpreter's own way out, on which the nixl library crashes once a peer has died."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def read_settings(roles: tuple[str, ...], argv: Sequence[str], environ: Mapping[str, str]) -> WorkerSettings:
@@ -91,14 +110,28 @@ def _process(
     health: Health,
 ) -> Process:
     clock, entropy = SystemClock(), SystemEntropy()
-    loaded = build_engine(settings, decoder, clock, entropy.u64())
+    loaded = build_engine(settings, decoder, clock, entropy.u64(), _telling(events))
     parts = Parts(
-        loaded.engine, decoder, clock, entropy, telemetry.recorder, meter, settings.deadlines, settings.host
+        loaded.engine,
+        decoder,
+        clock,
+        entropy,
+        telemetry.recorder,
+        meter,
+        settings.deadlines,
+        settings.host,
+        own_tiers(settings, clock, entropy, meter),
+        publishing(settings.index, clock, meter),
     )
     link = settings.link
     links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s)
-    transports = tuple(_transport(scheme, settings) for scheme in settings.kv.transports)
-    return Process(settings, parts, links, transports, loaded.begin_epoch, events, health)
+    paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, link.tls)
+    return Process(settings, parts, links, paths.open(WORKER_SCHEMES), loaded.begin_epoch, events, health)
+
+
+def _telling(events: EventLines) -> Progress:
+    """All but the last of it: what opens after the engine is a part of loading too."""
+    return lambda fraction, stage: events.emit("loading", fraction=min(fraction, _LOADED), stage=stage)
 
 
 def _service(make: Callable[[Process], WorkerService], process: Process) -> WorkerService:
@@ -112,12 +145,3 @@ def _service(make: Callable[[Process], WorkerService], process: Process) -> Work
     service = make(replace(process, transports=transports))
     obey_signals(flips, lambda: service.address)
     return service
-
-
-def _transport(scheme: str, settings: WorkerSettings) -> Transport:
-    kv = settings.kv
-    if scheme == "shm":
-        return ShmTransport(ShmSettings(settings.socket_directory, kv.limits))
-    if scheme == "tcp":
-        return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise, limits=kv.limits))
-    raise TandemError("bad_setting", f"kv.transports = {scheme!r}: expected shm or tcp", param="kv.transports")

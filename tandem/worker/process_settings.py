@@ -2,16 +2,23 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from kv_transfer.limits import ConnectionLimits
+from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.tiers.settings import TierSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.presets import SimulatedSettings
 from tandem.engine.torch.settings import TorchSettings
+from tandem.engine.vllm.settings import VllmSettings
+from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.service.link_address import SCHEMES
-from tandem.service.tls import TlsSettings
+from tandem.service.tls_settings import KV_TLS_MODES, TlsSettings
 from tandem.worker.settings import HostSettings
+
+ENGINES: Final = ("torch", "vllm", "simulated")
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,23 @@ class LinkSettings:
 
 @dataclass(frozen=True)
 class KvSettings:
-    """How KV blocks travel: transports in order of preference, and where `tcp` listens."""
+    """How KV blocks travel: transports (`shm`, `nixl`, `tcp`) in order of preference, and where `tcp` listens; `nixl`
+    does so for its control connections."""
 
     transports: tuple[str, ...] = ("shm", "tcp")
     host: str = "127.0.0.1"
     port: int = 0
+    nixl_port: int = 0
     advertise: str | None = None
+    tls: str = "auto"
+    """Whether `tcp` is encrypted, with the certificates of links: `auto` where there are some, `on` insists on them,
+    `off` never. Workers that see it differently do not pull from each other."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+    def __post_init__(self) -> None:
+        if self.tls not in KV_TLS_MODES:
+            problem = f"tls = {self.tls!r}: expected {', '.join(KV_TLS_MODES)}"
+            raise TandemError("bad_setting", problem, param="tls")
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class WorkerSettings:
     role: str
     revision: str = ""
     engine: str = "torch"
-    """`torch` or `simulated`."""
+    """`torch`, `vllm` or `simulated`."""
     model: str = "demo"
     """`demo`, a model directory or a hub id."""
     model_name: str | None = None
@@ -84,11 +101,17 @@ class WorkerSettings:
     host: HostSettings = field(default_factory=HostSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     torch: TorchSettings = field(default_factory=TorchSettings)
+    vllm: VllmSettings = field(default_factory=VllmSettings)
+    stage: StageSettings = field(default_factory=StageSettings)
+    """Host memory through which vLLM's blocks are exchanged."""
+    tiers: TierSettings = field(default_factory=TierSettings)
     simulated: SimulatedSettings = field(default_factory=SimulatedSettings)
+    index: RedisSettings = field(default_factory=RedisSettings)
+    """Where else than to its links the worker tells which blocks it has."""
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        self._require("engine", self.engine in ("torch", "simulated"), "torch or simulated")
+        self._require("engine", self.engine in ENGINES, " or ".join(ENGINES))
         self._require("role", self.role in ("prefill", "decode", "unified"), "prefill, decode or unified")
         if not self.worker_id:
             raise TandemError("bad_setting", "worker_id is empty", param="worker_id")

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from kv_transfer.tiers.tiers import Tiers
 from tandem.service.health import Health
 from tandem.service.link import LinkServer
 from tandem.service.logs import EventLines, event
+from tandem.worker.block_events import POOL
 from tandem.worker.canary import Proof, SelfCanary
 from tandem.worker.host import WorkerHost
 from tandem.worker.identity import Identity
@@ -48,6 +50,7 @@ class WorkerService:
         self._events = events or EventLines()
         self._health = health or Health(self._events, parts.meter)
         self._host: WorkerHost | None = None
+        self._tiers: Tiers | None = None
         self._running = asyncio.Event()
         self._started = False
         self.address = ""
@@ -66,18 +69,31 @@ class WorkerService:
         info = await self._parts.engine.start()
         space = self._parts.engine.kv
         if space is not None:
-            await self._side.open(space)
+            if self._parts.open_tiers is not None:
+                self._tiers = self._parts.open_tiers(space, info)
+            await self._side.open(space, self._tiers)
         epoch = space.epoch if space is not None else self._parts.entropy.u64()
         self._events.emit("loading", fraction=1.0)
         incarnation = Incarnation(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
-        identity = Identity(self._name.worker_id, self._name.role, info, self._name.revision)
-        self._host = WorkerHost(self._parts, identity, incarnation, self._side.fetcher, self._health)
+        told, who = self._parts.settings.kv_events, self._name
+        identity = Identity(who.worker_id, who.role, info, who.revision, kv_events=told)
+        fetcher, health = self._side.fetcher, self._health
+        self._host = WorkerHost(self._parts, identity, incarnation, fetcher, health, self._tiers)
+        if self._parts.open_publisher is not None and told:
+            self._host.publisher = self._parts.open_publisher(self._host.hello(), self._names)
+
+    def _names(self) -> Mapping[str, Sequence[bytes]]:
+        """Everything there is, by tier."""
+        return {POOL: self._parts.engine.snapshot(), **(self._tiers.snapshot() if self._tiers is not None else {})}
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        return {
+        roots: dict[str, Callable[[], Awaitable[None]]] = {
             "engine": lambda: self._parts.engine.run(self.host.listen),
             "host": lambda: self.host.run(self._running.set),
         }
+        if self.host.publisher is not None:
+            roots["publisher"] = self.host.publisher.run
+        return roots
 
     async def serve(self) -> None:
         """Accept routers, and prove the own KV path before taking work from them. Raises what `Proof.check` does."""
@@ -112,6 +128,8 @@ class WorkerService:
         told = asdict(await self.host.drained())
         event(_log, "drained", worker=self._name.worker_id, **told)
         self._events.emit("drained", **told)
+        if self.host.publisher is not None:
+            await self.host.publisher.close()
         await self._links.stop()
 
     def held(self) -> Mapping[str, int]:
@@ -119,7 +137,11 @@ class WorkerService:
 
     async def stop(self) -> None:
         await self._links.stop()
+        if self._host is not None and self._host.publisher is not None:
+            await self._host.publisher.close()
         await self._side.close()
+        if self._tiers is not None:
+            await self._tiers.close()
         if self._started:
             await self._parts.engine.stop()
 

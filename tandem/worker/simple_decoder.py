@@ -1,5 +1,7 @@
 """The `Decoder` of models without files: `tandem.core.simple_tokenizer` as an object."""
 
+from typing import Self
+
 from tandem.core import simple_tokenizer
 
 
@@ -7,3 +9,8 @@ class SimpleDecoder:
     """Text of the simulated engine's ids."""
 
     decode = staticmethod(simple_tokenizer.decode)
+    alone = staticmethod(simple_tokenizer.alone)
+
+    def with_special(self) -> Self:
+        """It has no special tokens but the end, which is no text."""
+        return self

@@ -34,8 +34,8 @@ class TextStream:
         "_matcher",
         "_min_tokens",
         "_pending",
-        "_released",
         "_suppressed",
+        "released",
         "tokens",
     )
 
@@ -52,7 +52,8 @@ class TextStream:
         self._matched_as_it_comes = bool(stopping.stop)
         self._min_tokens = stopping.min_tokens
         self._pending = ""
-        self._released = 0
+        self.released = 0
+        """Characters given out so far."""
         self._suppressed = sent_chars
         self.tokens = 0
         """Output tokens seen, forced ones included."""
@@ -64,20 +65,28 @@ class TextStream:
         """The stop string that ended the text, if one did."""
         return self._matcher.matched
 
+    def plain(self, token: int) -> str | None:
+        """The text of the next output token when that is all there is to it; else None, and it was not taken:
+        `feed` tells the rest."""
+        if self._matched_as_it_comes or self._pending or self._suppressed > self.released:
+            return None
+        self.tokens += 1
+        text = self._detokenizer.feed(token)
+        self.released += len(text)
+        return text
+
     def feed(self, token: int) -> TextPiece:
         """The next output token."""
-        if self._matched_as_it_comes or self._pending or self._suppressed > self._released:
-            self._push(token)
-            return self._release()
-        self.tokens += 1
-        text, start = self._detokenizer.feed(token), self._released
-        self._released = start + len(text)
-        return TextPiece(text, start, None)
+        start, plain = self.released, self.plain(token)
+        if plain is not None:
+            return TextPiece(plain, start, None)
+        self._push(token)
+        return self._release()
 
     def skip(self, token: int) -> None:
         """The next output token, whose text another worker delivers."""
         self._push(token)
-        self._suppressed = self._released + len(self._pending)
+        self._suppressed = self.released + len(self._pending)
 
     def finish(self, token: int | None) -> TextPiece:
         """The sequence ends with `token` (None: its last token is an end token, which has no text).
@@ -101,8 +110,8 @@ class TextStream:
         self._pending += self._matcher.feed(text) if self.tokens >= self._min_tokens else text
 
     def _release(self) -> TextPiece:
-        start = self._released
+        start = self.released
         text, self._pending = self._pending, ""
-        self._released += len(text)
+        self.released += len(text)
         hidden = min(max(self._suppressed - start, 0), len(text))
         return TextPiece(text[hidden:], start + hidden, self._matcher.matched)

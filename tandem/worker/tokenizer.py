@@ -4,6 +4,7 @@ Simulated workers use `tandem.worker.simple_decoder` and never load this library
 """
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 import tokenizers
@@ -22,7 +23,17 @@ class FileDecoder:
         except Exception as error:
             raise TandemError("bad_model", f"{path} cannot be used: {error}", param="tokenizer.json") from error
         self._skip_special = skip_special
+        self._whole: FileDecoder | None = None
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
         return text
+
+    def alone(self, token: int) -> None:
+        """Files do not say which tokens are whole words wherever they stand."""
+
+    def with_special(self) -> "FileDecoder":
+        if self._whole is None:
+            self._whole = copy(self)
+            self._whole._skip_special = False
+        return self._whole

@@ -1,6 +1,6 @@
 """A small block space for tests of KV transfer: what an engine shows of its blocks, without the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from tandem.core.messages import RemoteKv
 from tandem.engine.digest import Digester, bind
 from tandem.engine.memory import HostMemory
 from tandem.engine.private_memory import PrivateMemory
-from tandem.engine.protocol import BlockMemory, FetchJob, FetchTarget, FirstTokens, Gone, Pending
+from tandem.engine.protocol import BlockMemory, FetchJob, FetchTarget, FirstTokens, Gone, Pending, Prefix
 
 KEYRING = Keyring(TicketKey("k1", b"a test key of enough bytes"))
 FIRST = FirstTokens(((0, 17, None), (1, 23, "stop")))
@@ -65,6 +65,10 @@ class TestSpace:
         self.landed_words: dict[int, bytes] = {}
         self.ended: list[tuple[int, str | None, tuple[int, ...]]] = []
         self.freed: list[tuple[int, ...]] = []
+        self.busy = False
+        """Whether nothing can be shared now."""
+        self.copied: list[int] = []
+        """Slots that are held, once per `hold`."""
         self.rechecked: list[bytes] = []
         """Blocks that were refused by a receiver and found to be good."""
         self.watchers: dict[int, tuple[str, Callable[[], None]]] = {}
@@ -148,6 +152,27 @@ class TestSpace:
         self.buried[lease_id] = None
         self._changed(lease_id)
 
+    def share(self, lease_id: str, names: Sequence[bytes], length_s: float) -> bool:
+        if lease_id in self.buried or self.busy:
+            return False
+        found = {name: slot for held in self.leases.values() for name, slot in held.names.items()}
+        here = {name: found[name] for name in names if found.get(name) is not None}
+        self.leases.setdefault(lease_id, Held(here))
+        return True
+
+    def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
+        raise AssertionError("there are no tiers here")
+
+    def hold(self, name: bytes) -> Handle | None:
+        for lease_id in self.leases:
+            if isinstance(found := self.look(lease_id, name), Handle):
+                self.copied.append(found.slot)
+                return found
+        return None
+
+    def unhold(self, slot: int) -> None:
+        self.copied.remove(slot)
+
     def recheck(self, lease_id: str, name: bytes) -> bool:
         found = self.look(lease_id, name)
         if not isinstance(found, Handle):
@@ -167,6 +192,12 @@ class TestSpace:
         return lambda: self.watchers.pop(key, None) and None
 
     # -- receiver --
+
+    def prefix(self, work_id: int) -> Prefix | None:
+        return None
+
+    def bring(self, work_id: int, blocks: int) -> None:
+        raise AssertionError("no work waits here")
 
     def landed(self, work_id: int, index: int, digests: bytes) -> None:
         assert index not in self.landed_words, f"block {index} landed twice"

@@ -1,6 +1,7 @@
 """A holder in a process of its own, to be killed or frozen: exports one lease and never finishes it.
 
-Run as `python -m tests.contract.kv_holder KIND READY`; prints its address. READY blocks are complete, one is not.
+Run as `python -m tests.contract.kv_holder KIND READY [BLOCK_BYTES]`; prints its address. READY blocks are complete,
+one is not.
 """
 
 import asyncio
@@ -12,9 +13,9 @@ from tests.contract.block_space import KEYRING, TestSpace, block_layout, epochs,
 from tests.contract.transport_stage import DEADLINES, transports
 
 
-async def main(kind: str, ready: int) -> None:
+async def main(kind: str, ready: int, block_bytes: int = 2048) -> None:
     holder_epoch, _ = epochs(1)
-    space = TestSpace(block_layout(2048), ready + 1, holder_epoch)
+    space = TestSpace(block_layout(block_bytes), ready + 1, holder_epoch)
     space.lease("lease", tuple(name_of(index) for index in range(ready + 1)))
     for index in range(ready):
         space.complete("lease", index)
@@ -24,4 +25,4 @@ async def main(kind: str, ready: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -203,6 +203,21 @@ async def test_what_was_sent_before_closing_arrives(network: Network) -> None:
     await _lost(router.tokens)
 
 
+async def test_the_end_of_an_empty_stream_does_not_cut_the_other_one(network: Network) -> None:
+    limits = LinkLimits(frame_bytes=4096, inbox_frames=4, flush_s=30)
+    router, worker = await network.pair(limits)
+    for number in range(30_000):
+        worker.tokens.send(Pong(1, number))
+    worker.close("last words")
+    counts: list[int] = []
+    while len(counts) < 30_000:
+        counts += [message.count for message in await router.tokens.receive() if isinstance(message, Pong)]
+        await asyncio.sleep(0.001)
+    assert counts == list(range(30_000))
+    await _lost(router.tokens)
+    await _lost(router.state)
+
+
 async def test_a_routers_last_commands_arrive_too(network: Network) -> None:
     router, worker = await network.pair()
     for number in range(500):

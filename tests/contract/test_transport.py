@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import importlib.util
 import os
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,14 +10,22 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
-from kv_transfer.transport import Alive, Landed, Missing
+from kv_transfer.transport import Alive, Landed, Missing, reuse_lease
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import FIRST, content, name_of, ready_lease, ticket
-from tests.contract.transport_stage import collect, eventually, one_by_one, past_alive, stage
+from tests.contract.certificates import HAS_OPENSSL
+from tests.contract.transport_stage import PATIENT, collect, eventually, one_by_one, past_alive, stage
 
-KINDS = ("mem", "tcp", "shm")
+HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
+KINDS = (
+    "mem",
+    "tcp",
+    pytest.param("tls", marks=pytest.mark.skipif(not HAS_OPENSSL, reason="makes certificates with openssl")),
+    "shm",
+    pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="the extra `nixl` is not installed")),
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -72,6 +81,38 @@ async def test_a_block_that_is_gone_is_reported_and_the_rest_still_comes(kind: s
         assert isinstance(two, Landed)
         assert two.index == 2
         assert isinstance(first, FirstTokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_under_a_reuse_lease_every_name_is_answered_at_once_and_the_pull_ends(kind: str) -> None:
+    async with stage(kind) as b:
+        names = ready_lease(b.holder, 3)
+        unfinished = name_of(7)
+        b.holder.lease("other", (unfinished,))
+        lease = reuse_lease("1")
+        pull = await b.open(b.request((names[0], unfinished, names[2]), lease))
+        one, gone, two = await collect(pull)
+        assert [event.index for event in (one, two) if isinstance(event, Landed)] == [0, 2]
+        assert isinstance(gone, Missing)
+        assert gone.index == 1
+        assert b.got(0) == content(names[0], 2048)
+        assert b.got(2) == content(names[2], 2048)
+        assert lease in b.holder.leases, "what was sent is kept until the receiver has it"
+        await pull.acknowledge()
+        await pull.close()
+        await eventually(lambda: lease not in b.holder.leases)
+        # The connection carries the next pull.
+        assert (await b.events(b.request(names)))[-1] == FIRST
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_holder_that_shares_nothing_now_says_so(kind: str) -> None:
+    async with stage(kind) as b:
+        names = ready_lease(b.holder, 1)
+        b.holder.busy = True
+        with pytest.raises(TandemError) as caught:
+            await b.events(b.request(names, reuse_lease("1")))
+        assert caught.value.code == "kv_gone"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,7 +214,7 @@ async def test_a_lease_that_ends_during_a_pull_ends_the_pull(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_many_pulls_at_once_do_not_mix(kind: str) -> None:
-    async with stage(kind, blocks=1024) as b:
+    async with stage(kind, blocks=1024, limits=PATIENT) as b:
         leases = [f"lease-{number:02}" for number in range(32)]
         names = {lease: ready_lease(b.holder, 8, lease) for lease in leases}
         offsets = {lease: 16 * number for number, lease in enumerate(leases)}

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,29 @@ import uvloop
 
 from kv_transfer import rpc
 from kv_transfer.frames import GREETING, Pool, Refused
+from kv_transfer.tcp_tls import marked
 from kv_transfer.transport import Landed, Missing, Offer
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import name_of, ready_lease
-from tests.contract.transport_stage import LIMITS, Stage, collect, eventually, one_by_one, past_alive, stage
+from tests.contract.certificates import HAS_OPENSSL
+from tests.contract.transport_stage import (
+    LIMITS,
+    Stage,
+    collect,
+    encrypted,
+    eventually,
+    one_by_one,
+    past_alive,
+    stage,
+)
 
-KINDS = ("tcp", "shm")
+KINDS = (
+    "tcp",
+    pytest.param("tls", marks=pytest.mark.skipif(not HAS_OPENSSL, reason="makes certificates with openssl")),
+    "shm",
+)
 ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.timeout(60)
@@ -87,7 +103,7 @@ async def dial(address: str) -> socket.socket:
     scheme, _, rest = address.partition("://")
     family = socket.AF_UNIX if scheme == "shm" else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    host, _, port = rest.partition(":")
+    host, _, port = rest.removesuffix("/tls").partition(":")
     await asyncio.get_running_loop().sock_connect(sock, rest if scheme == "shm" else (host, int(port)))
     return sock
 
@@ -146,7 +162,7 @@ async def test_connections_over_the_bound_are_closed_and_room_comes_back(kind: s
         assert len(await s.events(s.request(names))) == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
 async def test_an_unread_pull_is_dropped_after_a_while(kind: str) -> None:
     async with stage(kind, 1 << 20, 66) as s:
         names = ready_lease(s.holder, 32)
@@ -172,9 +188,9 @@ def framed(*frames: bytes) -> bytes:
 @asynccontextmanager
 async def lying_holder(s: Stage, tmp_path: Path, *pieces: bytes) -> AsyncGenerator[None, None]:
     """A server that answers any pull with `pieces` and then says nothing more."""
-    if s.kind == "tcp":
+    if s.kind in ("tcp", "tls"):
         listener = socket.create_server(("127.0.0.1", 0))
-        s.address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        s.address = marked(f"tcp://127.0.0.1:{listener.getsockname()[1]}", s.kind == "tls")
     else:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "s"))
@@ -185,9 +201,13 @@ async def lying_holder(s: Stage, tmp_path: Path, *pieces: bytes) -> AsyncGenerat
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         peer, _ = await loop.sock_accept(listener)
-        with peer:
-            await loop.sock_recv(peer, 1 << 20)
-            await loop.sock_sendall(peer, b"".join(pieces))
+        context = encrypted().serving if s.kind == "tls" else None
+        reader, writer = (
+            await asyncio.open_connection(sock=peer) if context is None else await _secured(peer, context)
+        )
+        await reader.read(1 << 20)
+        writer.write(b"".join(pieces))
+        with closing(writer):
             await asyncio.sleep(30)
 
     task = asyncio.create_task(serve())
@@ -197,6 +217,13 @@ async def lying_holder(s: Stage, tmp_path: Path, *pieces: bytes) -> AsyncGenerat
         task.cancel()
         await asyncio.wait((task,))
         listener.close()
+
+
+async def _secured(peer: socket.socket, context: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, peer, ssl=context)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def offer(index: int, slot: int = 0) -> bytes:

@@ -1,6 +1,7 @@
 """The set-up every transport is tested in: a holder and a receiver in one process, over one kind of transport."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -8,15 +9,20 @@ from dataclasses import dataclass
 from kv_transfer.export import Exporter, ExportSettings
 from kv_transfer.limits import ConnectionLimits
 from kv_transfer.memory import MemoryFabric, MemoryTransport
+from kv_transfer.nixl import NixlSettings, NixlTransport
 from kv_transfer.shm import ShmSettings, ShmTransport
 from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.tcp_tls import Encryption, encryption
 from kv_transfer.transport import Alive, Delivered, Pull, PullEvent, PullOpen, Transport
 from tandem.core.deadlines import Deadlines
 from tandem.service.system import SystemClock
 from tests.contract.block_space import KEYRING, SlotSink, TestSpace, block_layout, epochs, pull_open
+from tests.contract.certificates import shared_certificates
 
 DEADLINES = Deadlines(unknown_name_s=0.2, prefill_progress_s=2.0, transfer_progress_s=1.0)
 LIMITS = ConnectionLimits(stall_s=1.0, greeting_s=0.3, connections_max=64)
+PATIENT = ConnectionLimits(stall_s=30.0, greeting_s=30.0, connections_max=64)
+"""Where nothing is to run into a bound: dozens of handshakes at once take long on a busy machine."""
 
 
 @dataclass
@@ -30,12 +36,13 @@ class Stage:
     serving: Transport
     pulling: Transport
     address: str
+    open_s: float = 1.0
 
     def request(self, names: tuple[bytes, ...], lease_id: str = "lease") -> PullOpen:
         return pull_open(self.holder, self.receiver, names, lease_id)
 
     async def open(self, request: PullOpen, offset: int = 0) -> Pull:
-        return await self.pulling.open(self.address, request, SlotSink(self.receiver, offset), 1.0)
+        return await self.pulling.open(self.address, request, SlotSink(self.receiver, offset), self.open_s)
 
     async def events(self, request: PullOpen, offset: int = 0) -> list[PullEvent]:
         """One pull from open to close."""
@@ -77,27 +84,38 @@ async def eventually(condition: Callable[[], bool], within_s: float = 3.0) -> No
             await asyncio.sleep(0.002)
 
 
-def transports(kind: str) -> tuple[Transport, Transport]:
+def encrypted() -> Encryption:
+    """Both ends of every encrypted transport show the same certificate here."""
+    tls = shared_certificates()
+    return encryption("on", tls, tls)
+
+
+def transports(kind: str, limits: ConnectionLimits = LIMITS) -> tuple[Transport, Transport]:
     """The holder's and the receiver's end of one kind."""
     if kind == "mem":
         fabric = MemoryFabric()
         return MemoryTransport(fabric, "p0"), MemoryTransport(fabric, "d0")
-    if kind == "tcp":
-        settings = TcpSettings(limits=LIMITS)
-        return TcpTransport(settings), TcpTransport(settings)
-    return ShmTransport(ShmSettings(limits=LIMITS)), ShmTransport(ShmSettings(limits=LIMITS))
+    if kind in ("tcp", "tls"):
+        settings, over = TcpSettings(limits=limits), encrypted() if kind == "tls" else Encryption()
+        return TcpTransport(settings, over), TcpTransport(settings, over)
+    if kind == "nixl":
+        os.environ |= {"UCX_TLS": os.environ.get("UCX_TLS", "tcp,sm"), "UCX_NET_DEVICES": "lo"}
+        return NixlTransport(NixlSettings("p0", limits=limits)), NixlTransport(NixlSettings("d0", limits=limits))
+    return ShmTransport(ShmSettings(limits=limits)), ShmTransport(ShmSettings(limits=limits))
 
 
 @asynccontextmanager
-async def stage(kind: str, block_bytes: int = 2048, blocks: int = 256) -> AsyncGenerator[Stage, None]:
+async def stage(
+    kind: str, block_bytes: int = 2048, blocks: int = 256, limits: ConnectionLimits = LIMITS
+) -> AsyncGenerator[Stage, None]:
     layout = block_layout(block_bytes)
     holder_epoch, receiver_epoch = epochs(1)
     holder, receiver = TestSpace(layout, blocks, holder_epoch), TestSpace(layout, blocks, receiver_epoch)
     exporter = Exporter(holder, KEYRING, SystemClock(), DEADLINES, ExportSettings(batch_blocks=16, alive_every_s=0.1))
-    serving, pulling = transports(kind)
+    serving, pulling = transports(kind, limits)
     address = await serving.serve(exporter)
     try:
-        yield Stage(kind, holder, receiver, exporter, serving, pulling, address)
+        yield Stage(kind, holder, receiver, exporter, serving, pulling, address, limits.stall_s)
     finally:
         await pulling.close()
         await serving.close()

@@ -10,7 +10,7 @@ from router.front.auth import Keys
 from router.front.door import FrontDoor, Services
 from router.front.http_server import HttpServer
 from router.front.public_grpc import PublicGrpc
-from router.front.render import SimpleRenderer
+from router.front.render import Renderer, SimpleRenderer
 from router.front.settings import FrontSettings
 from router.front.tokenizing_threads import Threaded
 from tandem.service.metrics import PrometheusMeter
@@ -31,14 +31,18 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    script: Script, *, keys: Keys | None = None, settings: FrontSettings | None = None
+    script: Script,
+    *,
+    keys: Keys | None = None,
+    settings: FrontSettings | None = None,
+    renderer: Renderer | None = None,
 ) -> AsyncIterator[Served]:
     """Both public interfaces on loopback."""
     clock, meter, tokenizing = SystemClock(), PrometheusMeter(), Threaded()
     door = FrontDoor(
         Services(
             generator=script,
-            renderers={MODEL: SimpleRenderer(clock)},
+            renderers={MODEL: renderer or SimpleRenderer(clock)},
             tokenizing=tokenizing,
             clock=clock,
             entropy=SystemEntropy(),

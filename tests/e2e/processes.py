@@ -143,9 +143,18 @@ class Site:
         await router.until("ready")
         return router
 
-    async def ask(self, url: str, path: str, body: Any, until: int | None = None, named: str = "") -> Heard:
-        """Stream an answer to its end, or for `until` events; `named` gives the request its id."""
-        heard = Heard()
+    async def ask(
+        self,
+        url: str,
+        path: str,
+        body: Any,
+        until: int | None = None,
+        named: str = "",
+        heard: Heard | None = None,
+    ) -> Heard:
+        """Stream an answer to its end, or for `until` events; `named` gives the request its id. What comes is taken
+        into `heard`, where another task can see it meanwhile."""
+        heard = heard or Heard()
         content = {"model": "tiny", "stream": True, "resumable": True, "seed": 7, **body}
         headers = {**bearer("key-one"), **({"x-request-id": named} if named else {})}
         async with self.client.stream("POST", url + path, json=content, headers=headers) as answer:
@@ -213,6 +222,13 @@ async def site(root: Path, lease_s: float = 15.0, step_s: float = 0.01) -> Async
         yield place
     finally:
         await place.close()
+
+
+async def begun(heard: Heard, events: int = 3) -> None:
+    """Wait until a stream has brought so many events."""
+    async with asyncio.timeout(START_S):
+        while heard.events < events:  # noqa: ASYNC110  (what is waited for happens in other processes)
+            await asyncio.sleep(0.01)
 
 
 def url_of(router: Running) -> str:

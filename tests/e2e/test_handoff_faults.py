@@ -171,7 +171,9 @@ async def test_a_holder_that_is_a_new_incarnation_refuses_and_decode_computes(sc
         assert await request.answer() == right
         (seen,) = await running.reported(request.request_id, "decode")
         assert seen.report is not None
-        assert (seen.report.tokens_pulled, seen.report.tokens_computed) == (0, len(PROMPT))
+        assert seen.report.tokens_pulled == 0
+        # Its last token is computed again when decode is told to sample after it had computed everything.
+        assert len(PROMPT) <= seen.report.tokens_computed <= len(PROMPT) + 1
         assert pull_failure(running, request.request_id).startswith("stale_epoch")
         await running.idle()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.processes import Heard, Running, Site, site, url_of
+from tests.e2e.processes import Heard, Running, Site, begun, site, url_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -55,19 +55,21 @@ async def test_a_killed_routers_streams_go_on_over_another_router_and_are_equal(
     await second.end()
 
 
-async def test_a_router_that_starts_after_the_only_one_died_goes_on(place: Site) -> None:
+async def test_a_router_that_starts_after_the_only_one_died_goes_on() -> None:
+    """The lease outlasts the start of a router on a machine that is busy."""
     path, body = ASKED[0]
-    router = await place.router()
-    whole = await place.ask(url_of(router), path, body)
-    heard = await place.ask(url_of(router), path, body, until=12)
-    _, router = await asyncio.gather(router.end(), place.router())
-    others, unknown = replace(heard), Heard(request_id="chatcmpl-" + "0" * 24, last_id="3")
-    assert await place.go_on(url_of(router), others, key="key-two") == 404
-    assert await place.go_on(url_of(router), unknown) == 404
-    assert without_id(others) == without_id(unknown)
-    assert await place.go_on(url_of(router), heard) == 200
-    assert heard.answer() == whole.answer()
-    await router.end()
+    with tempfile.TemporaryDirectory(prefix="tandem-resume-") as folder:
+        async with site(Path(folder), lease_s=60.0) as place:
+            router = await place.router()
+            whole = await place.ask(url_of(router), path, body)
+            heard = await place.ask(url_of(router), path, body, until=12)
+            _, router = await asyncio.gather(router.end(), place.router())
+            others, unknown = replace(heard), Heard(request_id="chatcmpl-" + "0" * 24, last_id="3")
+            assert await place.go_on(url_of(router), others, key="key-two") == 404
+            assert await place.go_on(url_of(router), unknown) == 404
+            assert without_id(others) == without_id(unknown)
+            assert await place.go_on(url_of(router), heard) == 200
+            assert heard.answer() == whole.answer()
 
 
 async def test_nobody_comes_back_and_everything_is_free_when_the_lease_ends(place: Site) -> None:
@@ -95,8 +97,9 @@ async def test_a_client_comes_back_to_its_router_and_its_old_connection_ends(pla
     for event_id in ("4000", "3.3", "three"):
         assert await place.go_on(url, Heard(heard.request_id, event_id)) == 400
     name = "asked-for-long"
-    old = asyncio.create_task(place.ask(url, TEXT, LONG, named=name))
-    await asyncio.sleep(0.5)
+    old_heard = Heard()
+    old = asyncio.create_task(place.ask(url, TEXT, LONG, named=name, heard=old_heard))
+    await begun(old_heard)
     newer = Heard(name)
     assert await place.go_on(url, newer, until=3) == 200
     assert (await old).error["code"] == "taken_over"
@@ -107,10 +110,13 @@ async def test_a_client_comes_back_to_its_router_and_its_old_connection_ends(pla
 
 
 async def test_a_router_that_stops_in_order_leaves_its_streams_to_others(place: Site) -> None:
-    path, body = ASKED[2]
+    path, body = ASKED[2][0], {**ASKED[2][1], "max_tokens": 300}
     first, second = await asyncio.gather(place.router("--core.deadlines.drain_s", "0.2"), place.router())
     whole = await place.ask(url_of(second), path, body)
-    heard, stopped = await asyncio.gather(place.ask(url_of(first), path, body), stopped_after(first, 0.3))
+    heard = Heard()
+    _, stopped = await asyncio.gather(
+        place.ask(url_of(first), path, body, heard=heard), stopped_when_begun(first, heard)
+    )
     assert stopped == 0
     assert heard.error["code"] == "draining"
     assert await place.go_on(url_of(second), heard) == 200
@@ -118,9 +124,9 @@ async def test_a_router_that_stops_in_order_leaves_its_streams_to_others(place: 
     await second.end()
 
 
-async def stopped_after(router: Running, wait_s: float) -> int | None:
-    """Stop a router in order after a while; gives its exit status."""
-    await asyncio.sleep(wait_s)
+async def stopped_when_begun(router: Running, heard: Heard) -> int | None:
+    """Stop a router in order in the middle of a stream; gives its exit status."""
+    await begun(heard)
     await router.end(signal.SIGTERM)
     return router.process.returncode
 

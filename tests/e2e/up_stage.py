@@ -63,7 +63,9 @@ async def up(
     """Start the command in a temporary directory of its own, and let nothing of it survive the test. `settings` are
     environment variables for all its processes."""
     port = free_port("127.0.0.1") if port is None else port
-    argv = [sys.executable, "-m", "tandem.cli", "up", "--engine", "simulated", "--port", str(port), *flags]
+    chosen = "--engine" in flags or (flags[:1] and flags[0].endswith(".yaml"))
+    engine = () if chosen else ("--engine", "simulated")
+    argv = [sys.executable, "-m", "tandem.cli", "up", *flags, *engine, "--port", str(port)]
     environment = environment_in(root, settings)
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment

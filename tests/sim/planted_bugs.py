@@ -1,19 +1,28 @@
 """Bugs to plant in the real code, each as a function that a test lets replace the right one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import pytest
 
+from kv_store import collector
+from kv_store.lender import Lender
 from kv_transfer.export import Exporter
-from kv_transfer.fetch import _Run
+from kv_transfer.fetch_pull import PullLeg
 from kv_transfer.memory_index import MemoryIndex
+from kv_transfer.redis_connection import Argument
+from kv_transfer.redis_nodes import RedisNodes
+from kv_transfer.redis_publisher import RedisPublisher
+from kv_transfer.redis_wire import Elsewhere
 from kv_transfer.transport import PullOpen
+from kv_transfer.verify import Refusal, Verifier
 from router.dispatch.admission import Admission
 from router.dispatch.positions import Positions
 from router.dispatch.retry_budget import RetryBudget
 from router.dispatch.running import RunningRequest
+from router.fleet.guesses import Guesses
+from router.fleet.knowledge import BlockKnowledge
 from router.front.outlet import Outlet
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
@@ -23,7 +32,7 @@ from tandem.engine.local import LocalEngine
 from tandem.engine.protocol import Gone, Pending
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Sequence
-from tandem.worker.desk import AttemptDesk
+from tandem.worker.desk import SELF, AttemptDesk
 from tandem.worker.session import Session
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -102,26 +111,29 @@ def a_tail_block_put_in_the_index(patch: pytest.MonkeyPatch) -> None:
 def a_lease_that_is_only_released_when_everything_arrived(patch: pytest.MonkeyPatch) -> None:
     """A fetch that fails tells nobody, and the router does not tell prefill either."""
 
-    async def silent(_run: _Run) -> None:
+    async def silent(_leg: PullLeg) -> None:
         return None
 
-    patch.setattr(_Run, "let_go", silent)
+    patch.setattr(PullLeg, "let_go", silent)
     patch.setattr(RunningRequest, "_let_prefill_go", lambda _request, _attempt: None)
 
 
 def a_block_freed_while_leased(patch: pytest.MonkeyPatch) -> None:
     """An export is noted under its lease without a reference of its own."""
 
-    def pin(leases: LeaseTable, slot: int) -> None:
-        leases._pins[slot] = leases._pins.get(slot, 0) + 1
+    for method, counts in (("_pin", "ref"), ("_unpin", "release")):
+        patch.setattr(LeaseTable, method, _without(getattr(LeaseTable, method), counts))
 
-    def unpin(leases: LeaseTable, slot: int) -> None:
-        leases._pins[slot] -= 1
-        if leases._pins[slot] == 0:
-            del leases._pins[slot]
 
-    patch.setattr(LeaseTable, "_pin", pin)
-    patch.setattr(LeaseTable, "_unpin", unpin)
+def _without(noted: Callable[..., None], counts: str) -> Callable[..., None]:
+    """A method of the lease table whose pool does not count what it notes."""
+
+    def uncounted(leases: LeaseTable, *noting: object) -> None:
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(leases.pool, counts, lambda _slot: None)
+            noted(leases, *noting)
+
+    return uncounted
 
 
 def a_lost_worker_left_in_the_index(patch: pytest.MonkeyPatch) -> None:
@@ -133,8 +145,8 @@ def a_gap_in_the_events_ignored(patch: pytest.MonkeyPatch) -> None:
     """What is removed is taken for still there."""
     removed = MemoryIndex.removed
 
-    def forgetful(index: MemoryIndex, worker: str, names: list[bytes]) -> None:
-        removed(index, worker, names[1:])
+    def forgetful(index: MemoryIndex, worker: str, names: list[bytes], tier: str = "hbm") -> None:
+        removed(index, worker, names[1:], tier)
 
     patch.setattr(MemoryIndex, "removed", forgetful)
 
@@ -180,22 +192,96 @@ def an_end_lost_with_a_slow_client(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outlet, "_give_up", careless)
 
 
+def lent_blocks_that_never_come_back(patch: pytest.MonkeyPatch) -> None:
+    """A store keeps what it has lent, whatever the receiver says and however long it takes."""
+    patch.setattr(Lender, "_release", lambda _lender, _lease_id: None)
+
+
+def redis_believed_of_another_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """What Redis has of a worker counts while its feed has a gap, whichever incarnation told it."""
+
+    def credulous(knowledge: BlockKnowledge, holder: str, _told: Elsewhere) -> bool:
+        peer = knowledge._peers.get(holder)
+        return peer is None or peer.feed.last is None
+
+    patch.setattr(BlockKnowledge, "_is_news", credulous)
+
+
+def a_look_up_that_waits_as_long_as_a_write(patch: pytest.MonkeyPatch) -> None:
+    """A slow Redis holds requests up."""
+    evaluate = RedisNodes.evaluate
+
+    async def patient(nodes: RedisNodes, script: str, arguments: Iterable[Argument], within_s: float) -> object:
+        return await evaluate(nodes, script, tuple(arguments), max(within_s, nodes._settings.publish_s))
+
+    patch.setattr(RedisNodes, "evaluate", patient)
+
+
+def a_restarted_redis_that_nobody_notices(patch: pytest.MonkeyPatch) -> None:
+    """A holder goes on telling under the number that it had before Redis lost its data."""
+    patch.setattr(RedisPublisher, "_void_here", lambda _publisher, _number: None)
+    patch.setattr(RedisNodes, "server", property(lambda _nodes: "", lambda _nodes, _server: None), raising=False)
+
+
+def one_router_that_frees_the_others_requests(patch: pytest.MonkeyPatch) -> None:
+    """When one router is gone a worker ends the work of all."""
+    forget = AttemptDesk.forget_session
+
+    def thorough(desk: AttemptDesk, session_id: int) -> None:
+        others = [attempt.session_id for attempt in desk._table.all() if attempt.session_id != SELF]
+        for each in dict.fromkeys([session_id, *others]):
+            forget(desk, each)
+
+    patch.setattr(AttemptDesk, "forget_session", thorough)
+
+
+def guesses_without_a_bound(patch: pytest.MonkeyPatch) -> None:
+    """Everything that a silent worker was ever sent is taken for still there."""
+    begin = Guesses.__init__
+    patch.setattr(Guesses, "__init__", lambda guesses, _names_max, ttl_s: begin(guesses, 1 << 20, ttl_s))
+
+
+def a_store_that_serves_for_another_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """A store answers whoever has a ticket, be it for an incarnation that is gone."""
+    patch.setattr(Lender, "_check_epoch", lambda _lender, _request: None)
+
+
+def a_store_that_believes_what_it_pulls(patch: pytest.MonkeyPatch) -> None:
+    """It keeps what has arrived, under words that fit, whatever the holder had computed."""
+
+    class Credulous(Verifier):
+        def check(
+            self, blocks: Iterable[memoryview], handles: Iterable[Handle], *, epoch: int, names: Iterable[bytes]
+        ) -> list[bytes | Refusal]:
+            return list(self._digester.content_words_each(tuple(blocks)))
+
+    patch.setattr(collector, "Verifier", Credulous)
+
+
 BUGS: tuple[tuple[Plant, str, int], ...] = (
     (a_lease_not_released, "still held|stood still|nobody wants", 0),
-    (an_epoch_not_checked, "meant for another incarnation", 15),
+    (an_epoch_not_checked, "meant for another incarnation", 16),
     (a_retry_without_dedup, "position|goes on after|tokens", 0),
     (a_missing_deadline, "had no end", 0),
     (a_digest_computed_at_pull_time, "wrong tokens", 18),
     (a_tail_block_put_in_the_index, "no full block", 0),
-    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 5),
+    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 20),
     (a_block_freed_while_leased, "references|slot|states|in use", 0),
     (a_lost_worker_left_in_the_index, "which is lost", 0),
     (a_gap_in_the_events_ignored, "does not have", 0),
     (a_queue_without_a_bound, "are held|are queued", 25),
-    (a_retry_without_a_budget, "retries for", 9),
+    (a_retry_without_a_budget, "retries for", 11),
     (a_command_obeyed_twice, "invalid_request|in use", 42),
-    (a_silent_router_kept, "still serves", 9),
+    (a_silent_router_kept, "still serves", 22),
     (work_for_a_router_that_is_gone, "belongs to nobody", 3),
-    (an_end_lost_with_a_slow_client, "had no end", 2),
+    (an_end_lost_with_a_slow_client, "had no end", 3),
+    (lent_blocks_that_never_come_back, "holds .'lent_blocks'", 4),
+    (redis_believed_of_another_incarnation, "Redis is believed", 60),
+    (a_look_up_that_waits_as_long_as_a_write, "for Redis", 2),
+    (a_restarted_redis_that_nobody_notices, "Redis has", 1),
+    (one_router_that_frees_the_others_requests, "waits for work|stood still", 14),
+    (guesses_without_a_bound, "are guessed of", 6),
+    (a_store_that_serves_for_another_incarnation, "meant for another incarnation", 2),
+    (a_store_that_believes_what_it_pulls, "wrong tokens", 19),
 )
 """Each with a pattern of the promise that it breaks, and the first of the seeds from 0 on that noticed it once."""

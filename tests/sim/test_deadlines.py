@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from router.generation import Generation, Running, Usage
-from router.settings import PlacementSettings, RouterSettings
+from router.settings import PairSettings, PlacementSettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
@@ -254,9 +254,11 @@ async def a_prefill_that_stands_still_is_computed_elsewhere(stalled: Stalled) ->
     heard, _ = stalled.ask()
     await heard.ended.wait()
     heard.check_whole(20)
-    bound_s = stalled.deadlines.queue_s + stalled.deadlines.prefill_progress_s
+    # Decode's fetch ends then, and decode computes what did not come.
+    bound_s = stalled.deadlines.prefill_progress_s
     assert bound_s - LINE_S <= heard.times[0] <= bound_s + LINE_S
-    await stalled.free()
+    # The pair is in doubt now, and its canary stands still as long as it may; the request itself is freed at once.
+    await stalled.free(within_s=PairSettings().canary_s + LINE_S)
     go_on()
     await stalled.free()
 
@@ -312,14 +314,13 @@ async def a_hand_off_that_prefill_never_hears_of_is_given_up(stalled: Stalled) -
     heard, _ = stalled.ask(tokens=600)
     decode = stalled.platform.nodes["d0"], stalled.platform.nodes["d1"]
     await asyncio.sleep(stalled.deadlines.unknown_name_s + LINE_S)
-    waiting = [node for node in decode if node.incarnation is not None and node.incarnation.service.host.attempts]
-    assert len(waiting) == 1
-    incarnation = waiting[0].incarnation
-    assert incarnation is not None
-    assert not incarnation.service.host._fetches._running, "its fetch still waits for a lease that nobody knows"
+    for node in decode:
+        assert node.incarnation is not None
+        fetches = node.incarnation.service.host._fetches._running
+        assert not fetches, "its fetch still waits for a lease that nobody knows"
     await heard.ended.wait()
     heard.check_whole(20)
-    assert heard.times[0] <= max(stalled.deadlines.heartbeat_lost_s, stalled.deadlines.unknown_name_s) + 2 * LINE_S
+    assert stalled.deadlines.unknown_name_s <= heard.times[0] <= stalled.deadlines.unknown_name_s + 2 * LINE_S
     stalled.platform.network.unblock(("router", "p0"))
     stalled.platform.links.reconsider()
     await stalled.free()

@@ -11,25 +11,27 @@ from typing import get_args
 
 import pytest
 
+from tandem.engine.simulated.model import SimulatedModel
 from tandem.sim.checks import Outcome
+from tandem.sim.demand import demand_of
 from tandem.sim.faults import KINDS, Fault, FaultProfile, draw_faults
 from tandem.sim.judge import Record, objection
 from tandem.sim.loop import Process, VirtualLoop, run
 from tandem.sim.network import NetworkProfile, SimNetwork
 from tandem.sim.scenario import varied
+from tandem.sim.seeds import Seed, read_kept
 from tandem.sim.traffic import TrafficProfile, draw_traffic
 from tandem.sim.truth import foresee
 from tandem.sim.world import Report, WorldSettings, simulate
 
-KEPT = [int(line.split()[0]) for line in (Path(__file__).parent / "kept_seeds.txt").read_text().splitlines()
-        if line.strip() and not line.startswith("#")]  # fmt: skip
+KEPT = read_kept(Path(__file__).parent / "kept_seeds.txt")
 WORLD = WorldSettings(traffic=TrafficProfile(requests=30))
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_what_failed_once_does_not_fail_again(seed: int) -> None:
+@pytest.mark.parametrize("seed", KEPT, ids=str)
+def test_what_failed_once_does_not_fail_again(seed: Seed) -> None:
     base = WorldSettings(traffic=TrafficProfile(requests=60))
-    simulate(varied(base, seed), seed)
+    simulate(varied(base, seed.number, plain=seed.plain), seed.number)
 
 
 def with_faults(kind: str, seed: int) -> Report:
@@ -134,7 +136,7 @@ def test_small_pools_do_not_wait_for_each_other_in_a_circle(blocks: int) -> None
     base = WorldSettings(traffic=TrafficProfile(requests=60))
     for seed in (1293, 3025, 6016):
         world = varied(base, seed)
-        traffic = replace(world.traffic, long_prompt_share=0.3, slow_share=0.0)
+        traffic = replace(world.traffic, long_prompt_share=0.3, slow_share=0.0, shared_prefix_tokens=48)
         simulate(replace(world, model=replace(world.model, blocks=blocks), traffic=traffic), seed)
 
 
@@ -170,21 +172,39 @@ def test_an_end_has_to_be_justified(
 ) -> None:
     request = replace(draw_traffic(TrafficProfile(requests=1, cancel_share=0.0), 0)[0], timeout_s=timeout_s)
     outcome = Outcome(request.request_id, end, error, ended_s=ended_s)
-    assert (objection(request, outcome, WORLD.router, Record([], [], 8.0)) is None) == right
+    assert (objection(request, outcome, WORLD.router, Record([], [], [], 8.0)) is None) == right
 
 
 def test_an_answer_must_not_stand_still_for_longer_than_a_fault_takes_to_be_noticed() -> None:
     request = draw_traffic(TrafficProfile(requests=1), 0)[0]
     outcome = Outcome(request.request_id, "done", longest_pause_s=9.0, ended_s=12.0)
-    assert objection(request, outcome, WORLD.router, Record([], [], 8.0)) is not None
-    assert objection(request, outcome, WORLD.router, Record([], [], 18.0)) is None
+    assert objection(request, outcome, WORLD.router, Record([], [], [], 8.0)) is not None
+    assert objection(request, outcome, WORLD.router, Record([], [], [], 18.0)) is None
+    assert objection(request, outcome, WORLD.router, Record([], [(0.0, 2.0)], [], 8.0)) is None
+    assert objection(request, outcome, WORLD.router, Record([], [(20.0, 22.0)], [], 8.0)) is not None
+
+
+def test_waiting_for_ones_turn_is_no_standing_still() -> None:
+    request = draw_traffic(TrafficProfile(requests=1), 0)[0]
+    outcome = Outcome(request.request_id, "done", longest_pause_s=9.0, ended_s=12.0)
+    busy, elsewhere = (3.0, 8.0, 1.5), (12.5, 20.0, 1.5)
+    assert objection(request, outcome, WORLD.router, Record([], [], [], 8.0, [busy])) is None
+    assert objection(request, outcome, WORLD.router, Record([], [], [], 8.0, [elsewhere])) is not None
+
+
+def test_what_a_request_needs_at_least_grows_with_its_share_of_the_pools() -> None:
+    request = replace(draw_traffic(TrafficProfile(requests=1), 0)[0], prompt=bytes(4 * 512), n=1)
+    outcome = Outcome(request.request_id, "done", asked_s=1.0, ended_s=2.0, tokens=48)
+    small, large = (SimulatedModel(blocks=blocks, base_s=0.01, token_s=1e-4) for blocks in (70, 7000))
+    assert demand_of(request, outcome, small, 2) == (1.0, 3.0, pytest.approx((0.0512 + 0.48) * 35 / 70 / 2))
+    assert demand_of(request, outcome, large, 2)[2] == pytest.approx(demand_of(request, outcome, small, 2)[2] / 100)
 
 
 def test_an_outage_of_everything_that_decodes_justifies_a_lost_request() -> None:
     request = draw_traffic(TrafficProfile(requests=1), 0)[0]
     outcome = Outcome(request.request_id, "failed", "no_workers", asked_s=1.0, ended_s=12.0)
-    assert objection(request, outcome, WORLD.router, Record([(0.5, 12.5)], [], 8.0)) is None
-    assert objection(request, outcome, WORLD.router, Record([(20.0, 30.0)], [], 8.0)) is not None
+    assert objection(request, outcome, WORLD.router, Record([(0.5, 12.5)], [], [], 8.0)) is None
+    assert objection(request, outcome, WORLD.router, Record([(20.0, 30.0)], [], [], 8.0)) is not None
 
 
 def test_the_truth_ends_at_the_first_stop_string() -> None:

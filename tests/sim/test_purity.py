@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("tandem", "router", "prefill_worker", "decode_worker", "kv_transfer")
+OURS = ("tandem", "router", "prefill_worker", "decode_worker", "kv_store", "kv_transfer")
 HEAVY = (
     "grpc",
     "uvicorn",

@@ -46,7 +46,7 @@ def test_every_request_is_answered_in_full_and_in_the_time_that_steps_take() -> 
     assert len(tally.gaps_s) == 200
     assert min(tally.ttft_s) >= MODEL.base_s + 40 * MODEL.token_s
     assert min(gap for gap in tally.gaps_s if gap > 1e-9) > 0.005
-    assert done.handed_off >= 20
+    assert done.handed_off >= 10
 
 
 def test_what_prompts_share_is_computed_once_per_worker() -> None:

@@ -1,5 +1,6 @@
 """Whole platforms with kills and corrupted blocks: promises hold, seeds repeat themselves, planted bugs are found."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -19,12 +20,15 @@ from tandem.engine.leases import LeaseTable
 from tandem.sim.checks import Violation
 from tandem.sim.faults import Corrupt, FaultProfile, Kill
 from tandem.sim.loop import Deadlock
+from tandem.sim.scenario import varied
 from tandem.sim.traffic import TrafficProfile
 from tandem.sim.world import Report, WorldSettings, simulate
 
 SEEDS = range(10)
 WORLD = WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0))
 SMALL = replace(WORLD, traffic=TrafficProfile(requests=15))
+LOUD = 12
+"""A seed in which routers and workers have something to warn of."""
 
 
 @cache
@@ -44,6 +48,13 @@ def test_every_promise_holds(seed: int) -> None:
 def test_the_seeds_did_break_what_they_were_to_break() -> None:
     assert sum(report(seed).corrupted for seed in SEEDS) >= 5
     assert len({report(seed).trace for seed in SEEDS}) == len(SEEDS)
+
+
+def test_nothing_is_logged_while_a_world_is_simulated(caplog: pytest.LogCaptureFixture) -> None:
+    simulate(varied(SMALL, LOUD), LOUD)
+    assert not caplog.records
+    logging.getLogger("tandem").warning("afterwards")
+    assert [record.message for record in caplog.records] == ["afterwards"]
 
 
 def test_no_workers_but_unified_ones() -> None:

@@ -12,8 +12,7 @@ from router.front.auth import Keys
 from router.front.door import FrontDoor, Services
 from router.front.render import Renderer, SimpleRenderer
 from router.front.settings import FrontSettings
-from router.front.tokenizing import Inline
-from router.generation import Generation, ServedModel, Sink, Standing, Usage
+from router.generation import Generation, Keeper, ServedModel, Sink, Standing, Usage
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Alternative, TokenLogprob
@@ -26,6 +25,13 @@ CONTEXT = 100
 
 T = TypeVar("T")
 Play = Callable[[Generation, Sink], None]
+
+
+class Inline:
+    """`router.front.tokenizing.Tokenizing` that does everything at once."""
+
+    async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
+        return work()
 
 
 @dataclass
@@ -201,6 +207,7 @@ class Stage:
         keys: Keys | None = None,
         settings: FrontSettings | None = None,
         renderer: Renderer | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.clock = LoopClock(loop)
         self.script = script
@@ -216,6 +223,7 @@ class Stage:
                 entropy=self.entropy,
                 meter=self.meter,
                 recorder=self.recorder,
+                keeper=keeper,
             ),
             settings,
         )

@@ -14,6 +14,7 @@ from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
+from router.fleet.strangers import SharedIndex
 from router.generation import Generation, Usage
 from router.placement import CostModel
 from router.settings import RouterSettings
@@ -22,6 +23,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, RootIdentity, pack_tokens
 from tandem.core.messages import (
     PROTOCOL_VERSION,
+    Adapter,
     AttemptFailed,
     AttemptReport,
     Cancel,
@@ -94,8 +96,11 @@ class ScriptedWorker:
         self.prefill_s = 0.05
         self.revision = "r1"
         self.layout = LAYOUT
+        self.root = ROOT.name()
         self.model = "demo"
         self.protocol = PROTOCOL_VERSION
+        self.features: tuple[str, ...] = ()
+        self.adapters: tuple[Adapter, ...] = ()
         self.draining = False
         self.pongs = True
         self.mute = False
@@ -103,6 +108,9 @@ class ScriptedWorker:
         self.report = True
         self.relay = False
         self.reused = 0
+        self.by_tier: dict[str, int] = {}
+        self.keeps = True
+        """Whether it keeps prefixes that it is asked to pin."""
         self.fail_with: tuple[str, str] | None = None
         self.load: Load | None = None
         self.lie_at: int | None = None
@@ -146,7 +154,7 @@ class ScriptedWorker:
             model_hash="model-hash",
             revision=self.revision,
             layout=self.layout,
-            root=ROOT.name(),
+            root=self.root,
             blocks=1000,
             context_tokens=4096,
             eos_token_ids=(0,),
@@ -154,6 +162,8 @@ class ScriptedWorker:
             draining=self.draining,
             unready=self.unready,
             canary="" if self.unready else "self",
+            features=self.features,
+            adapters=self.adapters,
         )
 
     async def _accept(self, link: WorkerLink) -> None:
@@ -325,7 +335,8 @@ class ScriptedWorker:
         if self.jobs.pop(job.submit.handle, None) is not None and self.report:
             handle = job.submit.handle
             spans = (Span("0" * 32, "1" * 16, "2" * 16, job.submit.mode, self.role, 0.0, 0.0, {}),)
-            self.send(AttemptReport(handle, 10, self.reused, 0, 0, spans))
+            kept = len(job.submit.prompt) // 64 if job.submit.pin is not None and self.keeps else 0
+            self.send(AttemptReport(handle, 10, self.reused, 0, 0, spans, self.by_tier, kept))
 
     def send(self, message: RouterMessage) -> None:
         if self.link is not None:
@@ -418,8 +429,9 @@ class World:
         *,
         canaries: bool = False,
         meter: Meter | None = None,
+        shared: SharedIndex | None = None,
     ) -> None:
-        """Without `canaries` every pair of workers is trusted."""
+        """Without `canaries` every pair of workers is trusted; without `shared` only links tell of blocks."""
         self.loop = loop
         self.clock = LoopClock(loop)
         self.settings = settings or RouterSettings()
@@ -432,7 +444,7 @@ class World:
         pairs = self.settings.fleet.pairs
         prober = PairProber(pairs, KEYRING, self.clock, entropy, deadlines, meter) if canaries else None
         dialer, fleet = self.links.dialer("router"), self.settings.fleet
-        self.fleet = Fleet(dialer, self.clock, deadlines, self.index, meter, fleet, prober)
+        self.fleet = Fleet(dialer, self.clock, deadlines, self.index, meter, fleet, prober, shared)
         self.tools = Tools(
             loop=loop,
             clock=self.clock,

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tandem.core.kv import Handle, RootIdentity, chain_names, pack_tokens, tail_name, unpack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.digest import Digester, unbind
-from tandem.engine.plan import Step
-from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, StepReport, Work, WorkEnded, WorkStats
+from tandem.engine.plan import Draw, Row, Step
+from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, Gone, StepReport, Work, WorkEnded, WorkStats
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.content import Content
@@ -25,6 +27,18 @@ def trunk_tokens(work: Work) -> tuple[int, ...]:
     while all(len(f) > length and f[length] == forced[0][length] for f in forced):
         length += 1
     return unpack_tokens(work.prompt) + forced[0][:length]
+
+
+def spelled_out(step: Step) -> Step:
+    """The same step with rows in place of columns."""
+    columns = step.columns
+    if columns is None:
+        return step
+    rows = []
+    for at, lane in enumerate(columns.lanes):
+        draw = Draw(lane.work_id, lane.sequence, lane.seed, columns.positions[at], lane.sampling)
+        rows.append(Row(columns.tokens[4 * at : 4 * at + 4], columns.starts[at], columns.tables[at], True, (draw,)))
+    return msgspec.structs.replace(step, rows=(*rows, *step.rows), columns=None)
 
 
 @dataclass
@@ -70,6 +84,13 @@ class Harness:
         self.names: dict[bytes, None] = {}
         self.withdrawn: list[int] = []
         """Works whose blocks went to others, in order."""
+        self.guests: dict[int, FetchJob] = {}
+        """Fetches for peers."""
+        self.landed_for_guest: dict[int, list[int]] = {}
+        self.blocks: dict[bytes, tuple[tuple[int, ...], int]] = {}
+        """Of which prompt a block is which that peers have asked for."""
+        self.copied: int | None = None
+        """The slot that a tier copies."""
         self.running: Step | None = None
         self.steps: list[Step] = []
         self._next = 0
@@ -87,6 +108,7 @@ class Harness:
         deadline: float = 1e9,
         lease_s: float = 100.0,
         priority: int = 0,
+        bring: int = 0,
         **stopping: object,
     ) -> int:
         self._next += 1
@@ -105,6 +127,7 @@ class Harness:
         )
         self.scheduler.submit(work, self.now)
         self.stories[work.work_id] = Story(work, {branch.sequence: [] for branch in branches})
+        self.scheduler.bring(work.work_id, bring)
         return work.work_id
 
     def provide(self, work_id: int, sequence: int, relay: bool = False) -> None:
@@ -115,6 +138,11 @@ class Harness:
         if not story.emitted[sequence] and sequence not in story.provided and not relay and not story.ended:
             story.provided[sequence] = token
         self.scheduler.provide_first(work_id, sequence, token, self.now, relay)
+        self.flush()
+
+    def sample_first(self, work_id: int) -> None:
+        """Prefill of a decode work is lost."""
+        self.scheduler.sample_first(work_id)
         self.flush()
 
     def cancel(self, work_id: int, sequence: int | None = None) -> None:
@@ -168,6 +196,48 @@ class Harness:
         self.scheduler.quarantine_over(tuple(self.quarantine))
         self.quarantine = []
 
+    # -- tiers --
+
+    def ask_as_peer(self, known: tuple[int, ...]) -> bool:
+        """A peer asks for the full blocks of a prompt, and own tiers have all of them."""
+        self._next += 1
+        lease_id, size = f"reuse-{self._next}", self.model.block_tokens
+        names = export_names(known, size)[: len(known) // size]
+        self.blocks.update({name: (known, index) for index, name in enumerate(names)})
+        shared = self.scheduler.sharing.open(lease_id, names, 50.0, self.now)
+        if shared:
+            gone = [name for name in names if isinstance(self.scheduler.leases.look(lease_id, name, EPOCH), Gone)]
+            self.scheduler.sharing.guests.ask(lease_id, gone)
+        self.flush()
+        return shared
+
+    def land_guest(self, number: int, index: int) -> None:
+        """A tier has read one block of a prompt for a peer."""
+        target = self.guests[number].targets[index]
+        block = self.content.block_bytes(*self.blocks[target.name])
+        self.landed_for_guest.setdefault(number, []).append(index)
+        self.runner.memory.block(target.slot)[:] = block
+        self.scheduler.landed(number, index, self.digester.content_words(block), self.now)
+        self.flush()
+
+    def end_guest(self, number: int, late: tuple[int, ...] = ()) -> None:
+        """Nothing more is read for a peer."""
+        job, landed = self.guests.pop(number), self.landed_for_guest.pop(number, [])
+        for target in job.targets:
+            if target.index not in landed and target.slot not in late:
+                self.runner.memory.block(target.slot)[:8] = b"\xa5" * 8
+        self.quarantine += late
+        self.scheduler.fetch_ended(number, None, self.now, late)
+        self.flush()
+
+    def copy_block(self, number: int | None) -> None:
+        """A tier has copied its block, and copies another one."""
+        pool, names = self.scheduler.residence.pool, self.scheduler.snapshot()
+        if self.copied is not None:
+            pool.unhold(self.copied)
+        self.copied = pool.hold(names[number % len(names)]) if names and number is not None else None
+        self.check()
+
     # -- steps --
 
     def begin(self) -> bool:
@@ -177,8 +247,8 @@ class Harness:
         self._read(report)
         self.running = step
         if step is not None:
-            self.steps.append(step)
-            self._check_writes(step)
+            self.steps.append(spelled_out(step))
+            self._check_writes(self.steps[-1])
         self.check()
         return step is not None
 
@@ -187,6 +257,7 @@ class Harness:
         size, pool = self.model.block_tokens, self.scheduler.residence.pool
         fetching = (*self.fetches.values(), *self.stopping.values())
         filling = {target.slot for each in fetching for target in each.left.values()}
+        filling |= set(self.scheduler.sharing.guests.slots())
         named = {pool.find(name) for name in pool.snapshot()}
         written: set[int] = set()
         for row in step.rows:
@@ -238,6 +309,9 @@ class Harness:
         for work_id in report.withdrawn:
             self.stopping[work_id] = self.fetches.pop(work_id)
         for job in report.fetches:
+            if job.guest:
+                self.guests[job.work_id] = job
+                continue
             assert job.work_id not in self.stopping, "fetched again before the last fetch has ended"
             self.fetches[job.work_id] = Fetching(job, {target.index: target for target in job.targets})
         for emitted in report.emitted:
@@ -307,11 +381,11 @@ class Harness:
         self.scheduler.check()
         assert dict.fromkeys(self.scheduler.snapshot()).keys() >= self.names.keys() - self._gone()
         pool = self.scheduler.residence.pool
-        assert pool.available + pool.used + pool.quarantined == pool.blocks
+        assert pool.available + pool._held_idle + pool.used + pool.quarantined == pool.blocks
 
     def _gone(self) -> set[bytes]:
         """Names removed since the last report."""
-        return {name for name, here in self.scheduler.residence.pool._changes.items() if not here}
+        return {name for name, maker in self.scheduler.residence.pool._changes.items() if maker is None}
 
     def drain(self) -> None:
         """End everything; nothing may be left."""
@@ -323,7 +397,10 @@ class Harness:
         self.stop_withdrawn()
         for work_id in list(self.fetches):
             self.end_fetch(work_id, "drained")
+        for number in list(self.guests):
+            self.end_guest(number)
         self.quiet()
+        self.copy_block(None)
         self.scheduler.leases.release_all()
         assert not self.step()
         pool = self.scheduler.residence.pool

@@ -77,12 +77,12 @@ def test_events_tell_the_net_change_once() -> None:
     pool = BlockPool(1)
     (slot,) = pool.allocate(1)
     pool.publish(slot, name(1), DIGESTS)
-    assert pool.take_changes() == KvChange(stored=(name(1),))
+    assert pool.take_changes() == KvChange(stored=(name(1),), makers=(0,))
     assert pool.take_changes() == KvChange()
     pool.release(slot)
     pool.allocate(1)
     pool.publish(slot, name(2), DIGESTS)
-    assert pool.take_changes() == KvChange(stored=(name(2),), removed=(name(1),))
+    assert pool.take_changes() == KvChange(stored=(name(2),), removed=(name(1),), makers=(0,))
     pool.release(slot)
     pool.allocate(1)
     pool.publish(slot, name(2), DIGESTS)
@@ -111,6 +111,44 @@ def test_misuse_is_an_assertion() -> None:
         pool.publish(0, name(1), DIGESTS)
 
 
+def test_a_block_that_is_being_copied_keeps_its_slot_and_its_place_in_the_order() -> None:
+    pool = BlockPool(16)
+    slots = pool.allocate(3)
+    for number, slot in enumerate(slots):
+        pool.publish(slot, name(number), DIGESTS)
+        pool.release(slot)
+    pool.allocate(13)
+    assert pool.hold(name(0)) == slots[0]
+    assert pool.hold(name(0)) == slots[0]
+    assert (pool.available, pool.held) == (2, 1)
+    assert pool.allocate(1) == [slots[1]]
+    pool.unhold(slots[0])
+    assert pool.available == 1
+    pool.unhold(slots[0])
+    assert pool.allocate(1) == [slots[0]], "copying it was no use of it"
+    assert pool.hold(name(0)) is None
+
+
+def test_only_a_part_of_the_blocks_is_held_at_a_time() -> None:
+    pool = BlockPool(16)
+    for number, slot in enumerate(pool.allocate(16)):
+        pool.publish(slot, name(number), DIGESTS)
+    assert [pool.hold(name(number)) is not None for number in range(4)] == [True, True, False, False]
+    assert pool.hold(name(1)) is not None
+
+
+def test_a_damaged_block_that_is_being_copied_goes_to_nobody_before_the_copy_is_over() -> None:
+    pool = BlockPool(2)
+    slot, _ = pool.allocate(2)
+    pool.publish(slot, name(0), DIGESTS)
+    pool.release(slot)
+    pool.hold(name(0))
+    pool.condemn(slot)
+    assert (pool.available, pool.quarantined) == (0, 1)
+    pool.unhold(slot)
+    assert pool.allocate(1) == [slot]
+
+
 class PoolMachine(RuleBasedStateMachine):
     """A pool beside a plain model of who holds what."""
 
@@ -119,6 +157,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(blocks)
         self.held: list[int] = []
         self.quarantined: list[int] = []
+        self.copied: list[int] = []
         self.generations: dict[int, int] = {}
         self.known: dict[bytes, None] = {}
 
@@ -128,6 +167,7 @@ class PoolMachine(RuleBasedStateMachine):
             for slot in self.pool.allocate(count):
                 assert slot not in self.held
                 assert slot not in self.quarantined
+                assert slot not in self.copied
                 assert self.pool.generation(slot) > self.generations.get(slot, 0)
                 self.generations[slot] = self.pool.generation(slot)
                 self.held.append(slot)
@@ -165,6 +205,18 @@ class PoolMachine(RuleBasedStateMachine):
     def unquarantine(self) -> None:
         self.pool.unquarantine(self.quarantined.pop())
 
+    @rule(number=st.integers(0, 9))
+    def hold(self, number: int) -> None:
+        slot = self.pool.find(name(number))
+        held = self.pool.hold(name(number))
+        assert held == slot or (held is None and slot not in self.copied and self.copied)
+        self.copied += () if held is None else (held,)
+
+    @precondition(lambda self: self.copied)
+    @rule(number=st.integers(0, 99))
+    def unhold(self, number: int) -> None:
+        self.pool.unhold(self.copied.pop(number % len(self.copied)))
+
     @rule(slot=st.integers(0, 7))
     def condemn(self, slot: int) -> None:
         if slot < self.pool.blocks:
@@ -185,7 +237,12 @@ class PoolMachine(RuleBasedStateMachine):
     def holds(self) -> None:
         if hasattr(self, "pool"):
             self.pool.check({slot: self.held.count(slot) for slot in self.held})
-            assert self.pool.quarantined == len(self.quarantined)
+            unreadable = {slot for slot in self.copied if slot not in self.held and not self._named(slot)}
+            assert self.pool.quarantined == len(self.quarantined) + len(unreadable)
+            assert self.pool.held == len(set(self.copied))
+
+    def _named(self, slot: int) -> bool:
+        return slot in [self.pool.find(known) for known in self.pool.snapshot()]
 
 
 TestPool = PoolMachine.TestCase

@@ -14,12 +14,12 @@ from tandem.cli.change_story import sentences
 from tandem.cli.member import Farewell, Member
 from tandem.cli.operations import Change, Changeable, Left, Operations
 from tandem.cli.scaling import scaling, worker_called
-from tandem.cli.service_spec import Pool
 from tandem.cli.stopping import StopTimes
 from tandem.cli.supervisor import ROUTER, Supervisor
 from tandem.core.errors import TandemError
 from tandem.service.processes import Command
 from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.spec.pool import Pool
 
 POOLS = (Pool("prefill", "prefill", 1), Pool("decode", "decode", 2))
 

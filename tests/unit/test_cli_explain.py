@@ -135,3 +135,42 @@ def test_a_pull_that_failed_does_not_count() -> None:
 def test_a_place_is_a_worker_or_a_service() -> None:
     assert place_of(span("queue", 0, 1, worker="decode-0")) == "decode-0"
     assert place_of(span("queue", 0, 1)) == "router"
+
+
+def test_the_text_says_where_cached_tokens_were_found_and_why_there_are_no_more() -> None:
+    missed: dict[str, Attribute] = {
+        "missed": "diverged",
+        "missed_token": 40,
+        "missed_because": "it differs at token 40",
+    }
+    place: dict[str, Attribute] = {
+        "missed_line": 3,
+        "missed_column": 7,
+        "missed_before": "one\ntwo",
+        "missed_after": "3",
+    }
+    root = span("request", 10.0, 10.5, "", "root", prompt_tokens=60, cached_hbm=32, cached_peer=8)
+    operator: dict[str, Attribute] = {"operator.missed_because": "another tenant's"}
+    text = render(tell([root, span("dispatch", 10.0, 10.5, **missed, **place, **operator)]))
+    assert "cached     hbm 32, peer 8 of 60 prompt tokens" in text
+    assert "missed     diverged: it differs at token 40 (line 3, column 7)" in text
+    assert r'"one\ntwo" ▸ "3"' in text
+    assert "for operators: another tenant's" in text
+    bare = render(tell([root, span("dispatch", 10.0, 10.5, **missed)]))
+    assert "missed     diverged: it differs at token 40\n" in bare
+    assert "▸" not in bare
+
+
+def test_blocks_of_earlier_requests_are_told_from_a_hand_off() -> None:
+    dram: dict[str, Attribute] = {"kind": "dram", "bytes": 1 << 20, "blocks": 4, "path": "dram", "gb_per_s": 2.0}
+    peer: dict[str, Attribute] = {**dram, "kind": "peer", "holder": "prefill-1", "path": "tcp"}
+    brought = [
+        span("kv.pull", 10.005, 10.008, "a", "x", worker="prefill-0", **dram),
+        span("kv.pull", 10.008, 10.01, "a", "y", worker="prefill-0", **peer),
+    ]
+    story = tell([*handoff(), *brought])
+    assert handoff_problems(story) == []
+    text = render(story)
+    assert "fetched    1.0 MiB in 4 blocks from its dram over dram to prefill-0, 2 GB/s" in text
+    assert "fetched    1.0 MiB in 4 blocks from peer prefill-1 over tcp to prefill-0, 2 GB/s" in text
+    assert "transfer   3.0 MiB in 12 blocks over shm to decode-0" in text

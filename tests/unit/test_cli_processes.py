@@ -17,6 +17,9 @@ from tandem.core.errors import TandemError
 from tandem.service.local_processes import LocalProcesses
 from tandem.service.processes import Command, Process
 
+GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The ports that Linux gives to whoever listens on port 0 or connects."""
+
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
 
@@ -134,12 +137,28 @@ def test_a_tail_is_short_and_may_be_empty(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_told_with_the_flag_to_change() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(TandemError, match=rf"port {port} on 127.0.0.1 is in use; choose another with --port"):
-            check_free("127.0.0.1", {"--port": port})
+    port = free_port("127.0.0.1")
+    said = rf"port {port} on 127.0.0.1 is in use; choose another with --port"
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(TandemError, match=said):
+        check_free("127.0.0.1", {"--port": port})
     check_free("127.0.0.1", {"--port": port, "--grpc-port": 0})
-    check_free("127.0.0.1", {"--port": free_port("127.0.0.1")})
+
+
+@pytest.mark.skipif(not GIVEN.exists(), reason="tells its range of ports on Linux alone")
+def test_a_free_port_is_none_that_the_system_gives_away_meanwhile() -> None:
+    lowest, highest = map(int, GIVEN.read_text().split())
+    found = {free_port("127.0.0.1") for _ in range(20)}
+    assert len(found) > 10
+    assert lowest < 30_000 or not found & set(range(lowest, highest + 1))
+
+
+def test_where_all_of_ours_are_taken_the_system_gives_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))) as listener:
+        taken = listener.getsockname()[1]
+        monkeypatch.setattr("tandem.cli.ports._OWN", [taken] * 20)
+        port = free_port("127.0.0.1")
+    assert port != taken
+    check_free("127.0.0.1", {"--port": port})
 
 
 def test_one_port_for_two_purposes_is_told_with_both_flags() -> None:

@@ -9,9 +9,13 @@ import yaml
 
 from tandem.cli.launches import Places, members_of, threads_per_worker
 from tandem.cli.main import main
-from tandem.cli.service_spec import ModelService, quantity, read_service
 from tandem.cli.up_options import model_name, parse
 from tandem.core.errors import TandemError
+from tandem.service.settings import load_settings
+from tandem.spec.quantity import quantity
+from tandem.spec.reading import read_service
+from tandem.spec.service import ModelService
+from tandem.worker.process_settings import WorkerSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -51,7 +55,7 @@ def changed(*steps: Any) -> dict[str, Any]:
 def test_a_good_file_is_read(tmp_path: Path) -> None:
     service = read_service(write(tmp_path, GOOD))
     assert service.model_name == "demo"
-    assert [(pool.name, pool.role, pool.replicas) for pool in service.spec.pools] == [
+    assert [(pool.name, pool.role, pool.first_replicas) for pool in service.spec.pools] == [
         ("p", "prefill", 2),
         ("d", "decode", 1),
     ]
@@ -68,15 +72,23 @@ def test_the_examples_are_good(path: Path) -> None:
     [
         (changed("spec", "surprise", 1), "spec: Object contains unknown field `surprise`"),
         (changed("spec", "pools", 0, "gpus", 1), "spec.pools[0]: Object contains unknown field `gpus`"),
-        (changed("spec", "engine", "preset", "h100-llama-3.1-8b"), "spec.engine.preset is 'h100-llama-3.1-8b'"),
-        (changed("spec", "engine", {"type": "simulated", "preset": "b200"}), "spec.engine.preset is 'b200'"),
+        (
+            changed("spec", "engine", "preset", "h100-llama-3.1-8b"),
+            "engine.preset: preset is for engine type simulated",
+        ),
+        (
+            changed("spec", "engine", {"type": "simulated", "preset": "b200"}),
+            "engine.preset: preset is for engine type simulated",
+        ),
         (changed("spec", "engine", "type", "magic"), "spec.engine.type: Invalid enum value 'magic'"),
-        (changed("spec", "pools", 1, "replicas", "two"), "spec.pools[1].replicas: Expected `int`, got `str`"),
+        (changed("spec", "pools", 1, "replicas", "two"), "spec.pools[1].replicas: Expected `int | null`, got `str`"),
         (changed("spec", "pools", 1, "replicas", -1), "spec.pools[1].replicas is -1"),
         (changed("spec", "pools", 1, "name", "p"), "spec.pools[1].name 'p' is taken"),
         (changed("spec", "pools", 1, "name", "No Good"), "spec.pools[1].name 'No Good' must be"),
-        (changed("spec", "pools", [{"name": "p", "role": "prefill"}]), "spec.pools has no worker that can decode"),
+        (changed("spec", "pools", [{"name": "p", "role": "prefill"}]), "spec.pools: pools has none that can decode"),
         (changed("spec", "engine", "kvMemory", "lots"), "spec.engine.kvMemory 'lots' is not a size"),
+        (changed("spec", "tiers", {"dram": "lots"}), "spec.tiers.dram 'lots' is not a size"),
+        (changed("spec", "tiers", {"nvme": "4Gi"}), "spec.tiers: nvme and nvmeDir go together"),
         (changed("spec", "engine", "blockTokens", 0), "spec.engine.blockTokens is 0"),
         (changed("spec", "router", "port", 70000), "spec.router.port is 70000"),
         (changed("apiVersion", "v1"), "apiVersion and kind must be"),
@@ -173,6 +185,26 @@ def test_every_process_gets_its_command_and_no_secret_in_it() -> None:
     assert members[1].command.env["OMP_NUM_THREADS"] == "2"
     assert members[1].command.env["HOME"] == "/home/x"
     assert len({member.command.name for member in members}) == len(members)
+
+
+def test_the_shared_index_is_told_to_everybody_but_not_on_command_lines() -> None:
+    url = "redis://:secret@cache:6379"
+    members = members_of(parse(["--redis", url]).service, places(), cores=8, environment={})
+    assert {member.command.env["TANDEM_INDEX__REDIS_URL"] for member in members} == {url}
+    assert not any("secret" in part for member in members for part in member.command.argv)
+    with pytest.raises(TandemError, match=r"spec\.redis"):
+        parse(["--redis", "http://cache"])
+
+
+def test_workers_are_told_what_to_keep_below_their_pools() -> None:
+    flags = ["--dram-gb", "0.5", "--nvme-gb", "0.4", "--nvme-dir", "/cache"]
+    router, *workers = members_of(parse(flags).service, places(), cores=2, environment={})
+    assert "--tiers.dram_bytes" not in router.command.argv
+    for worker in workers:
+        settings = load_settings(WorkerSettings, list(worker.command.argv[4:]), {})
+        assert (settings.tiers.dram_bytes, settings.tiers.nvme_bytes) == (500_000_000, 400_000_000)
+        assert settings.tiers.nvme_dir == Path("/cache")
+        assert settings.tiers.segment_bytes == 50_000_000, "small files for little room"
 
 
 @pytest.mark.parametrize(("cores", "workers", "threads"), [(2, 3, 1), (8, 3, 2), (64, 2, 32), (4, 0, 4)])

@@ -95,6 +95,18 @@ def test_words_that_change_places_are_noticed(first: int, second: int) -> None:
     assert (Digester(shape).content_words(b"".join(words)) == before) == (first == second)
 
 
+@given(st.integers(1, 9), st.sampled_from([(2, 4, 2, 4, 4), (3, 2, 3, 3, 1), (1, 5, 2, 2, 2)]))
+def test_a_block_that_comes_piece_by_piece_has_the_same_words(rows: int, fields: tuple[int, ...]) -> None:
+    shape = layout(*fields)
+    block, digester = sample(shape.block_bytes, "pieces"), Digester(shape)
+    running, step = digester.begin(), rows * digester.row_bytes
+    for start in range(0, len(block), step):
+        running.add(block[start : start + step])
+    assert running.words() == digester.content_words(block)
+    with pytest.raises(AssertionError):
+        digester.begin().words()
+
+
 def test_a_block_of_the_wrong_size_is_refused() -> None:
     with pytest.raises(AssertionError):
         Digester(layout(1, 2, 2, 3, 1)).content_words(b"short")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.fleet.discovery import Member, WorkersFile, drains_of, read_workers
 from tandem.core.errors import TandemError
+from tandem.service.workers_file import Member, WorkersFile, drains_of, read_workers
 
 
 def write(path: Path, *addresses: str) -> None:

@@ -299,7 +299,7 @@ def test_sampled_gaps_and_times_reach_the_meter() -> None:
         assert 'tandem_itl_seconds_bucket{le="0.05",model="tiny"} 2.0' in metrics
         assert 'tandem_itl_seconds_bucket{le="0.02",model="tiny"} 0.0' in metrics
         assert 'tandem_prompt_tokens_total{model="tiny"} 5.0' in metrics
-        assert 'tandem_cached_tokens_total{tier="engine"} 3.0' in metrics
+        assert 'tandem_cached_tokens_total{tier="unknown"} 3.0' in metrics
         assert 'tandem_ttft_seconds_bucket{le="1.0",model="tiny"} 0.0' in metrics
         assert 'tandem_tpot_seconds_bucket{le="0.05",model="tiny"} 1.0' in metrics
         assert 'tandem_e2e_seconds_bucket{le="2.0",model="tiny"} 1.0' in metrics

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from router.front.auth import Keys, load_keys
+from router.front.openai.schema import ChatRequest
 from router.front.openai.unsupported import UNSUPPORTED
 from router.front.settings import FrontSettings
 from tandem.core.errors import TandemError
@@ -113,13 +114,16 @@ def test_a_missing_parameter_is_named() -> None:
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
 def test_what_is_not_supported_is_refused_by_name_and_its_idle_values_are_not(name: str) -> None:
-    status, error = refusal(chat_body(**{name: {"asked": "for"}}))
+    path, body = "/v1/chat/completions", chat_body()
+    if name in ChatRequest.__struct_fields__:
+        path, body = "/v1/completions", {"model": MODEL, "prompt": "x"}
+    status, error = refusal({**body, name: {"asked": "for"}}, path)
     assert (status, error["code"], error["param"]) == (400, "unsupported_parameter", name)
     assert repr(name) in error["message"]
 
     async def test(stage: Stage) -> None:
         for idle in (None, *UNSUPPORTED[name]):
-            assert (await stage.chat(**{name: idle})).status == 200, idle
+            assert (await stage.post(path, {**body, name: idle})).status == 200, idle
 
     on_stage(test)
 
@@ -127,15 +131,21 @@ def test_what_is_not_supported_is_refused_by_name_and_its_idle_values_are_not(na
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [
-        ({"role": "tool", "content": "x"}, "invalid_request", "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "invalid_request", "messages[0].tool_call_id"),
+        ({"role": "oracle", "content": "x"}, "invalid_request", "messages[0].role"),
         ({"role": 5, "content": "x"}, "invalid_request", "messages[0].role"),
         ({"role": "user"}, "invalid_request", "messages[0].content"),
         ({"content": "x"}, "invalid_request", "messages[0]"),
         ({"role": "user", "content": "x", "mood": "bad"}, "invalid_request", "messages[0]"),
         (
-            {"role": "assistant", "content": "x", "tool_calls": [{}]},
-            "unsupported_parameter",
+            {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]},
+            "invalid_request",
             "messages[0].tool_calls",
+        ),
+        (
+            {"role": "assistant", "content": "x", "function_call": {"name": "f"}},
+            "unsupported_parameter",
+            "messages[0].function_call",
         ),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},

@@ -251,7 +251,8 @@ def test_a_request_id_that_is_not_one_is_replaced(given: str) -> None:
 def test_the_story_of_a_request_can_be_asked_for() -> None:
     async def test(stage: Stage) -> None:
         request_id = (await stage.complete(["a", "b"])).headers["x-request-id"]
-        part = Span("t", "s", "p", "dispatch", "router", 5.0, 6.0, {})
+        root_id = stage.script.started[0].generation.trace.span_id
+        part = Span("t", "s", root_id, "dispatch", "router", 5.0, 6.0, {})
         stage.recorder.record(f"{request_id}.1", [part])
         answer = await stage.get(f"/v1/requests/{request_id}")
         spans = msgspec.convert(answer.json()["spans"], list[Span])
@@ -290,5 +291,20 @@ def test_health_ready_and_metrics() -> None:
         stage.script.alive = False
         unready = await stage.get("/ready")
         assert (unready.status, unready.json()["reason"]) == (503, "no worker is connected")
+
+    on_stage(test)
+
+
+def test_token_ids_are_told_where_they_are_asked_for() -> None:
+    async def test(stage: Stage) -> None:
+        whole = (await stage.complete(["a", "bc"], n=2, return_token_ids=True)).json()
+        assert [choice["prompt_token_ids"] for choice in whole["choices"]] == [[97], [97], [98, 99], [98, 99]]
+        assert [choice["token_ids"] for choice in whole["choices"]] == [[72, 48], [72, 49]] * 2
+        chat = (await stage.chat(return_token_ids=True)).json()
+        assert bytes(chat["prompt_token_ids"]) == b"user: hi\nassistant:"
+        assert chat["choices"][0]["token_ids"] == [72, 48]
+        assert "token_ids" not in (await stage.chat()).json()["choices"][0]
+        refused = await stage.chat(return_token_ids=True, stream=True)
+        assert (refused.status, refused.error["param"]) == (400, "return_token_ids")
 
     on_stage(test)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from router.fleet.listing import PairListing, WorkerListing
@@ -64,6 +65,13 @@ def test_workers_are_listed_with_their_states_and_pairs() -> None:
                     "canary": False,
                 }
             ],
+            "kv_path": "",
+            "features": [],
+            "adapters": [],
+            "service": "",
+            "pool": "",
+            "load": None,
+            "ready_for_s": None,
         }
 
     on_stage(test)
@@ -76,6 +84,22 @@ def test_a_key_shows_the_workers_of_the_models_it_may_use(keys: Keys) -> None:
         for key, names in (("sk-a", ["d0", "d1"]), ("sk-b", ["d0"])):
             answer = await stage.get("/v1/workers", authorization=f"Bearer {key}")
             assert [listed["id"] for listed in answer.json()["data"]] == names
+
+    on_stage(test)
+
+
+class Counted(msgspec.Struct, frozen=True):
+    models: tuple[str, ...]
+
+
+def test_revisions_are_told_of_the_models_a_key_may_use(keys: Keys) -> None:
+    async def test(stage: Stage) -> None:
+        stage.app = RestApp(stage.door, keys, stage.meter.render, lambda: WORKERS, Counted)
+        assert (await stage.get("/v1/revisions")).status == 401
+        for key, models in (("sk-a", []), ("sk-b", ["tiny"])):
+            answer = await stage.get("/v1/revisions", authorization=f"Bearer {key}")
+            assert (answer.status, answer.json()) == (200, {"models": models})
+        assert (await stage.post("/v1/revisions", {})).status == 405
 
     on_stage(test)
 

@@ -4,6 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.request import Branch
+from tandem.engine.outbox import Outbox
+from tandem.engine.protocol import FetchJob, KvChange
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.unit.scheduler_harness import Harness
@@ -134,11 +136,53 @@ def test_who_lost_prefill_does_not_begin_to_fetch() -> None:
     running = h.submit(prompt(9, 20), "local", max_tokens=4)
     h.step()
     lost = ask(h, 1, 20)
-    h.scheduler.sample_first(lost)
+    h.sample_first(lost)
     h.cancel(running)
     h.run()
     assert list(h.fetches) == []
     assert h.stats(lost).tokens_computed == 20
+    h.drain()
+
+
+def test_who_loses_prefill_stops_fetching_and_computes_in_its_place() -> None:
+    h = harness()
+    lost = ask(h, 1, 20)
+    waiting = ask(h, 2, 20)
+    h.land(lost, 0)
+    h.sample_first(lost)
+    assert h.withdrawn == [lost]
+    h.sample_first(lost)
+    wait(h, 10.0)
+    assert h.withdrawn == [lost], "it is stopped once"
+    h.stop_withdrawn()
+    h.run()
+    assert h.stats(lost).tokens_computed == 16
+    assert list(h.fetches) == [waiting], "nobody overtook it"
+    h.drain()
+
+
+def test_who_loses_prefill_flees_from_late_bytes() -> None:
+    h = harness(blocks=16)
+    lost = ask(h, 1, 20)
+    h.land(lost, 0)
+    h.sample_first(lost)
+    h.stop_withdrawn(late=True)
+    h.run()
+    assert h.stats(lost).tokens_computed == 16
+    h.drain()
+
+
+def test_who_loses_prefill_when_all_is_computed_goes_on_fetching() -> None:
+    h = harness()
+    work = h.submit(prompt(1, 20), "decode", max_tokens=3, branches=(Branch(0, 1), Branch(1, 2)))
+    h.step()
+    h.land(work, 0)
+    h.provide(work, 0)
+    h.sample_first(work)
+    assert h.withdrawn == []
+    h.land_all(work)
+    h.run()
+    assert h.stats(work).tokens_pulled == 20
     h.drain()
 
 
@@ -208,3 +252,14 @@ def test_blocks_found_here_do_not_count_as_room_for_who_shares_them() -> None:
     h.run()
     assert h.stories[again].ended is not None
     h.drain()
+
+
+def test_an_outbox_does_not_tell_of_a_fetch_that_was_withdrawn_before() -> None:
+    outbox = Outbox()
+    outbox.fetch(FetchJob(1, ()))
+    outbox.fetch(FetchJob(2, ()))
+    assert not outbox.withdraw(1)
+    assert outbox.withdraw(3)
+    report = outbox.take(KvChange())
+    assert report is not None
+    assert (report.fetches, report.withdrawn) == ((FetchJob(2, ()),), (3,))

@@ -1,20 +1,20 @@
 """The Prometheus meter renders exactly the closed list and refuses anything else."""
 
 import re
+import urllib.error
 import urllib.request
 
 import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.metrics import METRICS
-from tandem.service.metrics import CONTENT_TYPE, PrometheusMeter
+from tandem.service.metrics import PrometheusMeter
 
 
 def test_every_metric_is_rendered_from_the_start_and_no_other() -> None:
     text = PrometheusMeter().render().decode()
     rendered = set(re.findall(r"^# TYPE (\S+) (?:counter|gauge|histogram)$", text, re.MULTILINE))
     assert {name for name in rendered if not name.endswith("_created")} == set(METRICS)
-    assert CONTENT_TYPE.startswith("text/plain")
 
 
 def test_counters_add_up_by_label() -> None:
@@ -63,6 +63,19 @@ def test_a_scrape_over_http_gets_the_same_page() -> None:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         page = answer.read().decode()
     assert "\ntandem_preemptions_total 3.0" in page
+
+
+def test_probes_are_answered_on_the_same_port() -> None:
+    problems: list[str | None] = ["the service is starting", None]
+    address = PrometheusMeter().serve("127.0.0.1:0", lambda: problems[0])
+    with urllib.request.urlopen(f"http://{address}/alive", timeout=10) as answer:
+        assert answer.read() == b"alive\n"
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+        urllib.request.urlopen(f"http://{address}/ready", timeout=10)
+    assert refused.value.read() == b"the service is starting\n"
+    problems.pop(0)
+    with urllib.request.urlopen(f"http://{address}/ready", timeout=10) as answer:
+        assert answer.read() == b"ready\n"
 
 
 def test_a_port_that_cannot_be_had_is_a_bad_setting() -> None:

@@ -109,6 +109,17 @@ def test_a_success_forgives_a_failure() -> None:
     assert breaker.state is State.CLOSED
 
 
+def test_a_transfer_over_the_path_that_carries_changes_nothing() -> None:
+    breaker = proved()
+    before = breaker.state, breaker.due_at, breaker.view, tuple(breaker.failures)
+    assert breaker.carries("shm")
+    breaker.transferred(GOOD, 5.0)
+    assert (breaker.state, breaker.due_at, breaker.view, tuple(breaker.failures)) == before
+    assert not breaker.carries("tcp")
+    breaker.transferred(BROKEN, 6.0)
+    assert not breaker.carries("shm"), "it is in doubt"
+
+
 def test_only_what_speaks_against_the_path_counts() -> None:
     assert set(KINDS) >= FAULTS
     for code in KINDS:

@@ -139,6 +139,22 @@ def test_prefill_lost_before_the_first_token_decode_samples_it() -> None:
     scenario(body)
 
 
+def test_decode_whose_blocks_did_not_come_waits_for_nobody() -> None:
+    async def body(world: World) -> None:
+        world.workers["p1"].prefill_s = 5.0
+        for worker in world.workers.values():
+            worker.transfer_of_requests = lambda holder: ("tcp", "transfer_failed")
+        client = world.ask(tokens=100)
+        began = world.clock.now()
+        (await ended(client)).check_whole()
+        assert world.clock.now() - began < 4.0
+        decode = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
+        assert any(isinstance(command, SampleFirst) for command in decode.commands)
+        assert any(isinstance(command, Cancel) for command in world.workers["p1"].commands)
+
+    scenario(body)
+
+
 def test_prefill_that_refuses_is_replaced_by_decode() -> None:
     async def body(world: World) -> None:
         world.workers["p1"].fail_with = ("out_of_blocks", "exports are full")

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from router.placement import WorkerView
+from kv_transfer.index import Held
+from router.placement import Work, WorkerView
 from router.settings import FleetSettings, RouterSettings
 from tandem.core.kv import chain_names, pack_tokens
 from tandem.core.messages import AttemptReport, Claimed, KvDelta, Load, SequenceOutput
@@ -44,7 +45,7 @@ class Ear:
 
     def on_report(self, report: AttemptReport) -> None: ...
 
-    def on_transferred(self) -> None: ...
+    def on_transferred(self, code: str) -> None: ...
 
     def on_claimed(self, claimed: Claimed | None) -> None: ...
 
@@ -67,7 +68,7 @@ def test_members_are_dialed_until_they_answer_and_forgotten_when_they_leave() ->
         world.fleet.set_members(["p1"])
         await asyncio.sleep(0.1)
         assert [view.worker_id for view in world.fleet.views("demo")] == ["p1"]
-        assert not world.fleet.knows("demo")
+        assert not world.fleet.services.knows("demo")
 
     scenario(body)
 
@@ -157,11 +158,11 @@ def test_the_index_follows_snapshots_and_deltas_and_is_dropped_on_a_gap() -> Non
         worker = world.workers["d1"]
         worker.names = NAMES[:2]
         await world.start()
-        assert world.fleet.leading(NAMES) == {"d1": 2}
+        assert world.fleet.leading(NAMES) == {"d1": Held(2, 2)}
         assert worker.link is not None
         worker.link.state.send(KvDelta(1, 2, b"".join(NAMES[2:4]), b""))
         await asyncio.sleep(0.01)
-        assert world.fleet.leading(NAMES) == {"d1": 4}
+        assert world.fleet.leading(NAMES) == {"d1": Held(4, 4)}
         worker.link.state.send(KvDelta(1, 3, b"", NAMES[0]))
         await asyncio.sleep(0.01)
         assert world.fleet.leading(NAMES) == {}
@@ -169,7 +170,7 @@ def test_the_index_follows_snapshots_and_deltas_and_is_dropped_on_a_gap() -> Non
         worker.link.state.send(KvDelta(1, 5, NAMES[5], b""))
         await asyncio.sleep(0.01)
         assert worker.snapshots_asked == asked + 1
-        assert world.fleet.leading(NAMES) == {"d1": 2}
+        assert world.fleet.leading(NAMES) == {"d1": Held(2, 2)}
         worker.die()
         await asyncio.sleep(0.01)
         assert world.fleet.leading(NAMES) == {}
@@ -192,7 +193,7 @@ def test_large_snapshots_leave_the_loop_its_turns() -> None:
         ticking = world.loop.create_task(tick())
         await world.start()
         await ticking
-        assert world.fleet.leading(worker.names) == {"d1": 1000}
+        assert world.fleet.leading(worker.names) == {"d1": Held(1000, 1000)}
         assert turns > 100
 
     scenario(body, RouterSettings(fleet=FleetSettings(names_per_slice=10)))
@@ -216,10 +217,10 @@ def test_load_figures_reach_the_view_and_the_cost_model() -> None:
 def test_submits_count_until_the_load_figures_show_them() -> None:
     view = WorkerView("d1", 1, "decode", "demo", "r1", 0, ROOT.name(), LAYOUT, 100, 4096)
     view.loaded(load(running=2), 0.0, 0.15)
-    view.submitted(1.0, 1, 40)
+    view.submitted(1.0, Work(1, 40))
     view.loaded(load(running=2), 1.05, 0.15)
     assert (view.sequences, view.queued_prompt_tokens) == (3, 40)
     view.loaded(load(running=3), 1.2, 0.15)
     assert (view.sequences, view.queued_prompt_tokens) == (3, 0)
-    view.released(1, 40)
+    view.released(Work(1, 40))
     assert view.sequences_in_flight == 0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.kv_feed import Action, Change, Forget, KvFeed, Replace, slices
+from router.fleet.kv_feed import Action, Change, Forget, KvFeed, Piece, Replace, slices
 from tandem.core.messages import KvDelta, KvSnapshot
 
 
@@ -11,24 +11,33 @@ def name(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def apply(known: set[bytes], actions: tuple[Action, ...]) -> set[bytes]:
+Known = dict[str, set[bytes]]
+
+
+def unpacked(packed: bytes) -> set[bytes]:
+    return {some[at : at + 16] for some in slices(packed, 3) for at in range(0, len(some), 16)}
+
+
+def apply(known: Known, actions: tuple[Action, ...]) -> Known:
     for action in actions:
         match action:
             case Replace():
-                known = {each for piece in action.pieces for some in slices(piece, 3) for each in some}
+                known = {}
+                for piece in action.pieces:
+                    known.setdefault(piece.tier, set()).update(unpacked(piece.names))
             case Change():
-                known |= {each for some in slices(action.stored, 3) for each in some}
-                known -= {each for some in slices(action.removed, 3) for each in some}
+                known.setdefault(action.tier, set()).update(unpacked(action.stored))
+                known[action.tier] -= unpacked(action.removed)
             case Forget():
-                known = set()
-    return known
+                known = {}
+    return {tier: names for tier, names in known.items() if names}
 
 
 def test_deltas_before_the_first_snapshot_are_not_used() -> None:
     feed = KvFeed(1)
     assert feed.idle
     assert feed.take(KvDelta(1, 4, name(1), b"")) == ()
-    assert feed.take(KvSnapshot(1, 6, name(2), True)) == (Replace((name(2),)),)
+    assert feed.take(KvSnapshot(1, 6, name(2), True)) == (Replace((Piece("hbm", name(2)),)),)
     assert feed.take(KvDelta(1, 6, name(9), b"")) == ()
     assert feed.take(KvDelta(1, 7, name(3), name(2))) == (Change(name(3), name(2)),)
 
@@ -40,7 +49,7 @@ def test_deltas_between_the_pieces_of_a_snapshot_are_applied_after_it() -> None:
     assert feed.take(KvDelta(1, 6, name(8), b"")) == ()
     assert feed.take(KvDelta(1, 7, name(3), b"")) == ()
     actions = feed.take(KvSnapshot(1, 6, name(2), True))
-    assert actions == (Replace((name(1), name(2))), Change(name(3), b""))
+    assert actions == (Replace((Piece("hbm", name(1)), Piece("hbm", name(2)))), Change(name(3), b""))
 
 
 def test_gaps_foreign_epochs_and_torn_names_forget_everything() -> None:
@@ -53,27 +62,31 @@ def test_gaps_foreign_epochs_and_torn_names_forget_everything() -> None:
         assert feed.take(KvDelta(1, 7, name(3), b"")) == ()
 
 
+TIERS = ("hbm", "dram", "nvme")
+
+
 @given(
-    changes=st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=30),
+    changes=st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.sampled_from(TIERS)), max_size=30),
     lost=st.sets(st.integers(1, 30)),
     snapshots=st.lists(st.integers(0, 30), max_size=3),
 )
-def test_what_is_known_is_the_workers_set_or_nothing(
-    changes: list[tuple[int, bool]], lost: set[int], snapshots: list[int]
+def test_what_is_known_is_the_workers_sets_or_nothing(
+    changes: list[tuple[int, bool, str]], lost: set[int], snapshots: list[int]
 ) -> None:
-    truth: set[bytes] = set()
-    feed, known = KvFeed(1), set[bytes]()
-    known = apply(known, feed.take(KvSnapshot(1, 0, b"", True)))
-    for count, (number, stored) in enumerate(changes, start=1):
+    truth: Known = {tier: set() for tier in TIERS}
+    feed = KvFeed(1)
+    known = apply({}, feed.take(KvSnapshot(1, 0, b"", True)))
+    for count, (number, stored, tier) in enumerate(changes, start=1):
         changed = name(number)
-        truth = truth | {changed} if stored else truth - {changed}
+        truth[tier] = truth[tier] | {changed} if stored else truth[tier] - {changed}
+        there = {each: names for each, names in truth.items() if names}
         if count not in lost:
-            delta = KvDelta(1, count, changed if stored else b"", b"" if stored else changed)
+            delta = KvDelta(1, count, changed if stored else b"", b"" if stored else changed, tier)
             known = apply(known, feed.take(delta))
-            assert feed.idle or known == truth
+            assert feed.idle or known == there
         if count in snapshots:
-            pieces = sorted(truth)
-            for piece in pieces:
-                known = apply(known, feed.take(KvSnapshot(1, count, piece, False)))
+            for each, names in truth.items():
+                for piece in sorted(names):
+                    known = apply(known, feed.take(KvSnapshot(1, count, piece, False, each)))
             known = apply(known, feed.take(KvSnapshot(1, count, b"", True)))
-            assert known == truth
+            assert known == there

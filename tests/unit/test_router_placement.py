@@ -1,13 +1,19 @@
 """Placement: input to decision, with the costs and reasons it gives."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from router.placement import Candidate, CostModel, Placement, PlacementRequest, Unplaced, WorkerView, place
+from kv_transfer.index import Held
+from router.placement import Candidate, CostModel, Placement, PlacementRequest, Unplaced, WorkerView, make_policy
+from router.placement.decision import Work
+from router.placement.pairs import Pairs
 from router.settings import CostPriors, PlacementSettings
+from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.core.messages import Load
 
@@ -25,11 +31,23 @@ def view(worker_id: str, role: str, **more: object) -> WorkerView:
 
 
 def ask(prompt_tokens: int = 500, **more: object) -> PlacementRequest:
-    return replace(PlacementRequest("demo", prompt_tokens, 1, 64), **more)  # type: ignore[arg-type]
+    return structs.replace(PlacementRequest("demo", prompt_tokens, 1, 64), **more)  # type: ignore[arg-type]
+
+
+def decide(
+    request: PlacementRequest,
+    workers: Sequence[WorkerView],
+    costs: CostModel | None = None,
+    settings: PlacementSettings = SETTINGS,
+    pairs: Pairs | None = None,
+) -> Placement | Unplaced:
+    """What a policy without a past answers."""
+    policy = make_policy(settings, SeededEntropy(0))
+    return policy.choose(request, workers, costs or CostModel(CostPriors()), settings, pairs, 0.0)
 
 
 def placed(request: PlacementRequest, *workers: WorkerView, settings: PlacementSettings = SETTINGS) -> Placement:
-    found = place(request, workers, CostModel(CostPriors()), settings)
+    found = decide(request, workers, settings=settings)
     assert isinstance(found, Placement), found
     return found
 
@@ -47,7 +65,7 @@ def test_a_short_uncached_part_is_not_worth_a_transfer() -> None:
     short = placed(ask(12), view("p1", "prefill"), view("d1", "decode"))
     assert short.mode == "local"
     assert "12 uncached tokens are not worth a transfer" in short.reasons[0]
-    cached = placed(ask(500, cached={"d1": 496}), view("p1", "prefill"), view("d1", "decode"))
+    cached = placed(ask(500, held={"d1": Held(31, 31)}), view("p1", "prefill"), view("d1", "decode"))
     assert cached.mode == "local"
     assert (cached.prefill_tokens, cached.cached_tokens) == (4, 496)
 
@@ -62,7 +80,7 @@ def test_an_overloaded_prefill_worker_makes_decode_compute_itself() -> None:
 def test_a_busy_decode_worker_is_protected_from_prompts() -> None:
     workers = (view("p1", "prefill", load=load(queued_prompt_tokens=1500)), view("d1", "decode"))
     assert placed(ask(), *workers).mode == "local"
-    busy = replace(workers[1], load=load(running=20, step_s=0.01))
+    busy = replace(workers[1], load=load(running=60, step_s=0.01))
     assert placed(ask(), workers[0], busy).mode == "disaggregated"
 
 
@@ -77,16 +95,16 @@ def test_the_least_loaded_decode_worker_wins_and_ties_go_to_flight_then_name() -
 
 def test_requests_on_their_way_count_before_the_load_figures_show_them() -> None:
     d1, d2 = view("d1", "decode", load=load()), view("d2", "decode", load=load())
-    d1.submitted(0.0, 3, 0)
+    d1.submitted(0.0, Work(3))
     assert placed(ask(), view("p1", "prefill"), d1, d2).decode == "d2"
     p1, p2 = view("p1", "prefill", load=load()), view("p2", "prefill", load=load())
-    p1.submitted(0.0, 1, 5000)
+    p1.submitted(0.0, Work(1, 5000))
     assert placed(ask(), p1, p2, d2).prefill == "p2"
 
 
 def test_a_cached_prefix_draws_the_request() -> None:
     workers = (view("p1", "prefill"), view("p2", "prefill"), view("d1", "decode"))
-    found = placed(ask(cached={"p2": 480}), *workers)
+    found = placed(ask(held={"p2": Held(30, 30)}), *workers)
     assert found.prefill == "p2"
     assert found.prefill_tokens == 20
 
@@ -144,7 +162,7 @@ def test_workers_that_failed_the_request_are_the_last_resort() -> None:
     ],
 )
 def test_when_there_is_nobody_it_says_why(workers: tuple[WorkerView, ...], code: str) -> None:
-    found = place(ask(), workers, CostModel(CostPriors()), SETTINGS)
+    found = decide(ask(), workers)
     assert isinstance(found, Unplaced)
     assert found.code == code
     assert found.reasons
@@ -159,7 +177,7 @@ def test_the_cost_model_learns_rates_steps_and_transfers() -> None:
     model = CostModel(CostPriors())
     for running in (1, 5, 9, 20, 3, 14) * 10:
         model.observe_load("d1", load(running=running, step_s=(4.0 + 0.5 * running) / 1e3, prefill_tokens_per_s=2000))
-        model.observe_transfer(10_000_000, 1e10)
+        model.transfers.observe("peer", 10_000_000, 1e10)
     assert model.prefill_ms("d1", 2000) == pytest.approx(1000)
     assert model.step_ms("d1", 10) == pytest.approx(9.0, rel=0.1)
     assert model.transfer_ms(10_000_000) == pytest.approx(1.0, rel=0.05)
@@ -188,9 +206,9 @@ workers = st.builds(
 @given(st.lists(workers, max_size=20, unique_by=lambda each: each.worker_id), st.integers(1, 9000))
 def test_every_answer_is_sound_and_does_not_depend_on_order(found: list[WorkerView], prompt_tokens: int) -> None:
     model = CostModel(CostPriors())
-    answer = place(ask(prompt_tokens), found, model, SETTINGS)
+    answer = decide(ask(prompt_tokens), found, model)
     assert answer.reasons
-    other = place(ask(prompt_tokens), found[::-1], model, SETTINGS)
+    other = decide(ask(prompt_tokens), found[::-1], model)
     if isinstance(answer, Unplaced):
         assert isinstance(other, Unplaced)
         return

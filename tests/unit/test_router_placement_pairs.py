@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from router.placement import CostModel, Placement, PlacementRequest, Unplaced, WorkerView, place
+from router.placement import Placement, PlacementRequest, Unplaced, WorkerView
 from router.placement.pairs import Pairs, PairView
-from router.settings import CostPriors, PlacementSettings
-from tests.unit.test_router_placement import SETTINGS, ask, load, view
+from router.settings import PlacementSettings
+from tests.unit.test_router_placement import SETTINGS, ask, decide, load, view
 
 GOOD = PairView(True, "", "shm")
 OPEN = PairView(False, "open after kv_corrupt (…)")
@@ -19,7 +19,7 @@ def placed(
     request: PlacementRequest | None = None,
     settings: PlacementSettings = SETTINGS,
 ) -> Placement:
-    found = place(request or ask(), workers, CostModel(CostPriors()), settings, pairs)
+    found = decide(request or ask(), workers, settings=settings, pairs=pairs)
     assert isinstance(found, Placement), found
     return found
 
@@ -78,7 +78,7 @@ def test_without_pairs_all_are_trusted() -> None:
 
 
 def test_a_worker_that_is_not_ready_gets_nothing() -> None:
-    found = place(ask(), [replace(D0, ready=False)], CostModel(CostPriors()), SETTINGS, None)
+    found = decide(ask(), [replace(D0, ready=False)])
     assert isinstance(found, Unplaced)
     assert found.code == "no_workers"
     assert found.reasons == ("d0 left out: not ready yet",)

@@ -1,11 +1,14 @@
 """What the scheduler decides, case by case; `test_scheduler_properties` mixes them at random."""
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, unpack_tokens
 from tandem.core.request import Branch, Sampling
 from tandem.engine.protocol import FirstTokens, Gone, Pending
+from tandem.engine.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.unit.scheduler_harness import EPOCH, Harness, export_names
@@ -224,7 +227,7 @@ def test_the_first_position_is_never_drawn_here_unless_told() -> None:
     h.run()
     assert h.tokens(work) == ()
     assert all(not row.draws for step in h.steps for row in step.rows)
-    h.scheduler.sample_first(work)
+    h.sample_first(work)
     h.run()
     assert h.stories[work].ended is not None
     assert [emitted.position for emitted in h.stories[work].emitted[0]] == [1, 2, 3]
@@ -259,7 +262,7 @@ def test_a_first_token_that_comes_while_it_is_drawn_wins() -> None:
     work = h.submit(prompt(9), "decode", max_tokens=4)
     h.run()
     h.land_all(work)
-    h.scheduler.sample_first(work)
+    h.sample_first(work)
     assert h.begin()
     h.provide(work, 0)
     h.finish()
@@ -396,6 +399,19 @@ def test_new_prefills_wait_while_exports_hold_their_share_but_fetches_do_not() -
     h.run()
     assert h.stories[second].ended is not None
     assert any("exports" in reason for reason in h.stats(second).reasons)
+
+
+def test_a_prompt_larger_than_the_share_of_exports_needs_only_room() -> None:
+    h = engine(blocks=16, export_share=0.25)
+    small = h.submit(prompt(8), "prefill")
+    large = h.submit(prompt(40, 50), "prefill")
+    h.run()
+    assert h.stories[small].ended is not None
+    assert len(h.exports(small)) == 2, "nobody has pulled them yet"
+    assert h.stories[large].ended is not None
+    larger = h.submit(prompt(20, 200), "prefill")
+    h.run()
+    assert h.stories[larger].ended is None, "there is no room for it beside what is exported"
 
 
 def test_branches_with_own_forced_tokens_fork_after_what_they_share() -> None:
@@ -550,3 +566,25 @@ def test_load_counts_what_runs_waits_and_is_held() -> None:
     assert (load.running, load.waiting, load.queued_prompt_tokens, load.blocks_free) == (0, 0, 0, 64)
     assert load.blocks_cached > 0
     assert load.step_s == pytest.approx(0.001)
+
+
+def test_columns_and_rows_bring_the_same_tokens_and_blocks() -> None:
+    def told(columns: bool) -> tuple[list[tuple[int, ...]], dict[bytes, None], bool]:
+        h = engine(blocks=24)
+        if not columns:
+            h.scheduler = Scheduler(replace(h.model.info(), columns=False), h.scheduler.settings)
+        works = [
+            h.submit(prompt(9, 100 * at), max_tokens=24, sampling=Sampling(temperature=float(at % 2)))
+            for at in range(4)
+        ]
+        in_columns = False
+        while h.begin():
+            assert h.running is not None
+            in_columns = in_columns or h.running.columns is not None
+            h.finish()
+        return [tuple(e.token for e in h.stories[work].emitted[0]) for work in works], h.names, in_columns
+
+    with_columns, without = told(columns=True), told(columns=False)
+    assert (with_columns[2], without[2]) == (True, False)
+    assert with_columns[:2] == without[:2]
+    assert all(len(tokens) == 24 for tokens in with_columns[0])

@@ -65,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             [Sampling(), Sampling(temperature=0.0), Sampling(frequency_penalty=0.5), Sampling(logprobs=2)]
         ),
         priority=st.sampled_from([0, 0, 0, 1]),
+        bring=st.sampled_from([0, 0, 1, 3, 9]),
     )
     def submit(
         self,
@@ -75,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         sampling: Sampling,
         priority: int,
+        bring: int,
     ) -> None:
         branches = tuple(Branch(number, 40 + number, tokens) for number, tokens in enumerate(forced))
         most = max(len(tokens) for tokens in forced) + more
@@ -87,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 branches=branches,
                 sampling=sampling,
                 priority=priority,
+                bring=bring,
                 min_tokens=min_tokens,
             )
 
@@ -128,7 +131,38 @@ class SchedulerMachine(RuleBasedStateMachine):
     def sample_first(self, number: int) -> None:
         work_id = self._pick(self._live("decode"), number)
         if work_id is not None:
-            self.h.scheduler.sample_first(work_id)
+            self.h.sample_first(work_id)
+
+    @rule(number=st.integers(0, 99), blocks=st.integers(0, 9))
+    def bring(self, number: int, blocks: int) -> None:
+        work_id = self._pick(self._live(), number)
+        if work_id is not None:
+            self.h.scheduler.bring(work_id, blocks)
+
+    @rule(prompt=PROMPTS)
+    def ask_as_peer(self, prompt: tuple[int, ...]) -> None:
+        self.h.ask_as_peer(prompt)
+
+    @rule(number=st.integers(0, 99), index=st.integers(0, 99))
+    def land_guest(self, number: int, index: int) -> None:
+        guest = self._pick(list(self.h.guests), number)
+        if guest is not None:
+            landed = self.h.landed_for_guest.get(guest, [])
+            left = [target.index for target in self.h.guests[guest].targets if target.index not in landed]
+            if left:
+                self.h.land_guest(guest, left[index % len(left)])
+
+    @rule(number=st.integers(0, 99), late=st.integers(0, 2))
+    def end_guest(self, number: int, late: int) -> None:
+        guest = self._pick(list(self.h.guests), number)
+        if guest is not None:
+            landed = self.h.landed_for_guest.get(guest, [])
+            left = [target.slot for target in self.h.guests[guest].targets if target.index not in landed]
+            self.h.end_guest(guest, tuple(left[:late]))
+
+    @rule(number=st.integers(0, 99))
+    def copy_block(self, number: int) -> None:
+        self.h.copy_block(number)
 
     @rule(number=st.integers(0, 99), index=st.integers(0, 99))
     def land(self, number: int, index: int) -> None:
@@ -184,13 +218,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.h.finish()
         for _ in range(200):
             self.h.run()
+            self.h.copy_block(None)
             self.h.now += 200.0
             self.h.stop_withdrawn()
             for work_id in list(self.h.fetches):
                 self.h.land_all(work_id)
+            for guest in list(self.h.guests):
+                self.h.end_guest(guest)
             self.h.quiet()
             for work_id in self._live("decode"):
-                self.h.scheduler.sample_first(work_id)
+                self.h.sample_first(work_id)
             if not self._live() and not self.h.fetches and not self.h.stopping:
                 break
         assert not self._live(), "works are stuck"

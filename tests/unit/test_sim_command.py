@@ -10,6 +10,7 @@ from tandem.core.errors import TandemError
 from tandem.sim.checks import Outcome
 from tandem.sim.command import _again, _parser, _seeds, _settings, main
 from tandem.sim.faults import Cut, EngineError, Kill
+from tandem.sim.seeds import Seed
 from tandem.sim.summary import Summary, kind_of, summary_of, table
 from tandem.sim.world import Report, WorldSettings
 
@@ -24,13 +25,16 @@ REPORT = Report(
     corrupted=4,
     handed_off=5,
     refused=6,
+    brought={"dram": 9},
     virtual_s=7.0,
     rounds=8,
     trace="",
+    features=("store", "Redis"),
+    looked_up={"found": 3},
 )
 
 
-def seeds(*arguments: str) -> tuple[int, ...]:
+def seeds(*arguments: str) -> tuple[Seed, ...]:
     return _seeds(_parser().parse_args(arguments))
 
 
@@ -38,15 +42,17 @@ def test_fixed_seeds_kept_seeds_and_todays_are_run_once_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.txt"
-    kept.write_text("# why\n2  failed once\n\n700 failed, too\n")
+    kept.write_text("# why\n2  failed once\n\n700 failed, too\nplain:3 failed in a plain world\n")
     found = seeds("--seeds", "4", "--fresh", "3", "--kept", str(kept))
     today = datetime.date.today().toordinal() * 100_000
-    assert found == (0, 1, 2, 3, 700, today, today + 1, today + 2)
+    assert [seed.number for seed in found] == [0, 1, 2, 3, 700, 3, today, today + 1, today + 2]
+    assert [seed.number for seed in found if seed.plain] == [3]
     assert f"{today} to {today + 2}" in capsys.readouterr().out
 
 
 def test_a_range_begins_where_it_is_told_to() -> None:
-    assert seeds("--seeds", "2", "--first-seed", "40") == (40, 41)
+    assert seeds("--seeds", "2", "--first-seed", "40") == (Seed(40), Seed(41))
+    assert seeds("--seeds", "1", "--plain") == (Seed(0, plain=True),)
 
 
 def test_a_file_of_kept_seeds_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -88,6 +94,9 @@ def test_seeds_add_up() -> None:
         handed_off=10,
         corrupted=8,
         refused=12,
+        brought=Counter(dram=18),
+        features=Counter({"store": 2, "Redis": 2}),
+        looked_up=Counter(found=6),
         longest_pause_s=2.25,
         virtual_s=14.0,
     )

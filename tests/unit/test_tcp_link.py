@@ -21,7 +21,7 @@ from tandem.service.link_queue import LinkLimits
 from tandem.service.tcp_dialer import TcpDialer
 from tandem.service.tcp_frames import Greeting, Streams, pack_frame, pack_greeting
 from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls import TlsSettings
+from tandem.service.tls_settings import TlsSettings
 
 LIMITS = LinkLimits(flush_s=0.2)
 Wires = tuple[asyncio.StreamReader, asyncio.StreamWriter]

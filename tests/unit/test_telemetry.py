@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from tandem.core.spans import Span
+import msgspec
+
+from tandem.core.spans import Span, Untold
 from tandem.service.telemetry import ExportingRecorder, RingRecorder, endpoint_from, open_telemetry
 
 
@@ -64,3 +66,46 @@ def test_without_an_endpoint_nothing_is_exported() -> None:
 def test_the_more_specific_variable_wins() -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2"}
     assert endpoint_from(environment) == "http://b:2"
+
+
+class Facts(msgspec.Struct, array_like=True):
+    """What two spans are made of."""
+
+    start_s: float
+    names: tuple[str, ...]
+
+
+told: list[str] = []
+
+
+def tell(facts: Facts) -> tuple[Span, ...]:
+    told.extend(facts.names)
+    return tuple(make_span(name, facts.start_s) for name in facts.names)
+
+
+def test_what_nobody_asks_for_is_never_told() -> None:
+    told.clear()
+    ring = RingRecorder(requests_max=2)
+    for request in ("a", "b", "c"):
+        ring.record(request, Untold(Facts(2.0, ("place", "attempt")), tell))
+        ring.record(request, [make_span("request", 1.0)])
+    assert told == []
+    assert [span.name for span in ring.spans("b")] == ["request", "place", "attempt"]
+    assert ring.spans("b") == ring.spans("b")
+    assert ring.spans("a") == ()
+
+
+def test_told_late_they_are_bounded_all_the_same() -> None:
+    ring = RingRecorder(spans_max=3)
+    for number in range(5):
+        ring.record("r", Untold(Facts(float(number), ("x", "y")), tell))
+    assert len(ring.spans("r")) == 3
+
+
+def test_an_exporter_gets_them_at_once() -> None:
+    exported = Exported()
+    recorder = ExportingRecorder(RingRecorder(), "router", exported)
+    untold = Untold(Facts(1.0, ("place", "attempt")), tell)
+    recorder.record("r", untold)
+    assert exported.spans == [("r", "place"), ("r", "attempt")]
+    assert tuple(untold) == (untold[0], *untold[1:]) == recorder.spans("r")

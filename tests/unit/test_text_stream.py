@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 import tokenizers
@@ -37,6 +38,12 @@ class SentencePieceDecoder:
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
+
+    def with_special(self) -> Self:
+        return self
+
+    def alone(self, token: int) -> None:
+        """The first word of a text has no space before it here."""
 
     def encode(self, text: str) -> list[int]:
         known = {" Hello": 258, " world": 259, " a": 260}
@@ -184,3 +191,12 @@ def test_more_sent_than_replayed_is_suppressed_until_caught_up() -> None:
     stream = TextStream(SIMPLE, (), PLAIN, forced=b"he", sent_chars=4)
     released = [TextPiece("", 3, None), TextPiece("", 4, None), TextPiece("o", 4, None)]
     assert [stream.feed(byte) for byte in b"llo"] == released
+
+
+def test_special_tokens_are_text_where_they_are_asked_for() -> None:
+    ids = DEMO._tokenizer.encode("<|user|> The fox", add_special_tokens=False).ids
+    stopping = Stopping(max_tokens=99)
+    plain, whole = TextStream(DEMO, (), stopping), TextStream(DEMO.with_special(), (), stopping)
+    assert "<|user|>" not in _all(plain, ids)
+    assert _all(whole, ids) == "<|user|> The fox"
+    assert DEMO.with_special() is DEMO.with_special()

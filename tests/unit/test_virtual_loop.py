@@ -66,11 +66,12 @@ def test_invariants_run_after_every_round_and_can_fail_the_run() -> None:
         assert rounds < 10, "invariant broken"
 
     async def main(loop: VirtualLoop) -> None:
+        loop.after_step = check
         for _ in range(100):
             await asyncio.sleep(0.1)
 
     with pytest.raises(AssertionError, match="invariant broken"):
-        run(main, after_step=check)
+        run(main)
 
 
 def test_threads_are_refused() -> None:
@@ -88,3 +89,39 @@ def test_tasks_that_keep_each_other_awake_while_no_time_passes_are_reported() ->
 
     with pytest.raises(Deadlock, match="rounds went by at virtual time"):
         run(main)
+
+
+def test_siblings_are_cancelled_in_the_order_in_which_they_began_wherever_they_lie_in_memory() -> None:
+    cancelled: list[int] = []
+
+    async def sibling(number: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            raise
+
+    async def failing() -> None:
+        await asyncio.sleep(1)
+        raise ValueError
+
+    async def main(_loop: VirtualLoop) -> None:
+        scattered: list[list[bytearray]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(40):
+                    group.create_task(sibling(number))
+                    # What is allocated between them moves the next ones about.
+                    scattered.append([bytearray(8) for _ in range(number * 7919 % 613)])
+                    if number % 3:
+                        scattered.pop(number % len(scattered))
+                group.create_task(failing())
+        except ExceptionGroup:
+            assert scattered
+
+    run(main)
+    first = cancelled[:]
+    cancelled.clear()
+    run(main)
+    assert sorted(first) == list(range(40))
+    assert cancelled == first

@@ -141,6 +141,21 @@ def test_a_crashed_root_task_ends_the_service_with_its_error() -> None:
     assert "drained" not in service.told
 
 
+def test_a_root_that_loses_its_cancellation_is_cancelled_again() -> None:
+    class Stubborn(Scripted):
+        async def _root(self) -> None:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                self.told.append("cancelled, and went on")
+            await super()._root()
+
+    service = Stubborn()
+    took, _ = live(service, 5.0)
+    assert service.told[-3:] == ["cancelled, and went on", "root cancelled", "stop"]
+    assert took < 20.0
+
+
 def test_a_root_task_may_not_just_return() -> None:
     service = Scripted()
     service.returns_after_s = 2.0

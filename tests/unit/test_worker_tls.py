@@ -1,9 +1,11 @@
 """Links with certificates: both ends must show one of the same authority."""
 
 import asyncio
+import logging
 import shutil
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from tandem.service.link_dialer import open_dialer
 from tandem.service.link_queue import LinkLimits
 from tandem.service.link_servers import open_server
 from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls import TlsSettings, client_context, server_context
+from tandem.service.tls import client_context, server_context
+from tandem.service.tls_settings import TlsSettings
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
@@ -78,6 +81,43 @@ async def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None
     with pytest.raises(TandemError, match="cannot be reached") as caught:
         await _dialer("friend", ours).dial(address, 2.0)
     assert caught.value.code == "link_lost"
+    await server.stop()
+
+
+@needs_openssl
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_one_name_may_stand_for_the_addresses_of_all(transport: str, tmp_path: Path) -> None:
+    ours = _certificates(tmp_path / "ours", names="DNS:tandem-worker")
+    server = open_server(transport, "127.0.0.1:0", None, ours, 2.0)
+    address = await server.start(_to_its_end)
+    link = await _dialer("friend", replace(ours, server_name="tandem-worker")).dial(address, 5.0)
+    link.close("done")
+    with pytest.raises(TandemError) as caught:
+        await _dialer("friend", replace(ours, server_name="tandem-router")).dial(address, 2.0)
+    assert caught.value.code == "link_lost"
+    await server.stop()
+
+
+@needs_openssl
+async def test_renewed_certificates_hold_for_the_next_links(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours, renewed = _certificates(tmp_path / "ours"), _certificates(tmp_path / "renewed")
+    server = open_server("tcp", "127.0.0.1:0", None, ours, 2.0)
+    address = await server.start(_to_its_end)
+    dialer, stranger = _dialer("friend", ours), _dialer("stranger", renewed)
+    old = await dialer.dial(address, 5.0)
+    with pytest.raises(TandemError):
+        await stranger.dial(address, 2.0)
+    assert ours.private_key is not None
+    ours.private_key.replace(tmp_path / "kept.key")
+    ours.private_key.write_text("half written")
+    with caplog.at_level(logging.WARNING):
+        (await dialer.dial(address, 5.0)).close("files that are no good change nothing")
+    assert "certificates_ignored" in caplog.text
+    for name in ("end.pem", "end.key", "ca.pem"):
+        (tmp_path / "renewed" / name).replace(tmp_path / "ours" / name)
+    for other in (dialer, stranger, _dialer("late", ours)):
+        (await other.dial(address, 5.0)).close("done")
+    old.close("done")
     await server.stop()
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,11 @@ from tandem.service.link_dialer import open_dialer
 from tandem.service.system import SystemClock
 from tandem.service.tcp_dialer import TcpDialer
 from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls import TlsSettings
+from tandem.service.tls_settings import TlsSettings
 from tandem.worker.parts import Parts
 from tandem.worker.simple_decoder import SimpleDecoder
+from tests.contract.certificates import HAS_OPENSSL, make_certificates
+from tests.contract.transport_stage import encrypted
 from tests.unit.worker_stage import (
     Router,
     build_decode,
@@ -42,6 +45,7 @@ from tests.unit.worker_stage import (
     submit,
 )
 
+needs_openssl = pytest.mark.skipif(not HAS_OPENSSL, reason="makes certificates with openssl")
 FAST = SimulatedModel(blocks=512, context_tokens=4096, base_s=0.0002, sequence_s=0.0, token_s=0.0, context_s=0.0)
 
 
@@ -53,7 +57,9 @@ def _parts(label: str) -> Parts:
 
 
 def _transport(scheme: str, folder: Path) -> Transport:
-    return ShmTransport(ShmSettings(str(folder))) if scheme == "shm" else TcpTransport(TcpSettings())
+    if scheme == "shm":
+        return ShmTransport(ShmSettings(str(folder)))
+    return TcpTransport(TcpSettings(), encrypted() if scheme == "tls" else None)
 
 
 def _reference(model: SimulatedModel, one: Submit, branch: int = 0) -> tuple[int, ...]:
@@ -65,10 +71,11 @@ def _hello(router: Router) -> Hello:
     return router.hello
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "shm"])
+@pytest.mark.parametrize("scheme", ["tcp", pytest.param("tls", marks=needs_openssl), "shm"])
 async def test_hand_offs_over_real_links_and_transports_give_the_reference(scheme: str, tmp_path: Path) -> None:
     prefill = build_prefill(_parts("p"), TcpLinkServer("127.0.0.1:0"), [_transport(scheme, tmp_path)])
     decoder = build_decode(_parts("d"), TcpLinkServer("127.0.0.1:0"), [_transport(scheme, tmp_path)])
+    path = "shm" if scheme == "shm" else "tcp"
     async with running(prefill, decoder):
         dialer = TcpDialer("router", SeededEntropy(4))
         p, d = await dial(dialer, prefill.address), await dial(dialer, decoder.address)
@@ -86,7 +93,7 @@ async def test_hand_offs_over_real_links_and_transports_give_the_reference(schem
             await p.ended(handle)
             assert report.tokens_computed == 0
             assert report.bytes_pulled > 0
-            assert next(span for span in report.spans if span.name == "kv.pull").attributes["path"] == scheme
+            assert next(span for span in report.spans if span.name == "kv.pull").attributes["path"] == path
             for index in range(len(one.branches)):
                 expected = _reference(FAST, one, index)
                 assert d.tokens(handle, index) == expected
@@ -129,6 +136,35 @@ class Worker:
     def kill(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
+
+
+@needs_openssl
+async def test_a_worker_with_certificates_proves_its_encrypted_path_before_it_is_ready(tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path / "tls", "DNS:tandem-worker")
+    key_file = tmp_path / "key"
+    key_file.write_text("6b" * 32 + "\n")
+    flags = (
+        *(f"--link.tls.{name}={getattr(tls, name)}" for name in ("certificate", "private_key", "authority")),
+        *("--ticket_key_file", str(key_file), "--kv.transports=tcp"),
+    )
+    named = await Worker.start("prefill_worker", "--worker_id=p-0", "--link.tls.server_name=tandem-worker", *flags)
+    wrong = await Worker.start("prefill_worker", "--worker_id=p-1", "--link.tls.server_name=another", *flags)
+    try:
+        address = await named.address()
+        dialer = open_dialer("router", SeededEntropy(4), replace(tls, server_name="tandem-worker"))
+        (offered,) = _hello(await dial(dialer, address)).addresses
+        assert offered.startswith("tcp://")
+        assert offered.endswith("/tls")
+        assert await asyncio.wait_for(wrong.process.wait(), 20.0) != 0
+        named.process.send_signal(signal.SIGTERM)
+        _, said = await asyncio.wait_for(named.process.communicate(), 20.0)
+        assert b"kv_preflight" in said
+        assert b"encrypted=True" in said
+        _, said = await wrong.process.communicate()
+        assert b"certificate is not the one expected" in said
+    finally:
+        named.kill()
+        wrong.kill()
 
 
 async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: Path) -> None:
@@ -185,7 +221,7 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--engine", "steam"), "bad_setting: engine = 'steam': expected torch or simulated"),
+        (("--engine", "steam"), "bad_setting: engine = 'steam': expected torch or vllm or simulated"),
         (("--kv.port", "x"), "bad_setting: kv.port = 'x': Expected `int`, got `str`"),
         (("--link.transport", "udp"), "bad_setting: link.transport: transport = 'udp': expected tcp or grpc"),
         (("--link.bind", "256.0.0.1:1"), "bad_setting: link.bind '256.0.0.1:1': the address cannot be bound"),

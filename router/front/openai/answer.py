@@ -5,6 +5,7 @@ sequence (`Format.head`, `Format.tail`); a token then costs one JSON string and 
 """
 
 from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -17,23 +18,32 @@ from router.front.openai.logprobs import (
     completion_logprobs,
 )
 from router.generation import Usage
+from tandem.core.kv import unpack_tokens
 from tandem.core.messages import TokenLogprob
+from tandem.core.tiers import TIERS, summed
 
 encode: Final = msgspec.json.Encoder().encode
 
 DONE: Final = b"data: [DONE]\n\n"
+_NOTHING_CACHED: Final = dict.fromkeys(TIERS, 0)
 
 
-class Label(msgspec.Struct, frozen=True):
+class Label(msgspec.Struct, frozen=True, gc=False):
     """What every part of one answer repeats. `usage_follows` adds the empty `usage` field clients then expect."""
 
     id: str
     created: int
     model: str
     usage_follows: bool = False
+    prompts: tuple[bytes, ...] = ()
+    """The prompts (packed token ids), when the answer is to have token ids; otherwise empty."""
+
+    def prompt_ids(self, index: int, choices: int) -> tuple[int, ...]:
+        """The prompt's tokens of one of so many choices, which are numbered prompt by prompt."""
+        return unpack_tokens(self.prompts[index * len(self.prompts) // choices])
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """One finished sequence."""
 
     index: int
@@ -47,10 +57,13 @@ class Choice(msgspec.Struct, frozen=True):
 class Format(Protocol):
     """How one flavour of the interface writes its answers."""
 
-    tail: bytes
+    @property
+    def tail(self) -> bytes:
+        """What stands after a piece of text (a JSON string)."""
+        ...
 
     def head(self, index: int) -> bytes:
-        """What stands before a piece of text (a JSON string) of one sequence; `tail` stands after it."""
+        """What stands before a piece of text of one sequence."""
         ...
 
     def opening(self, index: int) -> bytes:
@@ -80,8 +93,18 @@ class ChatFormat:
     def __init__(self, label: Label, vocabulary: Vocabulary) -> None:
         self._label = label
         self._vocabulary = vocabulary
-        self._open = _opening(label, "chat.completion.chunk")
-        self.tail = b'},"logprobs":null,"finish_reason":null}]' + _closing(label)
+
+    @cached_property
+    def _open(self) -> bytes:
+        return _opening(self._label, "chat.completion.chunk")
+
+    @cached_property
+    def _close(self) -> bytes:
+        return _closing(self._label)
+
+    @cached_property
+    def tail(self) -> bytes:
+        return _tail(b"}", self._close)
 
     def head(self, index: int) -> bytes:
         return self._open + b'{"index":%d,"delta":{"content":' % index
@@ -92,7 +115,7 @@ class ChatFormat:
     def piece(self, index: int, text: str, logprobs: Any, finish: str | None, stop_reason: str | int | None) -> bytes:
         delta = {"content": text} if text or logprobs is not None else {}
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._open + encode(_with_reason(choice, stop_reason)) + b"]" + _closing(self._label)
+        return self._open + encode(with_reason(choice, stop_reason)) + b"]" + _closing(self._label)
 
     def logprobs(self, tokens: Sequence[int], drawn: Sequence[TokenLogprob], offset: int) -> ChatLogprobs:
         return chat_logprobs(tokens, drawn, self._vocabulary)
@@ -101,13 +124,18 @@ class ChatFormat:
         return self._open + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _whole(self._label, "chat.completion", [self._choice(choice) for choice in choices], usage)
+        shown = [self._with_ids(self._choice(choice), choice) for choice in choices]
+        more = {"prompt_token_ids": self._label.prompt_ids(0, 1)} if self._label.prompts else {}
+        return _whole(self._label, "chat.completion", shown, usage, more)
+
+    def _with_ids(self, entry: dict[str, Any], choice: Choice) -> dict[str, Any]:
+        return {**entry, "token_ids": choice.tokens} if self._label.prompts else entry
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = self.logprobs(choice.tokens, choice.logprobs, 0) if choice.logprobs else None
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         entry = {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
-        return _with_reason(entry, choice.stop_reason)
+        return with_reason(entry, choice.stop_reason)
 
 
 class CompletionFormat:
@@ -116,8 +144,14 @@ class CompletionFormat:
     def __init__(self, label: Label, vocabulary: Vocabulary) -> None:
         self._label = label
         self._vocabulary = vocabulary
-        self._open = _opening(label, "text_completion")
-        self.tail = b',"logprobs":null,"finish_reason":null}]' + _closing(label)
+
+    @cached_property
+    def _open(self) -> bytes:
+        return _opening(self._label, "text_completion")
+
+    @cached_property
+    def tail(self) -> bytes:
+        return _tail(b"", _closing(self._label))
 
     def head(self, index: int) -> bytes:
         return self._open + b'{"index":%d,"text":' % index
@@ -127,7 +161,7 @@ class CompletionFormat:
 
     def piece(self, index: int, text: str, logprobs: Any, finish: str | None, stop_reason: str | int | None) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return self._open + encode(_with_reason(choice, stop_reason)) + b"]" + _closing(self._label)
+        return self._open + encode(with_reason(choice, stop_reason)) + b"]" + _closing(self._label)
 
     def logprobs(self, tokens: Sequence[int], drawn: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs:
         return completion_logprobs(tokens, drawn, self._vocabulary, offset)
@@ -136,30 +170,43 @@ class CompletionFormat:
         return self._open + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _whole(self._label, "text_completion", [self._choice(choice) for choice in choices], usage)
+        return _whole(
+            self._label, "text_completion", [self._choice(choice, len(choices)) for choice in choices], usage, {}
+        )
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: Choice, choices: int) -> dict[str, Any]:
         logprobs = self.logprobs(choice.tokens, choice.logprobs, 0) if choice.logprobs else None
         entry = {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
-        return _with_reason(entry, choice.stop_reason)
+        if self._label.prompts:
+            entry["token_ids"] = choice.tokens
+            entry["prompt_token_ids"] = self._label.prompt_ids(choice.index, choices)
+        return with_reason(entry, choice.stop_reason)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`."""
+    """OpenAI's `usage`. Where the cached tokens were found is left out when no worker has told."""
+    details: dict[str, Any] = {"cached_tokens": usage.cached_tokens}
+    if usage.by_tier is not None:
+        found = usage.by_tier
+        details["cached_tokens_by_tier"] = {t: found.get(t, 0) for t in TIERS} if found else _NOTHING_CACHED
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": details,
     }
 
 
 def total(usages: Sequence[Usage]) -> Usage:
     """The sum over the prompts of a request."""
+    if len(usages) == 1:
+        return usages[0]
     return Usage(
         sum(usage.prompt_tokens for usage in usages),
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
+        summed(usage.by_tier for usage in usages),
+        tuple(kept for usage in usages for kept in usage.kept),
     )
 
 
@@ -169,19 +216,25 @@ def _opening(label: Label, kind: str) -> bytes:
     return b"data: " + encode(fields)[:-1] + b',"choices":['
 
 
+@cache
+def _tail(text_end: bytes, closing: bytes) -> bytes:
+    """What follows a piece of text: the same object for all streams, so that it stays in the processor's cache."""
+    return text_end + b',"logprobs":null,"finish_reason":null}]' + closing
+
+
 def _closing(label: Label) -> bytes:
     """An event after its choices."""
     return b',"usage":null}\n\n' if label.usage_follows else b"}\n\n"
 
 
-def _with_reason(choice: dict[str, Any], stop_reason: str | int | None) -> dict[str, Any]:
+def with_reason(choice: dict[str, Any], stop_reason: str | int | None) -> dict[str, Any]:
     """`stop_reason` says which stop string or token ended a sequence; OpenAI has no field for it."""
     if stop_reason is not None:
         choice["stop_reason"] = stop_reason
     return choice
 
 
-def _whole(label: Label, kind: str, choices: Sequence[dict[str, Any]], usage: Usage) -> bytes:
+def _whole(label: Label, kind: str, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
     return encode(
         {
             "id": label.id,
@@ -190,5 +243,6 @@ def _whole(label: Label, kind: str, choices: Sequence[dict[str, Any]], usage: Us
             "model": label.model,
             "choices": choices,
             "usage": usage_object(usage),
+            **more,
         }
     )

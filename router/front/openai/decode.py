@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from router.front.openai.schema import ChatRequest, CompletionRequest, Parameters
-from router.front.openai.unsupported import UNSUPPORTED, asks_for
+from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.front.openai.unsupported import UNSUPPORTED, asks_for, unsupported
 from tandem.core.errors import TandemError
 
-Request = TypeVar("Request", bound=Parameters)
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
 _CHAT: Final = msgspec.json.Decoder(ChatRequest)
@@ -23,12 +23,12 @@ _COMPLETION: Final = msgspec.json.Decoder(CompletionRequest)
 
 def decode_chat(body: bytes) -> ChatRequest:
     """The body of a chat request. Raises `invalid_request` or `unsupported_parameter`."""
-    return _decode(body, _CHAT, ChatRequest)
+    return decode_as(body, _CHAT, ChatRequest)
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """The body of a completion request. Raises `invalid_request` or `unsupported_parameter`."""
-    return _decode(body, _COMPLETION, CompletionRequest)
+    return decode_as(body, _COMPLETION, CompletionRequest)
 
 
 def convert(values: Mapping[str, Any], kind: type[Request]) -> Request:
@@ -41,7 +41,7 @@ def convert(values: Mapping[str, Any], kind: type[Request]) -> Request:
         elif name not in UNSUPPORTED:
             raise TandemError("invalid_request", f"unknown parameter: {name!r}", param=name)
         elif asks_for(name, value):
-            raise TandemError("unsupported_parameter", f"the parameter {name!r} is not supported here", param=name)
+            raise unsupported(name)
     for name, value in wanted.items():
         _check(name, value, fields[name].type)
     for name, field in fields.items():
@@ -50,7 +50,8 @@ def convert(values: Mapping[str, Any], kind: type[Request]) -> Request:
     return msgspec.convert(wanted, kind, str_keys=True)
 
 
-def _decode(body: bytes, decoder: "msgspec.json.Decoder[Request]", kind: type[Request]) -> Request:
+def decode_as(body: bytes, decoder: "msgspec.json.Decoder[Request]", kind: type[Request]) -> Request:
+    """A body as `kind`, which `decoder` decodes. Raises `invalid_request` or `unsupported_parameter`."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError:

@@ -3,15 +3,20 @@
 Ranges were checked while decoding; here are the rules that tie parameters to each other and to the model.
 """
 
-from typing import Final
+from typing import Any, Final
 
-from router.front.openai.schema import ChatMessage, ChatRequest, CompletionRequest, Parameters
+import msgspec
+
+from router.front.openai.schema import ChatMessage, ChatRequest, CompletionRequest, Parameters, ToolCall
+from router.front.openai.unsupported import WHY_NOT_BY_MEANING
 from tandem.core.errors import TandemError
 from tandem.core.request import Sampling, Stopping
 
-_ROLES: Final = ("system", "developer", "user", "assistant")
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TOP_P_MIN: Final = 1e-6
 """What `top_p: 0` means: only the likeliest token is left."""
+_PLAIN: Final = Sampling()
+_NOTHING_SAID: Final = (None,) * 8
 
 
 def check(request: ChatRequest | CompletionRequest) -> None:
@@ -20,12 +25,28 @@ def check(request: ChatRequest | CompletionRequest) -> None:
         raise _invalid("stream_options", "stream_options is only allowed when stream is true")
     if request.resumable and not request.stream:
         raise _invalid("resumable", "resumable is only allowed when stream is true")
+    if request.return_token_ids and request.stream:
+        raise _invalid("return_token_ids", "return_token_ids is only allowed when stream is false")
+    if request.prompt_cache_options and request.prompt_cache_options.get("mode") == "semantic":
+        raise TandemError("unsupported_parameter", WHY_NOT_BY_MEANING, param="prompt_cache_options.mode")
     if isinstance(request, ChatRequest):
         _check_chat(request)
 
 
 def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampling:
     """How to draw. Raises `invalid_request` for a biased token the model does not have."""
+    said = (
+        request.temperature,
+        request.top_p,
+        request.top_k,
+        request.min_p,
+        request.presence_penalty,
+        request.frequency_penalty,
+        request.repetition_penalty,
+        request.logit_bias,
+    )
+    if said == _NOTHING_SAID and wanted_logprobs(request) is None:
+        return _PLAIN
     bias = request.logit_bias or {}
     for token in bias:
         if token >= vocab_size:
@@ -78,7 +99,7 @@ def stopping(request: ChatRequest | CompletionRequest, prompt_tokens: int, conte
     )
 
 
-def messages(request: ChatRequest) -> list[dict[str, str]]:
+def messages(request: ChatRequest) -> list[dict[str, Any]]:
     """The conversation as chat templates take it. Raises `invalid_request` or `unsupported_parameter`."""
     return [_turn(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
 
@@ -125,25 +146,56 @@ def _asked_tokens(request: Parameters) -> tuple[int | None, str]:
     return request.max_tokens, "max_tokens"
 
 
-def _turn(message: ChatMessage, place: str) -> dict[str, str]:
+def _turn(message: ChatMessage, place: str) -> dict[str, Any]:
     if message.role not in _ROLES:
         known = ", ".join(_ROLES)
         raise _invalid(f"{place}.role", f"{place}.role: {message.role!r} is not one of {known}")
-    for name in ("audio", "function_call", "tool_calls", "tool_call_id"):
+    for name in ("audio", "function_call"):
         if getattr(message, name):
             raise TandemError(
                 "unsupported_parameter", f"{place}.{name} is not supported here", param=f"{place}.{name}"
             )
-    turn = {"role": message.role, "content": _content(message, place)}
+    turn: dict[str, Any] = {"role": message.role, "content": _content(message, place)}
     if message.name is not None:
         turn["name"] = message.name
+    if message.tool_calls or message.tool_call_id or message.reasoning_content or message.role == "tool":
+        _add_tools(turn, message, place)
     return turn
+
+
+def _add_tools(turn: dict[str, Any], message: ChatMessage, place: str) -> None:
+    """What turns with tools and reasoning have besides."""
+    if message.tool_calls and message.role != "assistant":
+        raise _invalid(f"{place}.tool_calls", f"{place}.tool_calls: only an assistant calls tools")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise _invalid(f"{place}.tool_call_id", f"{place}.tool_call_id is missing: which call this answers")
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)]
+    if message.role == "tool":
+        turn["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content and message.role == "assistant":
+        turn["reasoning_content"] = message.reasoning_content
+
+
+def _call(call: ToolCall, place: str) -> dict[str, Any]:
+    """A call as templates expect it: with its arguments as an object. What is none stays the text it is."""
+    if call.type != "function":
+        raise _invalid(f"{place}.type", f"{place}.type: {call.type!r} is not function")
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    given = arguments if isinstance(arguments, dict) else call.function.arguments
+    shown = {"type": "function", "function": {"name": call.function.name, "arguments": given}}
+    return {"id": call.id, **shown} if call.id else shown
 
 
 def _content(message: ChatMessage, place: str) -> str:
     content = message.content
     if isinstance(content, str):
         return content
+    if content is None and message.tool_calls:
+        return ""
     if content is None:
         raise _invalid(f"{place}.content", f"{place}.content is missing")
     for number, part in enumerate(content):

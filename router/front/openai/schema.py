@@ -4,7 +4,7 @@ The public gRPC interface fills the same structures, so both refuse the same thi
 OpenAI's clients send and that change nothing here (`user`, `metadata`, …) are accepted.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,32 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`json_schema` of a response format. Output follows the schema whether it is `strict` or not."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the whole answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the whole answer has to be, as vLLM's clients say it: exactly one of these."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    grammar: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,16 +75,26 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     resumable: bool | None = None
+    return_token_ids: bool | None = None
+    """Whether the answer, which is not streamed then, has the ids of its tokens and of the prompt's."""
 
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Requests share cached prefixes only with those of the same tenant and salt."""
+    prompt_cache_key: Annotated[str, Meta(max_length=256)] | None = None
+    """Requests of a tenant with the same key are expected to begin alike: a hint to placement, no more."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: Annotated[str, Meta(min_length=1)] | None = None
+    guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    guided_grammar: Annotated[str, Meta(min_length=1)] | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
 
@@ -70,8 +106,23 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn. The last six fields are what OpenAI's answers carry, so that an answer can be sent back as it is."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """What was called: `arguments` is JSON text, as the model wrote it."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call in an assistant's turn."""
+
+    function: CalledFunction
+    id: str = ""
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """One turn. Its last fields are what OpenAI's answers carry, so that an answer can be sent back as it is."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -80,14 +131,47 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     annotations: list[Any] | None = None
     audio: Any = None
     function_call: Any = None
-    tool_calls: Any = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Only functions are tools here."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    """Which function has to be called."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """A `tool_choice` that names a function."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    tools: Annotated[list[Tool], Meta(max_length=256)] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -7,6 +7,8 @@ it is not there, instead of getting an answer without it.
 from types import MappingProxyType
 from typing import Any, Final
 
+from tandem.core.errors import TandemError
+
 UNSUPPORTED: Final = MappingProxyType[str, tuple[Any, ...]](
     {
         # More than one candidate per answer.
@@ -18,7 +20,7 @@ UNSUPPORTED: Final = MappingProxyType[str, tuple[Any, ...]](
         "echo": (False,),
         "suffix": ("",),
         "prompt_logprobs": (),
-        # Tools.
+        # Tools, where there is no conversation.
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True, False),
@@ -26,13 +28,6 @@ UNSUPPORTED: Final = MappingProxyType[str, tuple[Any, ...]](
         "function_call": ("none", "auto"),
         "web_search_options": (),
         "documents": ([],),
-        # Structured output.
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
         # Other than text in, text out.
         "audio": (),
         "modalities": (["text"],),
@@ -57,9 +52,33 @@ UNSUPPORTED: Final = MappingProxyType[str, tuple[Any, ...]](
         "spaces_between_special_tokens": (True,),
         "truncate_prompt_tokens": (),
         "return_tokens_as_token_ids": (False,),
-        "return_token_ids": (False,),
+        # Answers from a cache of similar requests, as some gateways in front of models offer it.
+        "semantic_cache": (False,),
+        "semantic_caching": (False,),
+        "semantic_cache_threshold": (),
+        "semantic_similarity": (False,),
+        "similarity_threshold": (),
+        "cache_similarity_threshold": (),
+        "cache_mode": ("exact", "off"),
     }
 )
+
+BY_MEANING: Final = frozenset(name for name in UNSUPPORTED if "semantic" in name or "similarity" in name) | {
+    "cache_mode"
+}
+"""Those that ask for the cache of a request that only means the same."""
+
+WHY_NOT_BY_MEANING: Final = (
+    "reuse by similarity of meaning is refused: cached KV blocks are those of one exact sequence of tokens, and with "
+    "the blocks of a prompt that only means the same the model would answer that other prompt. Exact prefixes are "
+    "reused without being asked for"
+)
+
+
+def unsupported(name: str) -> TandemError:
+    """The refusal of a parameter, with the reason where there is more to it than that it is not built."""
+    why = f": {WHY_NOT_BY_MEANING}" if name in BY_MEANING else ""
+    return TandemError("unsupported_parameter", f"the parameter {name!r} is not supported here{why}", param=name)
 
 
 def asks_for(name: str, value: Any) -> bool:

@@ -34,7 +34,9 @@ def parse(arguments: Sequence[str]) -> DrillOptions:
     kinds = KINDS if given.kind == ALL else (given.kind,)
     stages = STAGES if ALL in given.during else tuple(dict.fromkeys(given.during))
     cells = tuple(Cell(kind, stage) for kind in kinds for stage in stages)
-    bounds = Bounds(streams=given.streams, freeze_s=given.freeze, end_s=given.end_within)
+    bounds = Bounds(
+        streams=given.streams, freeze_s=given.freeze, end_s=given.end_within, recover_s=given.recover_within
+    )
     return DrillOptions(cells, given.url, given.api_key, given.rounds, bounds, given.json)
 
 
@@ -58,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--end-within", type=float, default=defaults.end_s, help="seconds a request has to end (default %(default)s)"
+    )
+    parser.add_argument(
+        "--recover-within",
+        type=float,
+        default=defaults.recover_s,
+        help="seconds the platform has to be whole again; a killed worker loads its model (default %(default)s)",
     )
     parser.add_argument("--json", type=Path, help="write all rounds to this file")
     return parser

@@ -5,15 +5,17 @@ from types import MappingProxyType
 from typing import Final
 
 from tandem.cli.restart import RestartPolicy
-from tandem.cli.service_spec import EngineSpec
+from tandem.spec.engine import EngineSpec
 
-_LEASE_S: Final = 6.0
+_LEASE_S: Final = 8.0
 """How long the answer of a client that does not come back is kept: longer than a router takes to start."""
 
 ROUTER: Final[Mapping[str, object]] = MappingProxyType(
     {
         # Few places on each worker, so that a handful of requests makes a queue.
         "core.placement.sequences_per_worker_max": 24,
+        # Placement may find, rightly, that a small model computes a prompt faster than it hands it over.
+        "core.placement.prefer": "disaggregated",
         "core.deadlines.resumable_lease_s": _LEASE_S,
     }
 )
@@ -30,6 +32,7 @@ _SLOW: Final[Mapping[str, Mapping[str, object]]] = {
     },
     # A real model takes the time it takes; smaller chunks let the transfer begin before the prompt is computed.
     "torch": {"scheduler.max_batched_tokens": 256},
+    "vllm": {"scheduler.max_batched_tokens": 256},
 }
 
 
@@ -39,7 +42,7 @@ def notice(url: str, engine: EngineSpec) -> str:
         "DRILLS ARE ALLOWED: not for serving. Workers can be told to damage what they receive, and everything is",
         f"slower and smaller than it could be. Try: tandem drill kill-decode --during decode --url {url}",
     ]
-    if engine.type == "torch" and engine.dtype != "float32":
+    if engine.type != "simulated" and engine.dtype != "float32":
         lines.append("Answers repeat exactly in float32 only: start it with --dtype float32 to have them compared.")
     return "\n".join(lines) + "\n"
 

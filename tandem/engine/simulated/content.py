@@ -29,12 +29,21 @@ _H: Final = 0x5851F42D4C957F2E  # even, so that every r = 1 + h * g is odd
 _Y: Final = 0x14057B7EF767814E  # even, so that every g = k + y * v is odd
 _POSITION: Final = 0xD1342543DE82EF95
 
+# As words, made once: these are used in every step.
+_GOLDEN_WORD: Final = np.uint64(GOLDEN)
+_H_WORD: Final = np.uint64(_H)
+_Y_WORD: Final = np.uint64(_Y)
+_POSITION_WORD: Final = np.uint64(_POSITION)
+_27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_MIX: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_AGAIN: Final = np.uint64(0x94D049BB133111EB)
+
 
 def scramble(x: Words) -> Words:
     """The finalizer of splitmix64: a bijection in which every input bit reaches every output bit."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> _30)) * _MIX
+    x = (x ^ (x >> _27)) * _MIX_AGAIN
+    return x ^ (x >> _31)
 
 
 def scramble_one(x: int) -> int:
@@ -68,6 +77,8 @@ class Tables:
     products: Words
     products_inverse: Words
     gains: Words
+    growth: list[int]
+    """g, for who follows single tokens."""
 
 
 @lru_cache(maxsize=8)
@@ -81,7 +92,7 @@ def tables(context_tokens: int, block_tokens: int) -> Tables:
     products = np.ones(count + 1, dtype=np.uint64)
     np.cumprod(np.uint64(1) + np.uint64(_H) * g, out=products[1:])
     inverse = _inverse(products)
-    return Tables(k, v, coefficients, products, inverse, g * inverse[1:])
+    return Tables(k, v, coefficients, products, inverse, g * inverse[1:], g.tolist())
 
 
 class Content:
@@ -91,7 +102,8 @@ class Content:
         self._block_tokens = model.block_tokens
         self._tables = tables(model.context_tokens, model.block_tokens)
         salt = blake2b(f"{model.name}/{model.seed}".encode(), digest_size=8).digest()
-        self._salt = np.uint64(int.from_bytes(salt, "little"))
+        self._salt_int = int.from_bytes(salt, "little")
+        self._salt = np.uint64(self._salt_int)
 
     def block_sums(self, words: Words, ends: NDArray[np.int64]) -> Words:
         """What blocks `[blocks, 2 * block_tokens]` add to E, each counted up to the sequence's position `ends[i]`,
@@ -107,7 +119,7 @@ class Content:
 
     def embedded(self, tokens: Words, positions: Words) -> Words:
         """m(token, position)."""
-        return scramble(tokens * np.uint64(GOLDEN) + positions * np.uint64(_POSITION) + self._salt)
+        return scramble(tokens * _GOLDEN_WORD + positions * _POSITION_WORD + self._salt)
 
     def chunk(self, before: int, tokens: Words, start: int) -> tuple[Words, Words]:
         """K words of consecutive tokens from position `start` on, given E before them; and E before the first, after
@@ -118,25 +130,32 @@ class Content:
         scaled[0] = before * int(t.products_inverse[start]) & U64
         np.multiply(t.gains[start:end], embedded, out=scaled[1:])
         states = np.cumsum(scaled, dtype=np.uint64) * t.products[start : end + 1]
-        return np.uint64(_H) * states[:-1] + embedded, states
+        return _H_WORD * states[:-1] + embedded, states
 
     def singles(self, before: Words, tokens: Words, positions: NDArray[np.intp]) -> tuple[Words, Words]:
         """The same for one token each of many sequences."""
         t = self._tables
-        content = np.uint64(_H) * before + self.embedded(tokens, positions.astype(np.uint64))
+        content = _H_WORD * before + self.embedded(tokens, positions.astype(np.uint64))
         after = before + t.k[positions] * content + t.v[positions] * self.values(content)
         return content, after
 
+    def single(self, before: int, token: int, position: int) -> tuple[int, int]:
+        """The same for one token of one sequence, without arrays."""
+        embedded = scramble_one((token * GOLDEN + position * _POSITION + self._salt_int) & U64)
+        content = (_H * before + embedded) & U64
+        return content, (before + self._tables.growth[position] * content) & U64
+
     def next_state(self, state: int, token: int, position: int) -> int:
-        """E after one more token, without arrays: for who follows a single sequence."""
-        t = self._tables
-        embedded = scramble_one((token * GOLDEN + position * _POSITION + int(self._salt)) & U64)
-        content = (_H * state + embedded) & U64
-        return (state + (int(t.k[position]) + int(t.v[position]) * _Y) * content) & U64
+        """E after one more token: for who follows a single sequence."""
+        return self.single(state, token, position)[1]
 
     def values(self, content: Words) -> Words:
         """V words of K words."""
-        return content * np.uint64(_Y)
+        return content * _Y_WORD
+
+    def value(self, content: int) -> int:
+        """The V word of a K word."""
+        return content * _Y & U64
 
     def block_bytes(self, tokens: tuple[int, ...], block: int) -> bytes:
         """The bytes a right block of a sequence holds: the block with index `block`, unused positions zero."""

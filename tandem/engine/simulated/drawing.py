@@ -13,7 +13,7 @@ import numpy as np
 from tandem.core.messages import Alternative, TokenLogprob
 from tandem.core.request import Sampling
 from tandem.core.simple_tokenizer import BYTE_IDS
-from tandem.engine.plan import Draw, Drawn
+from tandem.engine.plan import Columns, Draw, Drawn, Lane
 from tandem.engine.simulated.content import GOLDEN, U64, Words, scramble, scramble_one
 from tandem.engine.simulated.model import SimulatedModel
 
@@ -22,6 +22,11 @@ _POSITION: Final = 0xE7037ED1A0B428DB
 _SEED: Final = 0x8EBC6AF09C88C6E3
 _SEQUENCE: Final = 0x589965CC75374CC3
 _BIAS_MAX: Final = 100.0
+_TOKEN_WORD: Final = np.uint64(_TOKEN)
+_POSITION_WORD: Final = np.uint64(_POSITION)
+_FIRST_WORD: Final = np.uint64(BYTE_IDS)
+_LOW: Final = np.uint64(0xFFFFFFFF)
+_HALF: Final = np.uint64(32)
 
 
 class Drawing:
@@ -34,32 +39,47 @@ class Drawing:
 
     def draw(self, states: Words, tokens: Words, draws: Sequence[Draw]) -> list[Drawn]:
         """One token per draw, from E and the last token of its row."""
-        salts = np.array(
-            [
-                draw.position * _POSITION & U64
-                if draw.sampling.temperature == 0
-                else (draw.position * _POSITION + draw.seed * _SEED + draw.sequence * _SEQUENCE) & U64
-                for draw in draws
-            ],
-            dtype=np.uint64,
-        )
-        units = scramble(states ^ (tokens * np.uint64(_TOKEN) + salts))
-        words = np.uint64(BYTE_IDS) + (units & np.uint64(0xFFFFFFFF)) % np.uint64(self._words)
-        words[units >> np.uint64(32) < np.uint64(self._eos_below)] = self._eos
-        drawn = []
-        for index, (token, draw) in enumerate(zip(words.tolist(), draws, strict=True)):
-            sampling = draw.sampling
-            # A draw carries its prompt when, and only when, it depends on its history.
-            bound = draw.forbidden or draw.prompt or draw.output or sampling.logit_bias
-            if sampling.logprobs is None and not bound:
-                drawn.append(Drawn(draw.work_id, draw.sequence, draw.position, token))
-            else:
-                drawn.append(self._drawn(int(units[index]), draw))
-        return drawn
+        salts = np.array([draw.position for draw in draws], dtype=np.uint64) * _POSITION_WORD
+        sampling, plain = draws[0].sampling, _plain(draws[0].sampling)
+        if not plain or sampling.temperature != 0 or any(draw.sampling is not sampling for draw in draws):
+            plain = all(_plain(draw.sampling) for draw in draws)
+            salts += np.array([_seeded(draw) for draw in draws], dtype=np.uint64)
+        units = scramble(states ^ (tokens * _TOKEN_WORD + salts))
+        words = self._words_of(units)
+        if plain and not any(draw.forbidden for draw in draws):
+            return [
+                Drawn(draw.work_id, draw.sequence, draw.position, token)
+                for draw, token in zip(draws, words.tolist(), strict=True)
+            ]
+        return [self._drawn(unit, draw) for unit, draw in zip(units.tolist(), draws, strict=True)]
+
+    def tokens(self, states: Words, tokens: Words, columns: Columns) -> list[int]:
+        """A token for every row of columns, from E and the last token of each."""
+        salts = np.array(columns.positions, dtype=np.uint64) * _POSITION_WORD
+        temperatures = [lane.sampling.temperature for lane in columns.lanes]
+        if any(temperatures):
+            salts += np.array([_seeded(lane) for lane in columns.lanes], dtype=np.uint64)
+        found: list[int] = self._words_of(scramble(states ^ (tokens * _TOKEN_WORD + salts))).tolist()
+        return found
+
+    def token_one(self, state: int, token: int, lane: Lane, position: int) -> int:
+        """The same for one row, without arrays."""
+        salt = position * _POSITION + _seeded(lane)
+        return self.token(scramble_one(state ^ (token * _TOKEN + salt) & U64))
+
+    def _words_of(self, units: Words) -> Words:
+        """`token` of many."""
+        words: Words = _FIRST_WORD + (units & _LOW) % np.uint64(self._words)
+        words[units >> _HALF < np.uint64(self._eos_below)] = self._eos
+        return words
 
     def draw_one(self, state: int, token: int, draw: Draw) -> Drawn:
         """The same for one draw, without arrays."""
-        return self._drawn(scramble_one(state ^ (token * _TOKEN + _salt(draw)) & U64), draw)
+        salt = draw.position * _POSITION + _seeded(draw)
+        unit = scramble_one(state ^ (token * _TOKEN + salt) & U64)
+        if not draw.forbidden and _plain(draw.sampling):
+            return Drawn(draw.work_id, draw.sequence, draw.position, self.token(unit))
+        return self._drawn(unit, draw)
 
     def _drawn(self, unit: int, draw: Draw) -> Drawn:
         sampling = draw.sampling
@@ -101,12 +121,16 @@ class Drawing:
         return TokenLogprob(chosen, tuple(others[:count]))
 
 
-def _salt(draw: Draw) -> int:
-    """What of the draw itself goes into the hash."""
-    salt = draw.position * _POSITION
-    if draw.sampling.temperature != 0:
-        salt += draw.seed * _SEED + draw.sequence * _SEQUENCE
-    return salt & U64
+def _seeded(draw: Draw | Lane) -> int:
+    """What seed and sequence add to the hash of a draw."""
+    if draw.sampling.temperature == 0:
+        return 0
+    return draw.seed * _SEED + draw.sequence * _SEQUENCE & U64
+
+
+def _plain(sampling: Sampling) -> bool:
+    """Whether the hash alone decides, unless tokens are forbidden."""
+    return sampling.logprobs is None and not sampling.logit_bias and not sampling.needs_history
 
 
 def _unconstrained(draw: Draw) -> bool:

@@ -74,6 +74,7 @@ class SimulatedModel:
             eos_token_ids=(self.eos_token_id,),
             blocks=self.blocks,
             layout=self.layout,
+            columns=True,
         )
 
     def step_s(self, load: StepLoad) -> float:

@@ -1,25 +1,26 @@
 """The computing half: reads the slots a plan names, writes the slots it fills, and takes the formula's time."""
 
 import asyncio
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from tandem.engine.digest import Digester
-from tandem.engine.plan import BlockRef, Drawn, Row, Step, StepResult
+from tandem.engine.plan import BlockRef, Columns, Drawn, Row, Step, StepResult
 from tandem.engine.protocol import BlockMemory, EngineInfo
 from tandem.engine.simulated.content import Content, Words
 from tandem.engine.simulated.drawing import Drawing
+from tandem.engine.simulated.following import Following, Run
 from tandem.engine.simulated.memory import WatchedMemory
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.sums import SlotSums
 from tandem.engine.step_budget import StepLoad
 
+_FEW: Final = 6
+"""Up to so many rows are quicker one by one than as arrays."""
 _NONE: Final[Words] = np.zeros(0, dtype=np.uint64)
-
-
-def _slot(table: bytes, at: int) -> int:
-    return int.from_bytes(table[at : at + 4], "little")
+_BRANCHES: Final = 20
+"""Bits of a sequence's number in the key by which it is followed."""
 
 
 class SimulatedRunner:
@@ -37,7 +38,9 @@ class SimulatedRunner:
         buffer = memory.buffer if watched is None else watched.own_buffer()
         self._words: Words = np.frombuffer(buffer, dtype="<u8").reshape(-1, 2 * model.block_tokens)
         self._content = Content(model)
-        self._sums = SlotSums(self._words, self._content, watched)
+        self._watched = watched
+        self._sums = SlotSums(self._words, self._content)
+        self._following = Following(self._sums, model.block_tokens)
         self._drawing = Drawing(model)
         self._digester = Digester(layout)
 
@@ -59,22 +62,68 @@ class SimulatedRunner:
 
     def compute(self, step: Step, seconds: float = 0.0) -> StepResult:
         """What a step does to the slots, and what it draws."""
-        sums = self._sums
-        sums.begin()
+        self._begin()
         for source, target in step.copies:
             self._words[target] = self._words[source]
-            sums.copied(source, target)
-        singles = [row for row in step.rows if len(row.tokens) == 4 and row.write and row.start > 0]
-        rows, states = singles, self._singles(singles) if singles else _NONE
-        if len(singles) < len(step.rows):
-            others = [row for row in step.rows if len(row.tokens) != 4 or not row.write or row.start == 0]
-            rows = singles + others
-            states = np.concatenate((states, np.array(self._others(others), dtype=np.uint64)))
-        drawn = self._draw(rows, states)
-        return StepResult(step.number, drawn, self._complete(step.complete), seconds)
+            self._sums.copied(source, target)
+            self._following.written((target,))
+        tokens = self._generate(step.columns) if step.columns is not None else []
+        singles, others = [], []
+        for row in step.rows:
+            if len(row.tokens) == 4 and row.write and row.start > 0:
+                singles.append(row)
+            else:
+                others.append(row)
+        runs = self._runs(singles)
+        rows = singles + others if others else singles
+        if len(rows) <= _FEW:
+            states = [self._single(row, run) for row, run in zip(singles, runs, strict=True)]
+            drawn = self._draw_few(rows, states + self._others(others) if others else states)
+        else:
+            after = self._singles(singles, runs)
+            if others:
+                after = np.concatenate((after, np.array(self._others(others), dtype=np.uint64)))
+            drawn = self._draw(rows, after)
+        self._following.end_step(len(singles) + len(tokens))
+        return StepResult(step.number, drawn, self._complete(step.complete), seconds, tokens)
+
+    def _generate(self, columns: Columns) -> list[int]:
+        """Compute, write and draw a token for every row of columns."""
+        lanes, tables, starts = columns.lanes, columns.tables, columns.starts
+        keys = [lane.work_id << _BRANCHES | lane.sequence for lane in lanes]
+        runs = self._followed(keys, tables, starts)
+        last = np.frombuffer(columns.tokens, dtype="<u4")
+        if len(lanes) > _FEW:
+            tokens = last.astype(np.uint64)
+            return self._drawing.tokens(self._write(runs, tokens, starts), tokens, columns)
+        drawn = []
+        for lane, run, token, start, position in zip(
+            lanes, runs, last.tolist(), starts, columns.positions, strict=True
+        ):
+            state = self._write_one(run, token, start)
+            drawn.append(self._drawing.token_one(state, token, lane, position))
+        return drawn
+
+    def _begin(self) -> None:
+        """Forget what somebody else may have written to since the last step; without a `WatchedMemory` nobody tells,
+        so that is everything."""
+        if self._watched is None or self._watched.open:
+            self._sums.forget_all()
+            self._following.forget_all()
+        elif touched := self._watched.take_touched():
+            self._sums.forget(touched)
+            self._following.written(touched)
+
+    def _draw_few(self, rows: list[Row], states: list[int]) -> tuple[Drawn, ...]:
+        """Draw what the rows ask for; `states` has E after each."""
+        drawn = []
+        for row, state in zip(rows, states, strict=True):
+            token = int.from_bytes(row.tokens[-4:], "little")
+            drawn += [self._drawing.draw_one(state, token, draw) for draw in row.draws]
+        return tuple(drawn)
 
     def _draw(self, rows: list[Row], states: Words) -> tuple[Drawn, ...]:
-        """Draw what the rows ask for; `states` has E after each."""
+        """The same for many rows at once."""
         counts = [len(row.draws) for row in rows]
         tokens = np.frombuffer(b"".join([row.tokens[-4:] for row in rows]), dtype="<u4").astype(np.uint64)
         if counts.count(1) == len(counts):
@@ -84,20 +133,57 @@ class SimulatedRunner:
             states, tokens = np.repeat(states, counts), np.repeat(tokens, counts)
         return tuple(self._drawing.draw(states, tokens, draws)) if draws else ()
 
-    def _singles(self, rows: list[Row]) -> Words:
-        """Compute and write one token of each row; gives E after it."""
-        size, tables = self._model.block_tokens, [row.table for row in rows]
-        starts = [row.start for row in rows]
-        before, parts = self._sums.attended(tables, starts)
-        positions = np.array(starts)
+    def _runs(self, rows: list[Row]) -> list[Run]:
+        """What rows of one token attend to."""
+        return self._followed([_key(row) for row in rows], [row.table for row in rows], [row.start for row in rows])
+
+    def _followed(self, keys: list[int], tables: list[bytes], starts: list[int]) -> list[Run]:
+        """What one token each of these attends to: carried on from the step before, or else read from its slots."""
+        found, missing = self._following.find_all(keys, tables, starts)
+        if not missing:
+            return cast("list[Run]", found)
+        if len(missing) <= _FEW:
+            known = [self._sums.attended_one(tables[index], starts[index]) for index in missing]
+        else:
+            states, parts = self._sums.attended([tables[at] for at in missing], [starts[at] for at in missing])
+            known = list(zip(states.tolist(), parts.tolist(), strict=True))
+        for index, (state, part) in zip(missing, known, strict=True):
+            found[index] = self._following.begin(keys[index], tables[index], starts[index], state, part)
+        return cast("list[Run]", found)
+
+    def _single(self, row: Row, run: Run) -> int:
+        """Compute and write one token of one row; gives E after it."""
+        return self._write_one(run, int.from_bytes(row.tokens, "little"), row.start)
+
+    def _write_one(self, run: Run, token: int, start: int) -> int:
+        """The same, of the sequence that is followed by this run."""
+        words = self._words
+        content, after = self._content.single(run.state, token, start)
+        slot, offset = run.tail, start % self._model.block_tokens
+        words[slot, offset], words[slot, offset + self._model.block_tokens] = content, self._content.value(content)
+        run.state, run.end = after, start + 1
+        return after
+
+    def _singles(self, rows: list[Row], runs: list[Run]) -> Words:
+        """The same for many rows at once."""
+        if not rows:
+            return _NONE
         tokens = np.frombuffer(b"".join([row.tokens for row in rows]), dtype="<u4").astype(np.uint64)
+        return self._write(runs, tokens, [row.start for row in rows])
+
+    def _write(self, runs: list[Run], tokens: Words, starts: list[int]) -> Words:
+        """Compute and write one token of every run; gives E after each."""
+        size = self._model.block_tokens
+        before = np.array([run.state for run in runs], dtype=np.uint64)
+        positions = np.array(starts)
         content, after = self._content.singles(before, tokens, positions)
-        offsets = positions % size
-        slots = np.array([_slot(table, start // size * 4) for table, start in zip(tables, starts, strict=True)])
-        self._words[slots, offsets] = content
-        self._words[slots, offsets + size] = self._content.values(content)
-        known = np.where(offsets == 0, np.uint64(0), parts) + (after - before)
-        self._sums.know(slots, known, positions + 1)
+        # As one flat array: an index for each word costs half of what a pair of them does.
+        places = np.array([run.tail for run in runs]) * (2 * size) + positions % size
+        words = self._words.reshape(-1)
+        words[places] = content
+        words[places + size] = self._content.values(content)
+        for run, state, start in zip(runs, after.tolist(), starts, strict=True):
+            run.state, run.end = state, start + 1
         return after
 
     def _others(self, rows: list[Row]) -> list[int]:
@@ -105,7 +191,10 @@ class SimulatedRunner:
         ends = [row.start if row.write else row.start + row.count for row in rows]
         some = [index for index, end in enumerate(ends) if end > 0]
         before = [0] * len(rows)
-        if some:
+        if len(some) <= _FEW:
+            for index in some:
+                before[index], _ = self._sums.attended_one(rows[index].table, ends[index])
+        else:
             found, _ = self._sums.attended([rows[index].table for index in some], [ends[index] for index in some])
             for index, state in zip(some, found.tolist(), strict=True):
                 before[index] = state
@@ -121,9 +210,11 @@ class SimulatedRunner:
         slots = table[blocks]
         self._words[slots, offsets] = content
         self._words[slots, offsets + size] = self._content.values(content)
-        if start % size:
-            self._sums.forget(int(slots[0]))
         edges = np.append(np.arange(-(-start // size) * size, end, size), end)
+        touched = table[start // size : -(-end // size)].tolist()
+        self._following.written(touched)
+        if start % size:
+            self._sums.forget(touched[0])
         if len(edges) > 1:
             self._sums.know(table[edges[:-1] // size].astype(np.int64), np.diff(states[edges - start]), edges[1:])
         return int(states[-1])
@@ -140,8 +231,16 @@ class SimulatedRunner:
         return tuple(self._digester.content_words_of(self._words[[ref.slot for ref in refs]]))
 
 
+def _key(row: Row) -> int:
+    """By which its sequence is followed."""
+    draws = row.draws
+    return draws[0].work_id << _BRANCHES | draws[0].sequence if draws else -1
+
+
 def _load(step: Step) -> StepLoad:
     decoding, tokens, context, decode_context = 0, 0, 0.0, 0
+    if step.columns is not None:
+        decoding, decode_context = len(step.columns.starts), sum(step.columns.starts)
     for row in step.rows:
         count = len(row.tokens) >> 2
         if count == 1:

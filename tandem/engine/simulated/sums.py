@@ -11,32 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.engine.simulated.content import Content, Words
-from tandem.engine.simulated.memory import WatchedMemory
 
 Indices = NDArray[np.int64]
 _UNKNOWN: Final = -1
 
 
 class SlotSums:
-    """Sums of all slots of one memory, whose bytes are `words` [slots, 2 * block_tokens].
+    """Sums of all slots of one memory, whose bytes are `words` [slots, 2 * block_tokens]."""
 
-    Without a `WatchedMemory` nobody tells who writes, so every sum is taken anew.
-    """
-
-    def __init__(self, words: Words, content: Content, memory: WatchedMemory | None) -> None:
+    def __init__(self, words: Words, content: Content) -> None:
         self._words = words
         self._content = content
-        self._memory = memory
         self._size = words.shape[1] // 2
         self._sums = np.zeros(len(words), dtype=np.uint64)
         self._ends = np.full(len(words), _UNKNOWN, dtype=np.int64)
-
-    def begin(self) -> None:
-        """A step begins: forget what is not certain any more."""
-        if self._memory is None or self._memory.open:
-            self._ends.fill(_UNKNOWN)
-        elif touched := self._memory.take_touched():
-            self._ends[touched] = _UNKNOWN
+        self._full = np.arange(1, len(words) + 1, dtype=np.int64) * self._size
+        """Where the blocks of any sequence end."""
+        self._full_packed = self._full.tobytes()
 
     def attended(self, tables: list[bytes], positions: list[int]) -> tuple[Words, Words]:
         """For each block table (packed uint32) and number of positions, which is not 0: E over those positions,
@@ -46,25 +37,50 @@ class SlotSums:
         flat = np.frombuffer(
             b"".join([table[: 4 * count] for table, count in zip(tables, counts, strict=True)]), dtype="<u4"
         )
-        edges = np.cumsum(counts)
-        starts = edges - counts
-        ends = (np.arange(1, len(flat) + 1) - np.repeat(starts, counts)) * size
+        lengths = np.array(counts)
+        edges = lengths.cumsum()
+        starts = edges - lengths
+        # Sequences that share blocks may have more of them together than there are.
+        full = self._full[: len(flat)] if len(flat) <= len(self._full) else np.arange(1, len(flat) + 1) * size
+        ends = full - (starts * size).repeat(lengths)
         ends[edges - 1] = positions
         parts = self._sums[flat]
-        stale = np.flatnonzero(self._ends[flat] != ends)
+        (stale,) = (self._ends[flat] != ends).nonzero()
         if len(stale):
             slots, until = flat[stale], ends[stale]
             parts[stale] = read = self._content.block_sums(self._words[slots], until)
             self._sums[slots], self._ends[slots] = read, until
         return np.add.reduceat(parts, starts), parts[edges - 1]
 
+    def attended_one(self, table: bytes, end: int) -> tuple[int, int]:
+        """The same for one block table, which costs a fraction of a batch's overhead."""
+        count = -(-end // self._size)
+        slots = np.frombuffer(table, dtype="<u4", count=count)
+        parts, ends = self._sums[slots], self._ends[slots]
+        if ends.tobytes() != self._full_packed[: 8 * count - 8] + end.to_bytes(8, "little"):
+            until = self._full[:count].copy()
+            until[-1] = end
+            stale = np.flatnonzero(ends != until)
+            found, until = slots[stale], until[stale]
+            parts[stale] = read = self._content.block_sums(self._words[found], until)
+            self._sums[found], self._ends[found] = read, until
+        return int(np.add.reduce(parts)), int(parts[-1])
+
+    def know_one(self, slot: int, total: int, end: int) -> None:
+        """The engine itself has written to this slot, and knows what it sums up to."""
+        self._sums[slot], self._ends[slot] = total, end
+
     def know(self, slots: Indices, sums: Words, ends: Indices) -> None:
         """The engine itself has written to these slots, and knows what they sum up to."""
         self._sums[slots], self._ends[slots] = sums, ends
 
-    def forget(self, slot: int) -> None:
-        """The engine itself has changed a slot, and does not know its sum."""
-        self._ends[slot] = _UNKNOWN
+    def forget(self, slots: int | list[int]) -> None:
+        """Slots were written to, or are about to be, and nobody knows their sums."""
+        self._ends[slots] = _UNKNOWN
+
+    def forget_all(self) -> None:
+        """Any slot may have been written to."""
+        self._ends.fill(_UNKNOWN)
 
     def copied(self, source: int, target: int) -> None:
         """A slot was copied to another."""

@@ -6,6 +6,7 @@ tie at a cut-off all are kept: which of them a sort puts first must not matter.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -110,19 +111,36 @@ def _random(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     if any(sampling.min_p > 0 for sampling in settings):
         least = torch.tensor([sampling.min_p for sampling in settings], device=device).log()
         logits = _cut(logits, logits.amax(-1) + least)
-    if any(sampling.top_k > 0 for sampling in settings):
-        logits = _cut(logits, _kth(logits, [sampling.top_k for sampling in settings]))
+    cuts = [Cut(sampling.top_k, sampling.top_p) for sampling in settings]
+    units = [position_unit(draw.seed, draw.sequence, draw.position) for draw in draws]
+    return [int(token) for token in draw_tokens(logits, cuts, units).tolist()]
+
+
+class Cut(NamedTuple):
+    """Which tokens of a row remain: the `top_k` likeliest (0: all), and of these the share `top_p`."""
+
+    top_k: int
+    top_p: float
+
+
+def draw_tokens(logits: torch.Tensor, cuts: Sequence[Cut], units: Sequence[float]) -> torch.Tensor:
+    """One token per row, [rows], by inverse CDF over ascending ids, with a number in [0, 1) for each.
+
+    `logits` [rows, vocabulary] are over temperature already.
+    """
+    device = logits.device
+    if any(cut.top_k > 0 for cut in cuts):
+        logits = _cut(logits, _kth(logits, [cut.top_k for cut in cuts]))
     probabilities = torch.softmax(logits, -1)
-    if any(sampling.top_p < 1 for sampling in settings):
-        shares = torch.tensor([sampling.top_p for sampling in settings], device=device, dtype=torch.float64)
+    if any(cut.top_p < 1 for cut in cuts):
+        shares = torch.tensor([cut.top_p for cut in cuts], device=device, dtype=torch.float64)
         probabilities = probabilities * (probabilities >= _nucleus(probabilities, shares)[:, None])
     cumulative = probabilities.double().cumsum(-1)
-    units = [position_unit(draw.seed, draw.sequence, draw.position) for draw in draws]
     targets = torch.tensor(units, device=device, dtype=torch.float64) * cumulative[:, -1]
     # `right=True` finds the first entry above the target, which a token of probability zero can never be.
     found = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
     last = (cumulative < cumulative[:, -1:]).sum(-1)
-    return [int(token) for token in torch.minimum(found, last).tolist()]
+    return torch.minimum(found, last)
 
 
 def _cut(logits: torch.Tensor, least: torch.Tensor) -> torch.Tensor:

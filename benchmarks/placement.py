@@ -1,0 +1,106 @@
+"""The placement decision: CPU time of one, by the number of workers and how the fleet is made up.
+
+Prompts have 7,200 tokens in blocks of 16, of which a fifth of the workers have the first 6,000; every worker runs
+some twenty sequences, half of them have prompts waiting, and the policy has placed fifty requests before. `unified`
+workers do everything; of a `split` fleet a half computes prompts and a half generates. Times are of CPU, the least of
+several rounds, so that neighbours on the machine count for little.
+"""
+
+import sys
+import time
+from typing import Final
+
+from benchmarks.rounds import Check, table, verdict
+from kv_transfer.index import Held
+from router.placement import CostModel, Placement, PlacementRequest, Policy, WorkerView, make_policy
+from router.settings import CostPriors, PlacementSettings
+from tandem.core.entropy import SeededEntropy
+from tandem.core.kv import NAME_BYTES, BlockNames, Layout
+from tandem.core.messages import Load
+
+LIMITS_US: Final = {16: 150.0, 64: 400.0}
+_ROOT: Final = b"r" * NAME_BYTES
+_LAYOUT: Final = Layout("simulated", "plain", "float16", 2, 16, 16, 8, 128)
+_TOKENS: Final = 7200
+_SHARED_BLOCKS: Final = 375
+_DECISIONS: Final = 200
+_ROUNDS: Final = 15
+_BEFORE: Final = 50
+
+
+def worker(number: int, role: str) -> WorkerView:
+    """One worker that has something to do."""
+    view = WorkerView(f"w{number:03d}", 1, role, "m", "r", 0, _ROOT, _LAYOUT, 20_000, 1 << 20)
+    load = Load(
+        running=20 + number % 7,
+        waiting=number % 2,
+        queued_prompt_tokens=number * 37 % 5000 if number % 2 else 0,
+        blocks_free=3000 + number,
+        blocks_cached=2900,
+        blocks_exported=0,
+        step_s=0.02,
+        prefill_tokens_per_s=20_000.0,
+        decode_tokens_per_s=1000.0,
+        preemptions=0,
+    )
+    view.loaded(load, 0.0, 0.15)
+    return view
+
+
+def fleet(workers: int, kind: str) -> list[WorkerView]:
+    """So many workers, `unified` or `split`."""
+    split = ("prefill", "decode") if kind == "split" else ("unified", "unified")
+    return [worker(number, split[number >= workers // 2]) for number in range(workers)]
+
+
+def decision_us(workers: list[WorkerView], policy_name: str) -> float:
+    """CPU microseconds of one decision."""
+    settings, costs = PlacementSettings(policy=policy_name), CostModel(CostPriors())
+    policy = make_policy(settings, SeededEntropy(0))
+    names = BlockNames(b"".join(block.to_bytes(NAME_BYTES, "little") for block in range(_TOKENS // 16)))
+    held = {view.worker_id: Held(_SHARED_BLOCKS, _SHARED_BLOCKS) for view in workers[::5]}
+    request = PlacementRequest("m", _TOKENS, 1, 1000, held, names={_ROOT: names}, request_id="r")
+    for _ in range(_BEFORE):
+        found = policy.choose(request, workers, costs, settings, None, 1.0)
+        assert isinstance(found, Placement), found
+        policy.placed(request, found, 1.0)
+    return 1e6 * min(_seconds(policy, request, workers, costs, settings) for _ in range(_ROUNDS)) / _DECISIONS
+
+
+def _seconds(
+    policy: Policy,
+    request: PlacementRequest,
+    workers: list[WorkerView],
+    costs: CostModel,
+    settings: PlacementSettings,
+) -> float:
+    began = time.process_time()
+    for _ in range(_DECISIONS):
+        policy.choose(request, workers, costs, settings, None, 1.0)
+    return time.process_time() - began
+
+
+def main() -> int:
+    """Measure, print, check."""
+    kinds, policies = ("unified", "split"), ("prefix_aware", "least_loaded", "consistent_hash")
+    found = {
+        (policy, kind, workers): decision_us(fleet(workers, kind), policy)
+        for policy in policies
+        for kind in kinds
+        for workers in LIMITS_US
+    }
+    head = ("us per decision", *(f"{workers} {kind}" for kind in kinds for workers in LIMITS_US))
+    print(table(head, [
+        (policy, *(f"{found[policy, kind, workers]:.0f}" for kind in kinds for workers in LIMITS_US))
+        for policy in policies
+    ]))  # fmt: skip
+    checks = [
+        Check(f"a decision over {workers} {kind} workers", found["prefix_aware", kind, workers], limit, False, "us")
+        for kind in kinds
+        for workers, limit in LIMITS_US.items()
+    ]
+    return verdict(checks, "placement keeps its bounds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The platforms in which a conversation comes back from one place and no other: two at a time, asked in turns."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from benchmarks.live import Live
+from benchmarks.returning_curves import Saying
+from tandem.bench.client import Client
+from tandem.bench.wire import Events
+from tandem.cli.ask import spans_of
+from tandem.cli.board import LineBoard
+from tandem.cli.platform import Platform
+from tandem.cli.supervisor import Supervisor
+from tandem.cli.up_options import parse
+from tandem.core.errors import TandemError
+
+T = TypeVar("T")
+
+_START_S: Final = 300.0
+_SPANS_S: Final = 30.0
+_SAID: Final = re.compile(r" in ([\d.]+) ms (?:against|instead of) ([\d.]+) ms")
+_NAMED: Final = {"TANDEM_CORE__PLACEMENT__TRANSFER_SETUP_MS": "-1e6"}
+"""The router names whoever has a prompt, as if fetching were a gain: else workers would be asked only when it takes
+computing for slow, and what they say then is not what they would say on average."""
+_ALWAYS: Final = {"TANDEM_HOST__REUSE": "always"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """Where a prompt comes back from, and the platform in which it can come from nowhere else."""
+
+    tier: str
+    flags: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+TIERS: Final = ("dram", "nvme", "store", "peer")
+
+
+def way_of(tier: str, folder: Path) -> Way:
+    """How a prompt comes back from `tier`; `folder` is where a platform may keep blocks."""
+    one, two = ("--prefill", "0", "--decode", "1"), ("--prefill", "0", "--decode", "2")
+    match tier:
+        case "dram":
+            return Way(tier, (*one, "--dram-gb", "2"))
+        case "nvme":
+            return Way(tier, (*one, "--nvme-gb", "2", "--nvme-dir", str(folder / "nvme")))
+        case "store":
+            return Way(tier, (*one, "--store", "2"))
+    return Way(tier, two, {"TANDEM_CORE__PLACEMENT__POLICY": "round_robin"})
+
+
+class _Details(msgspec.Struct):
+    cached_tokens_by_tier: dict[str, int] = {}
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details = msgspec.field(default_factory=_Details)
+
+
+class _Event(msgspec.Struct):
+    id: str
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Milliseconds to the first token, and cached tokens by tier."""
+
+    request_id: str
+    first_ms: float
+    found: Mapping[str, int]
+
+
+class Asker:
+    """Asks prompts one at a time and takes the time to the first token."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._client = Client(live.platform.target)
+
+    async def ask(self, prompt: Sequence[int]) -> Answer:
+        body = msgspec.json.encode(
+            {
+                "model": self._live.model,
+                "prompt": list(prompt),
+                "max_tokens": 2,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+        began, first_s, events, last = time.perf_counter(), None, Events(), _Event("")
+        async with await self._client.exchange("POST", "/v1/completions", body) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"{answer.status}: {(await answer.read()).decode(errors='replace')[:300]}")
+            async for piece in answer.pieces():
+                for event in events.feed(piece):
+                    first_s = time.perf_counter() - began if first_s is None else first_s
+                    if event != b"[DONE]":
+                        last = msgspec.json.decode(event, type=_Event)
+        assert first_s is not None, "an answer without an event"
+        usage = last.usage or _Usage()
+        return Answer(last.id, first_s * 1e3, usage.prompt_tokens_details.cached_tokens_by_tier)
+
+    async def said(self, answer: Answer, tokens: int) -> Saying | None:
+        """What the worker expected of bringing that prompt and of computing it, by its own sentence; None where it
+        was not asked to choose. Raises `TimeoutError`."""
+        async with asyncio.timeout(_SPANS_S):
+            while True:
+                with suppress(TandemError):
+                    spans = await spans_of(self._live.platform.target, answer.request_id)
+                    if any(span.name == "prefill" for span in spans):
+                        break
+                await asyncio.sleep(0.01)
+        sentences = (str(span.attributes["reuse"]) for span in spans if "reuse" in span.attributes)
+        return next((said for sentence in sentences if (said := read_saying(sentence, tokens))), None)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def read_saying(sentence: str, tokens: int) -> Saying | None:
+    """The two costs in a worker's sentence; None when it knows what only one of them is."""
+    found = _SAID.search(sentence)
+    return Saying(tokens, compute_ms=float(found[2]), bring_ms=float(found[1])) if found else None
+
+
+def run_both(flags: Sequence[str], tier: str, folder: Path, work: Callable[[Live, Live], Awaitable[T]]) -> T:
+    """Start two platforms, one made to bring whatever it can and one that decides by itself, do `work` with both, and
+    stop them."""
+    made, free = (
+        _platform(flags, way_of(tier, folder / name), more) for name, more in (("made", _ALWAYS), ("free", {}))
+    )
+
+    async def main() -> T:
+        async def with_made(supervisor: Supervisor) -> T:
+            await made.ready(supervisor, _START_S)
+            first = Live(made, supervisor)
+
+            async def with_free(supervisor: Supervisor) -> T:
+                await free.ready(supervisor, _START_S)
+                return await work(first, Live(free, supervisor))
+
+            return await free.run(LineBoard(lambda _line: None), with_free)
+
+        return await made.run(LineBoard(lambda _line: None), with_made)
+
+    try:
+        return asyncio.run(main())
+    finally:
+        made.directory.remove()
+        free.directory.remove()
+
+
+def _platform(flags: Sequence[str], way: Way, environment: Mapping[str, str]) -> Platform:
+    """Its workers compute with one thread each: threads of two platforms would wait for each other's cores."""
+    options = parse([*flags, *way.flags, "--port", "0"])
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        return Platform(options.service, {**os.environ, **_NAMED, **way.environment, **environment})
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -1,0 +1,170 @@
+"""What the routing bench holds the router to. Pure: medians over seeds in, checks out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from benchmarks.rounds import Check
+from benchmarks.routing_tasks import OURS, Outcome
+from tandem.fleetsim.figures import RunFigures, StageFigures
+
+_PUBLISHED_RATIO: Final = 1.97
+_PUBLISHED_MARGIN: Final = 0.3
+_KNEE_S: Final = 5.0
+"""A stage whose 90th percentile of TTFT is above this is beyond the knee."""
+_PRECISE: Final = "llm-d precise 3:2:2"
+"""The weights of the published run."""
+
+
+Runs = Mapping[str, Sequence[Outcome]]
+"""Of one scenario, by policy."""
+
+
+@dataclass(frozen=True)
+class StageMedians:
+    """One stage of one policy, each figure its median over seeds."""
+
+    rate: float
+    tokens_per_s: float
+    steady_tokens_per_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    ttft_mean_s: float
+    itl_mean_s: float
+    end_to_end_mean_s: float
+
+
+@dataclass(frozen=True)
+class Medians:
+    """All of one policy in one scenario."""
+
+    stages: tuple[StageMedians, ...]
+    tokens_per_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    ttft_mean_s: float
+    hit_ratio: float
+    imbalance: float
+    end_to_end_mean_s: float
+    preemptions: float
+
+
+def medians(outcomes: Sequence[Outcome]) -> Medians:
+    """Over the seeds of one policy."""
+    runs = [outcome.figures for outcome in outcomes]
+    return Medians(
+        stages=tuple(_stage_medians(runs, place) for place in range(len(runs[0].stages))),
+        tokens_per_s=_median(runs, lambda run: run.tokens_per_s),
+        ttft_p50_s=_median(runs, lambda run: run.ttft_p50_s),
+        ttft_p90_s=_median(runs, lambda run: run.ttft_p90_s),
+        ttft_p99_s=_median(runs, lambda run: run.ttft_p99_s),
+        ttft_mean_s=_median(runs, lambda run: run.ttft_mean_s),
+        hit_ratio=_median(runs, lambda run: run.hit_ratio),
+        imbalance=_median(runs, lambda run: run.imbalance),
+        end_to_end_mean_s=_median(runs, lambda run: run.end_to_end_mean_s),
+        preemptions=_median(runs, lambda run: run.preemptions),
+    )
+
+
+def _median(runs: Sequence[RunFigures], of: Callable[[RunFigures], float]) -> float:
+    return median(of(run) for run in runs)
+
+
+def _stage_medians(runs: Sequence[RunFigures], place: int) -> StageMedians:
+    stages = [run.stages[place] for run in runs]
+
+    def middle(of: Callable[[StageFigures], float]) -> float:
+        return median(of(stage) for stage in stages)
+
+    return StageMedians(
+        rate=round(middle(lambda stage: stage.rate), 1),
+        tokens_per_s=middle(lambda stage: stage.tokens_per_s),
+        steady_tokens_per_s=middle(lambda stage: stage.steady_tokens_per_s),
+        ttft_p90_s=middle(lambda stage: stage.ttft_p90_s),
+        ttft_p99_s=middle(lambda stage: stage.ttft_p99_s),
+        ttft_mean_s=middle(lambda stage: stage.ttft_mean_s),
+        itl_mean_s=middle(lambda stage: stage.itl_mean_s),
+        end_to_end_mean_s=middle(lambda stage: stage.end_to_end_mean_s),
+    )
+
+
+def against_peers(scenario: str, runs: Runs, found: Mapping[str, Medians]) -> list[Check]:
+    """At every rate: tokens/s at least 0.99 of every peer's, TTFT p90 at most 1.05 times the best peer's, or
+    20 ms more. One check each, where it is closest to failing.
+
+    Tokens per second are compared seed by seed, with the median over them: they depend on a stage's arrivals, which
+    both policies of a pair have in common. They are the steady ones: a single straggler moves the others by percents.
+    """
+    peers = [name for name in found if name != OURS]
+    tokens = min(
+        (median(_ratios(runs, name, place)), name, stage.rate)
+        for place, stage in enumerate(found[OURS].stages)
+        for name in peers
+    )
+    waits = []
+    for place, stage in enumerate(found[OURS].stages):
+        best = min(found[name].stages[place].ttft_p90_s for name in peers)
+        waits.append((stage.ttft_p90_s / max(1.05 * best, best + 0.02), stage.rate))
+    most, rate = max(waits)
+    least = f"{scenario}, tokens/s over a peer's, least at rate {tokens[2]:g} over {tokens[1]}"
+    return [
+        Check(least, tokens[0], 0.99, True),
+        Check(f"{scenario}, TTFT p90 over what is allowed, most at rate {rate:g}", most, 1.0, False),
+    ]
+
+
+def _ratios(runs: Runs, peer: str, place: int) -> list[float]:
+    """Of steady tokens/s in one stage, ours over the peer's, for each seed that both were run with."""
+    theirs = {outcome.task.seed: outcome.figures.stages[place] for outcome in runs[peer]}
+    return [
+        outcome.figures.stages[place].steady_tokens_per_s / theirs[outcome.task.seed].steady_tokens_per_s
+        for outcome in runs[OURS]
+        if outcome.task.seed in theirs
+    ]
+
+
+def reproduction(found: Mapping[str, Medians]) -> list[Check]:
+    """The published ladder: where the knees are, and how far apart the policies."""
+    precise, blind = found[_PRECISE], found["random"]
+    ratio = precise.tokens_per_s / blind.tokens_per_s
+    low, high = _PUBLISHED_RATIO - _PUBLISHED_MARGIN, _PUBLISHED_RATIO + _PUBLISHED_MARGIN
+    at_15 = next(stage for stage in blind.stages if stage.rate == 15.0)
+    at_20 = next(stage for stage in blind.stages if stage.rate == 20.0)
+    worst = max(stage.ttft_p90_s for stage in precise.stages)
+    return [
+        Check("R1 as published, precise : random in tokens/s", ratio, low, True),
+        Check("R1 as published, precise : random in tokens/s (upper end)", ratio, high, False),
+        Check("R1 as published, random before its knee: TTFT p90 at 15/s", at_15.ttft_p90_s, _KNEE_S, False, "s"),
+        Check("R1 as published, random beyond its knee: TTFT p90 at 20/s", at_20.ttft_p90_s, _KNEE_S, True, "s"),
+        Check("R1 as published, precise without a knee: greatest TTFT p90", worst, _KNEE_S, False, "s"),
+    ]
+
+
+def caching(scenario: str, found: Mapping[str, Medians], bound: float) -> list[Check]:
+    """Hits against one LRU pool of all capacity, balance, and the tail against hashing."""
+    mine, hashing = found[OURS], found["hash 2nd block"]
+    return [
+        Check(f"{scenario}, hit ratio over one pool's", mine.hit_ratio / bound, 0.97, True),
+        Check(f"{scenario}, max/mean work", mine.imbalance, 1.25, False),
+        Check(
+            f"{scenario}, TTFT p99 over that of hashing the 2nd block",
+            mine.ttft_p99_s / hashing.ttft_p99_s,
+            1.0,
+            False,
+        ),
+    ]
+
+
+def never_behind(scenario: str, runs: Runs, found: Mapping[str, Medians]) -> list[Check]:
+    """At no rate more than 2 % behind the least loaded, in tokens/s or in mean time to the end."""
+    mine, blind = found[OURS].stages, found["least loaded"].stages
+    tokens = min(
+        (median(_ratios(runs, "least loaded", place)), stage.rate) for place, stage in enumerate(found[OURS].stages)
+    )
+    ends = max((a.end_to_end_mean_s / b.end_to_end_mean_s, a.rate) for a, b in zip(mine, blind, strict=True))
+    return [
+        Check(f"{scenario}, tokens/s over the least loaded's, least at rate {tokens[1]:g}", tokens[0], 0.98, True),
+        Check(f"{scenario}, time to the end over the least loaded's, most at rate {ends[1]:g}", ends[0], 1.02, False),
+    ]

@@ -1,0 +1,130 @@
+"""The runs of the routing bench: scenarios by name, and one simulation of one policy under one seed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from tandem.bench.workload import Workload as Trace
+from tandem.fleetsim.figures import RunFigures
+from tandem.fleetsim.fleet import FleetSettings, simulate
+from tandem.fleetsim.ours import OursSettings, ours
+from tandem.fleetsim.peers.catalogue import peer
+from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
+from tandem.fleetsim.workload import Workload
+
+OURS: Final = "tandem"
+_CONTENDERS: Final = ("sglang cache_aware", "vllm kv_aware", "dynamo kv", "llm-d precise 2:1", "hash 2nd block")
+"""The peers' policies that go by prefixes, and hashing them."""
+_BLIND: Final = ("random", "least loaded")
+_LLM_D: Final = ("llm-d precise 3:1:1", "llm-d precise 3:2:2", "llm-d approximate", "llm-d load")
+_CONVERSATION_QUICK: Final = 2_000
+_STAGES_QUICK: Final = tuple(stage for stage in ladder.STAGES if stage[0] in (15.0, 20.0, 40.0, 60.0))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A workload, its fleet, and who competes in it. `seconds` is what a run takes about, to order them. The `close`
+    ones get three times as many seeds as the others: where they differ by a few percent so do their seeds."""
+
+    name: str
+    policies: tuple[str, ...]
+    seconds: float
+    needs_data: bool = False
+    close: tuple[str, ...] = ()
+
+    def seeds(self, policy: str, seeds: int) -> int:
+        """How many seeds a policy is run with."""
+        return 3 * seeds if policy in self.close else seeds
+
+
+R1: Final = Scenario(
+    ladder.R1.name,
+    (OURS, *_CONTENDERS, *_BLIND, "round robin", *_LLM_D),
+    4.0,
+    close=(
+        OURS,
+        "sglang cache_aware",
+        "vllm kv_aware",
+        *(name for name in (*_CONTENDERS, *_LLM_D) if "precise" in name),
+    ),
+)
+SIBLING: Final = Scenario(ladder.SIBLING.name, (OURS, *_CONTENDERS, *_BLIND, "llm-d precise 3:2:2"), 4.0)
+DECODE_BOUND: Final = Scenario(decode_bound.NAME, (OURS, *_CONTENDERS, *_BLIND), 1.5)
+CONVERSATIONS: Final = tuple(
+    Scenario(shape.name, (OURS, *_CONTENDERS, *_BLIND), 8.0, needs_data=True) for shape in conversation.SHAPES
+)
+SCENARIOS: Final = (R1, *CONVERSATIONS, DECODE_BOUND, SIBLING)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run."""
+
+    scenario: str
+    policy: str
+    seed: int
+    data: Path
+    quick: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, and the CPU seconds it took. `bound` is the hit ratio of one pool, where that is asked."""
+
+    task: Task
+    figures: RunFigures
+    cpu_s: float
+    bound: float | None = None
+
+
+def carry_out(task: Task) -> Outcome:
+    """Simulate. Deterministic but for `cpu_s`."""
+    settings, our_settings, build, bound = _prepared(task)
+    decider = ours(our_settings, task.seed) if task.policy == OURS else peer(task.policy, task.seed)
+    began = time.process_time()
+    figures = simulate(settings, decider, build())
+    return Outcome(task, figures, time.process_time() - began, bound)
+
+
+Prepared = tuple[FleetSettings, OursSettings, Callable[[], Workload], float | None]
+
+
+def _prepared(task: Task) -> Prepared:
+    for shape in (ladder.R1, ladder.SIBLING):
+        if task.scenario == shape.name:
+            stages = _STAGES_QUICK if task.quick else ladder.STAGES
+            return ladder.fleet(shape), ladder.ours_settings(shape), _ladder(shape, task.seed, stages), None
+    if task.scenario == decode_bound.NAME:
+        stage_s = decode_bound.STAGE_S / (4 if task.quick else 1)
+        return (
+            decode_bound.fleet(),
+            decode_bound.ours_settings(),
+            lambda: decode_bound.decode_bound(task.seed, stage_s=stage_s),
+            None,
+        )
+    return _conversation(task)
+
+
+def _ladder(shape: ladder.LadderShape, seed: int, stages: tuple[tuple[float, float], ...]) -> Callable[[], Workload]:
+    return lambda: ladder.ladder(shape, seed, stages)
+
+
+def _conversation(task: Task) -> Prepared:
+    shape = next(shape for shape in conversation.SHAPES if shape.name == task.scenario)
+    trace, limit = _trace(task.data), _CONVERSATION_QUICK if task.quick else None
+
+    def build() -> Workload:
+        return conversation.conversation(trace, shape, task.seed, limit)
+
+    bound = None
+    if task.policy == OURS:
+        bound = conversation.one_pool_hit_ratio(build().requests, conversation.capacity_tokens(shape))
+    return conversation.fleet(shape), conversation.ours_settings(), build, bound
+
+
+@lru_cache(maxsize=1)
+def _trace(data: Path) -> Trace:
+    return conversation.load(data)

@@ -1,0 +1,1 @@
+"""The control plane: what makes a cluster be as its `ModelService`s say."""

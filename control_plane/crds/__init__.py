@@ -1,0 +1,1 @@
+"""CustomResourceDefinitions from the types of `tandem.spec`."""

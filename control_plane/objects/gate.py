@@ -1,0 +1,114 @@
+"""The Job that compares a new revision with the old one before it gets traffic, and what it asks them."""
+
+from typing import Final
+
+from control_plane.objects.gate_prompts import PROMPTS
+from control_plane.objects.installation import Installation
+from control_plane.objects.names import GATE, annotations_of, gate_name, owner_reference, service_labels
+from tandem.kube.kinds import CONFIG_MAP, JOB, Json
+from tandem.spec.rollout import TOO_DIFFERENT, Gate
+from tandem.spec.service import API_GROUP
+
+BASELINE: Final = f"{API_GROUP}/gate-baseline"
+"""Annotation with the revision that the new one is compared with."""
+_DIRECTORY: Final = "/etc/tandem/gate"
+_PROMPTS: Final = "prompts.jsonl"
+_REPORT: Final = "/dev/termination-log"
+_DEADLINE_S: Final = 1800
+_TRIES: Final = 2
+_CONTAINER: Final = "verify"
+
+
+def gate_job(owner: Json, gate: Gate, model: str, old: str, new: str, image: str, installation: Installation) -> Json:
+    """Asks the routers for the model in one revision and in the other. Its report is its termination message."""
+    name, namespace = owner["metadata"]["name"], owner["metadata"]["namespace"]
+    prompts = gate.prompts_config_map or gate_name(name, new)
+    bounds = f"agreement={gate.agreement:g},kl={gate.kl:g}"
+    url = installation.service_url
+    container = {
+        "name": _CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "tandem.cli", "verify", url, url],
+        "args": [
+            *("--model-a", f"{model}@{old}", "--model-b", f"{model}@{new}"),
+            *("--prompts", f"{_DIRECTORY}/{_PROMPTS}", "--threshold", bounds, "--json", _REPORT),
+        ],
+        "env": _key(installation),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "prompts", "mountPath": _DIRECTORY, "readOnly": True}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    labels = {**service_labels(name), GATE: new}
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [{"name": "prompts", "configMap": {"name": prompts}}],
+    }
+    return {
+        "apiVersion": JOB.api_version,
+        "kind": JOB.kind,
+        "metadata": {
+            "name": gate_name(name, new),
+            "namespace": namespace,
+            "labels": labels,
+            "annotations": {BASELINE: old},
+            "ownerReferences": [owner_reference(owner)],
+        },
+        "spec": {
+            "backoffLimit": _TRIES,
+            "podFailurePolicy": _failure_policy(),
+            "activeDeadlineSeconds": _DEADLINE_S,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _failure_policy() -> Json:
+    """A comparison that was made is not made again; one whose node went away costs no try."""
+    made = {"containerName": _CONTAINER, "operator": "In", "values": [TOO_DIFFERENT]}
+    evicted = {"type": "DisruptionTarget", "status": "True"}
+    return {
+        "rules": [
+            {"action": "FailJob", "onExitCodes": made},
+            {"action": "Ignore", "onPodConditions": [evicted]},
+        ]
+    }
+
+
+def _key(installation: Installation) -> list[Json]:
+    if installation.gate_key_secret is None:
+        return []
+    secret, _, key = installation.gate_key_secret.partition("/")
+    source = {"secretKeyRef": {"name": secret, "key": key or "operator"}}
+    return [{"name": "OPENAI_API_KEY", "valueFrom": source}]
+
+
+def gate_prompts(owner: Json, new: str) -> Json:
+    """The prompts that are asked where the service names none."""
+    name = owner["metadata"]["name"]
+    return {
+        "apiVersion": CONFIG_MAP.api_version,
+        "kind": CONFIG_MAP.kind,
+        "metadata": {
+            "name": gate_name(name, new),
+            "namespace": owner["metadata"]["namespace"],
+            "labels": {**service_labels(name), GATE: new},
+            "ownerReferences": [owner_reference(owner)],
+        },
+        "data": {_PROMPTS: "".join(f"{line}\n" for line in PROMPTS)},
+    }
+
+
+def baseline_of(job: Json) -> str:
+    """The revision that a gate compares with."""
+    return annotations_of(job).get(BASELINE, "")

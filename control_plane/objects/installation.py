@@ -1,0 +1,69 @@
+"""What every service of this installation shares: images, Secrets, addresses."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tandem.spec.pool import Pool, engine_of
+from tandem.spec.service import ModelService
+
+LINK_PORT: Final = 7400
+KV_PORT: Final = 7401
+NIXL_PORT: Final = 7402
+HEALTH_PORT: Final = 7480
+TLS_DIRECTORY: Final = "/var/run/tandem/tls"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Given once, by the chart. Changes of it reach workers with their next revision; a changed image makes one."""
+
+    worker_image: str = "tandem-worker"
+    """Of workers whose pool names none."""
+    vllm_image: str | None = None
+    """The same for the engine vllm; by default `worker_image`."""
+    image_pull_policy: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    service_account: str | None = None
+    """Of worker pods, which never see its token."""
+    key_secret: str | None = "tandem-kv-key"
+    """Secret with the ticket keys under `keys`; it must be in every namespace that has a service."""
+    key_directory: str = "/var/run/tandem/kv-key"
+    tls_secret: str | None = None
+    """Secret of type kubernetes.io/tls with the workers' certificate and `ca.crt`; None speaks plain text."""
+    tls_name: str = "tandem-worker"
+    """The name in that certificate, by which workers know each other."""
+    redis_url: str | None = None
+    """Of services that name none."""
+    redis_secret: str | None = None
+    """`NAME/KEY` of a Secret with that URL instead, so that its password is in no other object."""
+    otlp_endpoint: str | None = None
+    scaler_secure: bool = False
+    """KEDA shows the certificate of `tls_secret` to the scaler and asks it for its own."""
+    scaler_address: str = "tandem-operator-scaler:9090"
+    """Where KEDA asks for metrics."""
+    service_url: str = "http://tandem-router:8000"
+    """Where clients find the routers; in the status of every service."""
+    gate_key_secret: str | None = None
+    """`NAME/KEY` of a Secret with the API key by which gates ask the routers, where those want one."""
+    accelerator_label: str | None = None
+    """Label of nodes whose value is the type of their accelerators, if this cluster has one."""
+    cache_host_path: str | None = None
+    """Directory of each node where downloaded models are kept; None downloads for each pod."""
+
+
+def completed(service: ModelService, installation: Installation) -> ModelService:
+    """The service with what the installation says filled in: its revision changes when, say, the image does."""
+    spec = service.spec
+    pools = tuple(_with_image(service, pool, installation) for pool in spec.pools)
+    redis = spec.redis if spec.redis is not None else installation.redis_url
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(spec, pools=pools, redis=redis))
+
+
+def _with_image(service: ModelService, pool: Pool, installation: Installation) -> Pool:
+    if pool.image is not None:
+        return pool
+    vllm = engine_of(service.spec.engine, pool).type == "vllm"
+    image = installation.vllm_image if vllm and installation.vllm_image else installation.worker_image
+    return msgspec.structs.replace(pool, image=image)

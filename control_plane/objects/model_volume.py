@@ -1,0 +1,66 @@
+"""Where pods find their model: a claim, a directory of the image, a hub, or what is fetched before the worker starts.
+
+Workers read directories and hub ids. What lies in a bucket or a registry, and what is pinned by a digest, is brought
+and checked by `tandem fetch` in an init container: once per node where the installation gives nodes a cache.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from control_plane.objects.installation import Installation
+from tandem.kube.kinds import Json
+from tandem.spec.model import Model
+
+_CLAIM: Final = "pvc://"
+_MODELS: Final = "/models"
+_CACHE: Final = "/var/cache/tandem"
+_LINKS: Final = "/var/run/tandem/model"
+_FETCHED: Final = ("s3://", "oci://")
+_DEMO: Final = "demo"
+
+
+@dataclass(frozen=True)
+class ModelVolume:
+    """`source` is the model as the worker is told of it."""
+
+    source: str
+    volumes: tuple[Json, ...] = ()
+    mounts: tuple[Json, ...] = ()
+    environment: tuple[Json, ...] = ()
+    fetch: tuple[str, ...] = ()
+    """Arguments of `tandem fetch`, where that has to run first."""
+
+
+def model_volume(model: Model, installation: Installation) -> ModelVolume:
+    """Of the pods that serve `model`."""
+    if model.source.startswith(_CLAIM):
+        claim, _, path = model.source.removeprefix(_CLAIM).partition("/")
+        volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        mount = {"name": "model", "mountPath": _MODELS, "readOnly": True}
+        directory = f"{_MODELS}/{path}".rstrip("/")
+        check = (directory, "--digest", model.digest) if model.digest else ()
+        return ModelVolume(directory, (volume,), (mount,), fetch=check)
+    if model.source.startswith(_FETCHED) or (model.digest and model.source != _DEMO):
+        return _fetched(model, installation)
+    for local in ("file://", "hf://"):
+        if model.source.startswith(local):
+            return _cached(model.source.removeprefix(local), installation)
+    return _cached(model.source, installation)
+
+
+def _fetched(model: Model, installation: Installation) -> ModelVolume:
+    """The worker finds a link to the directory of the cache that has it."""
+    cached, link = _cached(model.source, installation), f"{_LINKS}/model"
+    fetch = [model.source, "--cache", f"{_CACHE}/weights", "--link", link, "--report", f"{_LINKS}/fetch.json"]
+    for flag, value in (("--revision", model.revision), ("--digest", model.digest)):
+        fetch += [flag, value] if value else []
+    volume, mount = {"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": _LINKS}
+    return ModelVolume(link, (*cached.volumes, volume), (*cached.mounts, mount), cached.environment, tuple(fetch))
+
+
+def _cached(source: str, installation: Installation) -> ModelVolume:
+    path = installation.cache_host_path
+    place: Json = {"emptyDir": {}} if path is None else {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+    volume = {"name": "cache", **place}
+    mount = {"name": "cache", "mountPath": _CACHE}
+    return ModelVolume(source, (volume,), (mount,), ({"name": "HF_HOME", "value": f"{_CACHE}/hub"},))

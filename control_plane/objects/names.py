@@ -1,0 +1,83 @@
+"""Names and labels of what a service consists of."""
+
+from typing import Final
+
+from tandem.kube.kinds import Json
+from tandem.spec.service import API_GROUP
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+TANDEM: Final = "tandem"
+MANAGED: Final = f"{MANAGED_BY}={TANDEM}"
+"""Selects everything that the control plane makes."""
+SERVICE: Final = f"{API_GROUP}/service"
+POOL: Final = f"{API_GROUP}/pool"
+ROLE: Final = f"{API_GROUP}/role"
+REVISION: Final = f"{API_GROUP}/revision"
+GATE: Final = f"{API_GROUP}/gate"
+LINK_PORT_ANNOTATION: Final = f"{API_GROUP}/link-port"
+APPLIED: Final = f"{API_GROUP}/applied"
+"""Annotation with the digest of what was applied, so that a new operator need not apply it again."""
+SCALED_BY: Final = f"{API_GROUP}/replicas-from"
+"""Annotation of an EnginePool: `spec` when the ModelService says how many, `scale` when somebody else does."""
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+LEADER: Final = "leaderworkerset.sigs.k8s.io/worker-index=0"
+SPEC_MANAGER: Final = "tandem-operator"
+STATUS_MANAGER: Final = "tandem-operator-status"
+COST_MANAGER: Final = "tandem-operator-cost"
+HANDOVER_MANAGER: Final = "tandem-scale-handover"
+
+
+def pool_name(service: str, pool: str) -> str:
+    """Of the EnginePool, its Service, PodDisruptionBudget and ScaledObject."""
+    return f"{service}-{pool}"
+
+
+def workers_name(service: str, pool: str, revision: str) -> str:
+    """Of the Deployment or LeaderWorkerSet, and of the ConfigMap."""
+    return f"{service}-{pool}-{revision}"
+
+
+def revision_name(service: str, revision: str) -> str:
+    """Of the ControllerRevision."""
+    return f"{service}-{revision}"
+
+
+def gate_name(service: str, revision: str) -> str:
+    """Of the Job that compares a revision with its predecessor, and of its prompts."""
+    return f"{service}-gate-{revision}"
+
+
+def service_labels(service: str) -> dict[str, str]:
+    """Of everything that belongs to a service."""
+    return {MANAGED_BY: TANDEM, "app.kubernetes.io/part-of": TANDEM, SERVICE: service}
+
+
+def pool_labels(service: str, pool: str, role: str) -> dict[str, str]:
+    """Of what belongs to a pool."""
+    return {**service_labels(service), POOL: pool, ROLE: role}
+
+
+def selector(service: str, pool: str, revision: str | None = None) -> dict[str, str]:
+    """Labels by which a pool's pods are found."""
+    found = {SERVICE: service, POOL: pool}
+    return found if revision is None else {**found, REVISION: revision}
+
+
+def labels_of(obj: Json) -> dict[str, str]:
+    return obj["metadata"].get("labels") or {}
+
+
+def annotations_of(obj: Json) -> dict[str, str]:
+    return obj["metadata"].get("annotations") or {}
+
+
+def owner_reference(owner: Json) -> Json:
+    """Of the controller of what is made for `owner`, which the garbage collector deletes with it."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

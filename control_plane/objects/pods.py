@@ -1,0 +1,218 @@
+"""The pod template of a pool's workers in one revision.
+
+The pool's `template` is merged over it. What other parts rely on (labels, the name of the container) stays whatever
+the template says.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from control_plane.objects.installation import (
+    HEALTH_PORT,
+    KV_PORT,
+    LINK_PORT,
+    NIXL_PORT,
+    TLS_DIRECTORY,
+    Installation,
+)
+from control_plane.objects.merging import merged
+from control_plane.objects.model_volume import ModelVolume, model_volume
+from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
+from control_plane.objects.placing import affinity, node_selector, resources, tolerations
+from control_plane.objects.worker_flags import worker_flags
+from tandem.kube.kinds import Json
+from tandem.spec.pool import Pool
+from tandem.spec.service import ModelService
+from tandem.spec.worker_settings import worker_module
+
+CONTAINER: Final = "worker"
+_START_S: Final = 3600
+"""How long a worker may take to load its model before it is started anew."""
+_MARGIN_S: Final = 30
+"""Between the end of the drain and the kill."""
+_RDMA: Final = "rdma/"
+
+
+def pod_template(service: ModelService, pool: Pool, revision: str, installation: Installation) -> Json:
+    """A PodTemplateSpec."""
+    volume = model_volume(service.spec.model, installation)
+    plain = _template(service, pool, revision, installation, volume, rdma=False)
+    if not _asks_for_rdma(merged(plain, pool.template)):
+        return _with_labels(merged(plain, pool.template), plain)
+    fast = _template(service, pool, revision, installation, volume, rdma=True)
+    return _with_labels(merged(fast, pool.template), fast)
+
+
+def _template(
+    service: ModelService, pool: Pool, revision: str, installation: Installation, volume: ModelVolume, *, rdma: bool
+) -> Json:
+    name = service.metadata.name
+    container = _container(service, pool, revision, installation, volume, rdma=rdma)
+    spec: Json = {
+        "terminationGracePeriodSeconds": pool.drain_seconds + _MARGIN_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "runAsGroup": 10001,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": _fetching(service, pool, installation, volume),
+        "containers": [container],
+        "volumes": _volumes(installation, volume),
+        "affinity": affinity(service, pool),
+        "tolerations": tolerations(pool),
+        "nodeSelector": node_selector(pool, installation),
+        "serviceAccountName": installation.service_account,
+        "imagePullSecrets": [{"name": each} for each in installation.image_pull_secrets],
+    }
+    labels = {
+        **pool_labels(name, pool.name, pool.role),
+        REVISION: revision,
+        "app.kubernetes.io/name": "tandem-worker",
+    }
+    return {
+        "metadata": {
+            "labels": {**labels, "app.kubernetes.io/name": "tandem-worker"},
+            "annotations": {
+                LINK_PORT_ANNOTATION: str(LINK_PORT),
+                "kubectl.kubernetes.io/default-container": CONTAINER,
+            },
+        },
+        "spec": {key: value for key, value in spec.items() if value not in (None, [], {})},
+    }
+
+
+def _container(
+    service: ModelService, pool: Pool, revision: str, installation: Installation, volume: ModelVolume, *, rdma: bool
+) -> Json:
+    capabilities: Json = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if rdma else {})}
+    container: Json = {
+        "name": CONTAINER,
+        "image": pool.image,
+        "imagePullPolicy": installation.image_pull_policy,
+        "command": ["python", "-m", worker_module(pool)],
+        "args": worker_flags(service, pool, revision, installation, rdma=rdma),
+        "env": [*_identity(), *volume.environment, *_redis(installation, service), *_telemetry(installation)],
+        "envFrom": _settings(service, pool, revision),
+        "ports": [
+            {"name": "link", "containerPort": LINK_PORT},
+            {"name": "kv", "containerPort": KV_PORT},
+            *([{"name": "nixl", "containerPort": NIXL_PORT}] if rdma else []),
+            {"name": "health", "containerPort": HEALTH_PORT},
+        ],
+        "resources": resources(service, pool),
+        # The model may take long to come; from then on a process that does not answer at all is started anew.
+        "startupProbe": _probe("/alive", period_s=10, failures=_START_S // 10),
+        "livenessProbe": _probe("/alive", period_s=10, failures=6),
+        "readinessProbe": _probe("/ready", period_s=2, failures=2),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": capabilities,
+        },
+        "volumeMounts": _mounts(installation, volume),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {key: value for key, value in container.items() if value not in (None, [], {})}
+
+
+def _fetching(service: ModelService, pool: Pool, installation: Installation, volume: ModelVolume) -> list[Json]:
+    """Brings the weights before the worker starts, where it does not read them from where they are."""
+    if not volume.fetch:
+        return []
+    credentials = service.spec.model.credentials_secret
+    container: Json = {
+        "name": "fetch",
+        "image": pool.image,
+        "imagePullPolicy": installation.image_pull_policy,
+        "command": ["python", "-m", "tandem.cli", "fetch"],
+        "args": list(volume.fetch),
+        "env": list(volume.environment),
+        "envFrom": [] if credentials is None else [{"secretRef": {"name": credentials}}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *volume.mounts],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return [{key: value for key, value in container.items() if value not in (None, [], {})}]
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": "health"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 2,
+        "failureThreshold": failures,
+    }
+
+
+def _identity() -> list[Json]:
+    """Before the settings, whose values may refer to them."""
+    return [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "TANDEM_WORKER_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+
+
+def _redis(installation: Installation, service: ModelService) -> list[Json]:
+    if installation.redis_secret is None or service.spec.redis is not None:
+        return []
+    secret, _, key = installation.redis_secret.partition("/")
+    source = {"secretKeyRef": {"name": secret, "key": key or "url"}}
+    return [{"name": "TANDEM_INDEX__REDIS_URL", "valueFrom": source}]
+
+
+def _telemetry(installation: Installation) -> list[Json]:
+    endpoint = installation.otlp_endpoint
+    return [] if endpoint is None else [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint}]
+
+
+def _settings(service: ModelService, pool: Pool, revision: str) -> list[Json]:
+    name = workers_name(service.metadata.name, pool.name, revision)
+    credentials = service.spec.model.credentials_secret
+    found: list[Json] = [{"configMapRef": {"name": name}}]
+    return found if credentials is None else [*found, {"secretRef": {"name": credentials}}]
+
+
+def _volumes(installation: Installation, volume: ModelVolume) -> list[Json]:
+    found: list[Json] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    if installation.key_secret is not None:
+        found.append({"name": "kv-key", "secret": {"secretName": installation.key_secret, "defaultMode": 0o440}})
+    if installation.tls_secret is not None:
+        found.append({"name": "tls", "secret": {"secretName": installation.tls_secret, "defaultMode": 0o440}})
+    return [*found, *volume.volumes]
+
+
+def _mounts(installation: Installation, volume: ModelVolume) -> list[Json]:
+    found: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    if installation.key_secret is not None:
+        found.append({"name": "kv-key", "mountPath": installation.key_directory, "readOnly": True})
+    if installation.tls_secret is not None:
+        found.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
+    return [*found, *volume.mounts]
+
+
+def _asks_for_rdma(template: Mapping[str, Any]) -> bool:
+    asked = (
+        name
+        for container in template["spec"].get("containers", ())
+        for part in ("limits", "requests")
+        for name in container.get("resources", {}).get(part, {})
+    )
+    return any(name.startswith(_RDMA) for name in asked)
+
+
+def _with_labels(template: Json, generated: Json) -> Json:
+    """Selectors, routers and status go by these labels and annotations."""
+    metadata = template.get("metadata", {})
+    kept = {part: {**metadata.get(part, {}), **generated["metadata"][part]} for part in ("labels", "annotations")}
+    return {**template, "metadata": {**metadata, **kept}}

@@ -1,0 +1,138 @@
+"""One service as it is in the cluster: what every decision about it is made from. Plain values.
+
+Objects are as the API server gave them and never changed in place. Times are wall-clock seconds.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from control_plane.objects.revisions import RevisionRecord
+from control_plane.rollout.model import GateResult, Health
+from tandem.core.sizing import Shape
+from tandem.kube.kinds import Json, Kind, Ref
+from tandem.spec.service import ModelService
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before it is loaded; `dtype` is that of its weights, `context` the longest one."""
+
+    shape: Shape
+    dtype: str = "bfloat16"
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a ModelService asks for. `service` is None when it cannot be read, `problem` says why it cannot be had.
+
+    `service` has what the installation says filled in; `revision` is of that.
+    """
+
+    service: ModelService | None
+    revision: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One worker's pod, the first of its group where a worker spans nodes."""
+
+    name: str
+    uid: str
+    pool: str
+    revision: str
+    created_s: float
+    ready: bool = False
+    """It takes work."""
+    ready_s: float | None = None
+    """Since when."""
+    leaving: bool = False
+    unplaced_s: float | None = None
+    """Since when no node has room for it."""
+    unplaced_why: str = ""
+    cost: str = ""
+    """What it is said to cost to delete it."""
+    running: int = 0
+    """Sequences, as routers see it."""
+    queued_tokens: int = 0
+    """Prompt tokens that wait for it or are being computed."""
+    kv_used: float = 0.0
+    """Share of its KV memory."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """A Deployment or LeaderWorkerSet: the pods of one pool in one revision."""
+
+    pool: str
+    revision: str
+    replicas: int
+    """That it asks for."""
+    object: Json
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The comparison of a revision with its predecessor."""
+
+    revision: str
+    baseline: str
+    result: GateResult
+    object: Json
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """Kinds that not every cluster has."""
+
+    keda: bool = False
+    groups: bool = False
+
+
+@dataclass(frozen=True)
+class Observed:
+    """`object` is the ModelService as stored. `children` are all other objects of the service that its owner manages,
+    by reference; EnginePools, workers and records are among them."""
+
+    object: Json
+    wish: Wish
+    extensions: Extensions = Extensions()
+    model: ModelFacts | None = None
+    engine_pools: Mapping[str, Json] = field(default_factory=dict)
+    workers: tuple[Workers, ...] = ()
+    records: Mapping[str, RevisionRecord] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+    gates: Mapping[str, Gate] = field(default_factory=dict)
+    health: Mapping[str, Health] = field(default_factory=dict)
+    routers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Those that take requests, by name, with the revisions to which they give new ones."""
+    children: Mapping[Ref, Json] = field(default_factory=dict)
+
+    @property
+    def namespace(self) -> str:
+        return str(self.object["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        return str(self.object["metadata"]["name"])
+
+    def wanted(self, pool: str) -> int | None:
+        """Replicas that a pool's EnginePool asks for; None without one."""
+        obj = self.engine_pools.get(pool)
+        return None if obj is None else int(obj["spec"].get("replicas", 1))
+
+    def workers_of(self, revision: str) -> dict[str, Workers]:
+        """By pool."""
+        return {each.pool: each for each in self.workers if each.revision == revision}
+
+    def pods_of(self, pool: str, revision: str | None = None) -> tuple[Pod, ...]:
+        """Those that leave included."""
+        return tuple(pod for pod in self.pods if pod.pool == pool and revision in (None, pod.revision))
+
+    def ready(self, pool: str, revision: str) -> int:
+        """Pods that take work and stay."""
+        return sum(pod.ready and not pod.leaving for pod in self.pods_of(pool, revision))
+
+    def of_kind(self, kind: Kind) -> Iterator[Json]:
+        return (obj for ref, obj in self.children.items() if ref.kind == kind)

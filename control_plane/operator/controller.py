@@ -1,0 +1,150 @@
+"""Looks at one service at a time: mirror and routers in, plan out, plan carried out."""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from control_plane.objects.installation import Installation
+from control_plane.objects.revisions import RevisionRecord, read_revision
+from control_plane.observe.observed import ModelFacts, Observed, Wish
+from control_plane.observe.pods import WorkerLoad
+from control_plane.observe.reading import Told, observe
+from control_plane.observe.wishes import read_wish
+from control_plane.operator.applier import Applier
+from control_plane.operator.health import RolloutHealth
+from control_plane.operator.mirror import Mirror
+from control_plane.reconcile import reconcile
+from control_plane.reconcile.service_status import is_held
+from control_plane.rollout import Health
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.metrics import Meter
+from tandem.kube.kinds import Json, Ref
+from tandem.kube.queue import WorkQueue
+from tandem.kube.recorder import EventRecorder
+from tandem.service.logs import event
+
+_log = logging.getLogger(__name__)
+_SOON_S: Final = 1.0
+_RECORDS_MAX: Final = 20_000
+
+Key = tuple[str, str]
+
+
+class Reports(Protocol):
+    """What routers tell."""
+
+    def health(self, key: Key, revision: str) -> Health:
+        """Totals of a revision."""
+        ...
+
+    def loads(self, key: Key) -> dict[str, WorkerLoad]:
+        """Of a service's workers, by pod."""
+        ...
+
+    def routers(self, key: Key) -> dict[str, frozenset[str]]:
+        """Those that take requests, with the revisions of a service to which they give new ones."""
+        ...
+
+
+class Models(Protocol):
+    """What is known of models."""
+
+    def facts(self, obj: Json, wish: Wish) -> ModelFacts | None: ...
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the controller works with."""
+
+    mirror: Mirror
+    reports: Reports
+    models: Models
+    applier: Applier
+    recorder: EventRecorder
+    queue: "WorkQueue[Key]"
+    clock: Clock
+    meter: Meter
+    installation: Installation
+
+
+class Controller:
+    """`work` and `failed` are for the queue's workers; `observed` is for whoever wants to know how a service is."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._wishes: dict[Key, tuple[tuple[str, int], Wish]] = {}
+        self._records: dict[str, RevisionRecord] = {}
+        self._health = RolloutHealth()
+
+    async def work(self, key: Key) -> float | None:
+        """Bring one service up to date; the seconds until it wants to be looked at again."""
+        tools = self._tools
+        began = tools.clock.now()
+        tools.meter.set("tandem_operator_queue", float(len(tools.queue)))
+        if tools.mirror.service(key) is None:
+            self._forget(key)
+            return None
+        if not tools.applier.caught_up(key, self._stored):
+            return _SOON_S
+        observed = self.observed(key)
+        assert observed is not None
+        plan = reconcile(observed, tools.clock.wall(), tools.installation)
+        try:
+            await tools.applier.carry_out(key, plan, self._stored)
+        except TandemError as error:
+            await tools.recorder.record(observed.object, "Warning", "ReconcileFailed", error.message)
+            raise
+        tools.meter.add("tandem_operator_reconciles_total", 1.0, "done")
+        tools.meter.observe("tandem_operator_reconcile_seconds", tools.clock.now() - began)
+        # Nothing in the cluster tells that a router has heard of something.
+        unheard_s = _SOON_S if is_held(observed) else None
+        waits = plan.requeue_after_s, tools.applier.waits_s(key), unheard_s
+        return min((each for each in waits if each is not None), default=None)
+
+    def failed(self, key: Key, why: str) -> None:
+        """A look failed: it will be tried again."""
+        self._tools.meter.add("tandem_operator_reconciles_total", 1.0, "failed")
+        event(_log, "reconcile_failed", level=logging.WARNING, service="/".join(key), problem=why)
+
+    def observed(self, key: Key) -> Observed | None:
+        """The service as it is now; None for one that there is not."""
+        tools = self._tools
+        obj = tools.mirror.service(key)
+        if obj is None:
+            return None
+        wish = self.wish(key, obj)
+        told = Told(loads=tools.reports.loads(key), model=tools.models.facts(obj, wish))
+        found = observe(obj, wish, tools.mirror.stores(key[0]), told, self._record)
+        return replace(found, health=self._health_of(key, found), routers=tools.reports.routers(key))
+
+    def _health_of(self, key: Key, observed: Observed) -> dict[str, Health]:
+        names = sorted({each.revision for each in observed.workers})
+        aim = observed.wish.revision
+        return self._health.since(key, aim, names, lambda revision: self._tools.reports.health(key, revision))
+
+    def wish(self, key: Key, obj: Json) -> Wish:
+        """Read once per generation."""
+        version = (obj["metadata"]["uid"], int(obj["metadata"].get("generation", 0)))
+        kept = self._wishes.get(key)
+        if kept is None or kept[0] != version:
+            kept = self._wishes[key] = (version, read_wish(obj, self._tools.installation))
+        return kept[1]
+
+    def _record(self, obj: Json) -> RevisionRecord:
+        """Read once: records are never changed."""
+        uid = obj["metadata"]["uid"]
+        record = self._records.pop(uid, None) or read_revision(obj)
+        self._records[uid] = record
+        if len(self._records) > _RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+        return record
+
+    def _stored(self, ref: Ref) -> Json | None:
+        store = self._tools.mirror.stores(ref.namespace).get(ref.kind)
+        return None if store is None else store.get((ref.namespace, ref.name))
+
+    def _forget(self, key: Key) -> None:
+        self._wishes.pop(key, None)
+        self._health.forget(key)
+        self._tools.applier.forget(key)

@@ -1,0 +1,83 @@
+"""Routers: where they are, and what they told, as decisions read it."""
+
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from control_plane.observe.pods import WorkerLoad
+from control_plane.reports.books import Books
+from control_plane.reports.http_get import Place
+from control_plane.reports.poller import Poller
+from control_plane.rollout import Health
+from tandem.kube.kinds import Json
+
+Key = tuple[str, str]
+
+
+def places_of_urls(urls: Iterable[str]) -> dict[str, Place]:
+    """Routers that were given, by their addresses."""
+    return {urlsplit(url).netloc: Place.parse(url) for url in urls}
+
+
+def places_of_pods(pods: Iterable[Json], port: int, *, secure: bool) -> dict[str, Place]:
+    """Routers of pods that have an address, by pod name; those that leave included, since they still count."""
+    found = {}
+    for pod in pods:
+        status = pod.get("status") or {}
+        if status.get("phase") == "Running" and status.get("podIP"):
+            found[pod["metadata"]["name"]] = Place(status["podIP"], port, secure)
+    return found
+
+
+def serving(pods: Iterable[Json]) -> frozenset[str]:
+    """Of routers' pods those that take requests."""
+    return frozenset(
+        pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"] and _is_ready(pod)
+    )
+
+
+def _is_ready(pod: Json) -> bool:
+    stated = (pod.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in stated)
+
+
+class RouterReports:
+    """What the last round of polls brought, by service. `serving` names the routers that take requests now."""
+
+    def __init__(self, poller: Poller, serving: Callable[[], Iterable[str]]) -> None:
+        self._poller = poller
+        self._serving = serving
+        self._of: Books | None = None
+        self._loads: dict[str, dict[str, WorkerLoad]] = {}
+        self._sharing: dict[str, dict[str, frozenset[str]]] = {}
+
+    def health(self, key: Key, revision: str) -> Health:
+        """Totals of a revision."""
+        counted = self._poller.books.health("/".join(key), revision)
+        return Health(counted.requests, counted.errors, counted.slo_misses)
+
+    def loads(self, key: Key) -> dict[str, WorkerLoad]:
+        """Of a service's workers, by pod."""
+        self._read()
+        return self._loads.get("/".join(key), {})
+
+    def routers(self, key: Key) -> dict[str, frozenset[str]]:
+        """Those that take requests, with the revisions of a service to which they give new ones."""
+        self._read()
+        told = self._sharing.get("/".join(key), {})
+        return {name: told.get(name, frozenset()) for name in self._serving()}
+
+    def _read(self) -> None:
+        """Once per round."""
+        if self._of is not self._poller.books:
+            self._of = self._poller.books
+            self._loads, self._sharing = _by_service(self._of), self._of.sharing()
+
+
+def _by_service(books: Books) -> dict[str, dict[str, WorkerLoad]]:
+    found: dict[str, dict[str, WorkerLoad]] = {}
+    for name, worker in books.workers().items():
+        load = worker.load
+        if load is not None:
+            told = WorkerLoad(load.running + load.waiting, load.queued_prompt_tokens, load.kv_used)
+            found.setdefault(worker.service, {})[name] = told
+    return found

@@ -1,0 +1,43 @@
+"""Which changes of a status can wait for others: while pods come and go, counts change many times a second. Pure.
+
+Whatever somebody acts on is written at once: conditions, weights, what a rollout must not forget.
+"""
+
+from typing import Any, Final
+
+from tandem.kube.kinds import Json
+
+INTERIM_AFTER_S: Final = 1.0
+"""Changes of counts alone are written so long after the first of them, all together. The last one always is."""
+_COUNTS: Final = (
+    "observedGeneration",
+    "pools",
+    "replicas",
+    "readyReplicas",
+    "updatedReplicas",
+    "drainingReplicas",
+    "load",
+)
+_PROGRESS: Final = ("aim", "wanted", "left", "since")
+
+
+def interim(before: Json | None, after: Json) -> bool:
+    """Whether two objects' statuses differ in counts, sentences and times alone. There has to be one before."""
+    told: Json = (before or {}).get("status") or {}
+    return bool(told) and _essence(told) == _essence(after["status"])
+
+
+def _essence(status: Json) -> Json:
+    """Without counts, sentences and times. The API server keeps lists of named things in an order of its own."""
+    found: Json = {key: value for key, value in status.items() if key not in _COUNTS}
+    rollout: Json = found.get("rollout") or {}
+    found["rollout"] = {key: value for key, value in rollout.items() if key not in _PROGRESS}
+    found["conditions"] = {each["type"]: (each["status"], each["reason"]) for each in _listed(status, "conditions")}
+    revisions = _listed(status, "revisions")
+    found["revisions"] = {each["name"]: each for each in revisions if each.get("weight")}
+    return found
+
+
+def _listed(status: Json, name: str) -> list[Any]:
+    found: list[Any] = status.get(name) or []
+    return found

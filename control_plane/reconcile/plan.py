@@ -1,0 +1,46 @@
+"""What one look at a service decides."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.kube.kinds import Json, Ref
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """An object to be deleted, and no other of the same name."""
+
+    ref: Ref
+    uid: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is said about an object as an Event."""
+
+    about: Json
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every part may be carried out without the others, or not at all; in this order it is done with the least harm.
+
+    `handovers` are applied under the name of a manager that only keeps replicas as they are; `costs` are annotations
+    of pods; `statuses` go to the status subresource.
+    """
+
+    handovers: tuple[Json, ...] = ()
+    costs: tuple[Json, ...] = ()
+    apply: tuple[Json, ...] = ()
+    delete: tuple[Deletion, ...] = ()
+    statuses: tuple[Json, ...] = ()
+    notes: tuple[Note, ...] = ()
+    requeue_after_s: float | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is to be deleted or said. What is to be applied may be there already."""
+        return not (self.delete or self.statuses or self.costs or self.handovers)

@@ -1,0 +1,155 @@
+"""The status of an EnginePool."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from control_plane.objects.names import LEADER, POOL, SERVICE, pool_name
+from control_plane.observe.observed import Observed, Pod
+from control_plane.observe.pods import seconds
+from control_plane.reconcile.conditions import Saying, conditions, saying
+from control_plane.reconcile.goal import Goal
+from control_plane.reconcile.service_status import Standing
+from tandem.kube.kinds import ENGINE_POOL, SCALED_OBJECT, Json, Ref
+from tandem.kube.times import timestamp
+from tandem.spec.pool import Pool
+from tandem.spec.status import EnginePoolStatus, Load
+
+UNPLACED_S: Final = 300.0
+"""So long may a pod look for a node before that is said."""
+LOAD_EVERY_S: Final = 30.0
+"""How often a changed load is written at most."""
+
+
+def pool_status(observed: Observed, goal: Goal, stands: Standing, name: str, now: float) -> EnginePoolStatus:
+    """What is to be written of the pool `name`, whose EnginePool is there."""
+    obj = observed.engine_pools[name]
+    before = read_pool_status(obj)
+    pods = observed.pods_of(name)
+    staying = tuple(pod for pod in pods if not pod.leaving)
+    newest = goal.target.name if goal.target is not None else ""
+    generation = int(obj["metadata"].get("generation", 0))
+    return EnginePoolStatus(
+        observed_generation=generation,
+        replicas=len(staying),
+        selector=_selector(observed, goal, name),
+        ready_replicas=sum(pod.ready for pod in staying),
+        updated_replicas=sum(pod.revision == newest for pod in staying),
+        draining_replicas=len(pods) - len(staying),
+        load=_load(before.load, staying, now),
+        conditions=conditions(
+            before.conditions, _sayings(observed, goal, stands, name, staying, now), generation, now
+        ),
+    )
+
+
+def read_pool_status(obj: Json) -> EnginePoolStatus:
+    """As it was last written; one that cannot be read counts as none."""
+    plain: Any = obj.get("status") or {}
+    try:
+        return msgspec.convert(plain, EnginePoolStatus)
+    except msgspec.ValidationError:
+        return EnginePoolStatus()
+
+
+def as_object(obj: Json, status: Json) -> Json:
+    """The object of a status write."""
+    metadata = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": ENGINE_POOL.api_version,
+        "kind": ENGINE_POOL.kind,
+        "metadata": metadata,
+        "status": status,
+    }
+
+
+def unplaced(observed: Observed, name: str, now: float) -> str:
+    """Which of a pool's pods have long looked for a node, in one sentence; empty when none."""
+    late = [pod for pod in observed.pods_of(name) if _late(pod, now)]
+    if not late:
+        return ""
+    why = late[0].unplaced_why.rstrip(".")
+    return f"Pool {name}: no node has room for {len(late)} pods{f' ({why})' if why else ''}."
+
+
+def _late(pod: Pod, now: float) -> bool:
+    return pod.unplaced_s is not None and not pod.leaving and now - pod.unplaced_s >= UNPLACED_S
+
+
+def next_late_s(observed: Observed, now: float) -> float | None:
+    """Seconds until a pod that looks for a node has done so for long."""
+    waits = (UNPLACED_S - (now - pod.unplaced_s) for pod in observed.pods if pod.unplaced_s is not None)
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
+def _sayings(
+    observed: Observed, goal: Goal, stands: Standing, name: str, staying: tuple[Pod, ...], now: float
+) -> Iterator[Saying]:
+    spec = _spec(goal, name)
+    misfit = goal.blocked.pools.get(name) if goal.blocked is not None else None
+    wanted, ready = observed.wanted(name) or 0, sum(pod.ready for pod in staying)
+    short = unplaced(observed, name, now)
+    stalled = misfit is not None or stands.verdict.stalled
+    complete = ready >= wanted and stands.ready
+    counted = f"{ready} of {wanted} workers are ready."
+    reason = "DoesNotFit" if misfit else "InsufficientCapacity" if short else stands.verdict.reason
+    yield saying("Ready", complete, "Complete" if complete else reason, misfit or counted)
+    yield saying(
+        "Reconciling",
+        not complete and not stalled,
+        reason if not complete and not stalled else "Settled",
+    )
+    said = misfit or stands.verdict.message
+    yield saying("Stalled", stalled, *((reason, said) if stalled else ("Going", "")))
+    yield _scaling(observed, spec, name)
+    yield saying("InsufficientCapacity", bool(short), "Unschedulable" if short else "Placed", short)
+    yield saying("DoesNotFit", misfit is not None, "TooLarge" if misfit else "Fits", misfit or "")
+
+
+def _scaling(observed: Observed, spec: Pool | None, name: str) -> Saying:
+    if spec is None:
+        return saying("ScalingActive", False, "Leaving", "The service has no such pool any more.")
+    if spec.replicas is not None:
+        return saying("ScalingActive", False, "Fixed", "The service says how many workers there are.")
+    if spec.autoscaling is None:
+        return saying("ScalingActive", True, "External", "Whoever scales this object says how many there are.")
+    if not observed.extensions.keda:
+        problem = "KEDA is not installed: scale this object by hand, or with a HorizontalPodAutoscaler."
+        return saying("ScalingActive", False, "NoKeda", problem)
+    ref = Ref(SCALED_OBJECT, observed.namespace, pool_name(observed.name, name))
+    stated = (observed.children.get(ref, {}).get("status") or {}).get("conditions") or ()
+    ready: Json = next((each for each in stated if each.get("type") == "Ready"), {})
+    if ready.get("status") == "False":
+        return saying("ScalingActive", False, "KedaRefused", str(ready.get("message", "")))
+    return saying("ScalingActive", True, "Keda", "KEDA asks for the number of workers.")
+
+
+def _spec(goal: Goal, name: str) -> Pool | None:
+    if goal.service is None:
+        return None
+    return next((pool for pool in goal.service.spec.pools if pool.name == name), None)
+
+
+def _selector(observed: Observed, goal: Goal, name: str) -> str:
+    """Of one pod per worker."""
+    terms = [f"{SERVICE}={observed.name}", f"{POOL}={name}"]
+    record = goal.target.pools.get(name) if goal.target is not None else None
+    return ",".join([*terms, LEADER] if record is not None and record.nodes > 1 else terms)
+
+
+def _load(before: Load | None, pods: tuple[Pod, ...], now: float) -> Load | None:
+    """The load now, or what was written before where that is recent or the same."""
+    fullest = max((pod.kv_used for pod in pods), default=0.0)
+    load = Load(
+        queued_tokens=sum(pod.queued_tokens for pod in pods),
+        running_sequences=sum(pod.running for pod in pods),
+        kv_used_percent=min(100, max(0, round(100 * fullest))),
+        probed_at=before.probed_at if before is not None else None,
+    )
+    if load == (before or Load()):
+        return before
+    probed = seconds(before.probed_at) if before is not None else None
+    if probed is not None and now - probed < LOAD_EVERY_S:
+        return before
+    return msgspec.structs.replace(load, probed_at=timestamp(now))

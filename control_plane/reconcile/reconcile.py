@@ -1,0 +1,240 @@
+"""One look at a service: every object it is to consist of, its status, and what is said about it.
+
+Nothing is remembered here. What one look leaves to the next is in the cluster, so that it does not matter how much of
+a plan was carried out before its operator died.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from control_plane.objects.children import (
+    disruption_budget,
+    engine_pool,
+    headless_service,
+    scaled_object,
+    trigger_authentication,
+)
+from control_plane.objects.gate import gate_job, gate_prompts
+from control_plane.objects.installation import Installation
+from control_plane.objects.names import SCALED_BY, annotations_of, pool_name
+from control_plane.objects.revisions import controller_revision
+from control_plane.observe.observed import Observed
+from control_plane.reconcile import pool_status, service_status
+from control_plane.reconcile.conditions import changed
+from control_plane.reconcile.goal import (
+    INVALID,
+    Goal,
+    alignment,
+    goal_of,
+    revisions_seen,
+    rollout_spec,
+    rollout_state,
+)
+from control_plane.reconcile.history import forgotten
+from control_plane.reconcile.plan import Deletion, Note, Plan
+from control_plane.reconcile.service_status import Standing, routable
+from control_plane.reconcile.workers import counts_of, deletion, deletion_costs, deletions, objects, old_gates
+from control_plane.rollout import RolloutPlan, step
+from tandem.kube.kinds import ENGINE_POOL, SCALED_OBJECT, TRIGGER_AUTHENTICATION, Json, ref_of
+from tandem.spec.pool import Pool
+from tandem.spec.status import EnginePoolStatus, ModelServiceStatus
+
+_LOOK_AT_LOAD_S: Final = pool_status.LOAD_EVERY_S
+
+
+def reconcile(observed: Observed, now: float, installation: Installation) -> Plan:
+    """What is to be done next. `now` is wall-clock seconds."""
+    if "deletionTimestamp" in observed.object["metadata"]:
+        # What belongs to it goes with it.
+        return Plan()
+    goal = goal_of(observed, installation)
+    rollout, counts = None, {}
+    if goal.target is not None and _owned(observed, goal):
+        aligned = alignment(observed, goal, goal.target)
+        seen = revisions_seen(observed, goal, aligned)
+        spec = rollout_spec(goal, goal.target, aligned.goals)
+        rollout = step(rollout_state(goal.status), spec, seen, now)
+        counts = counts_of(observed, goal, aligned, rollout)
+    retired = rollout.retired if rollout is not None else ()
+    short = " ".join(filter(None, (pool_status.unplaced(observed, name, now) for name in observed.engine_pools)))
+    stands = service_status.standing(observed, goal, rollout, short)
+    statuses, notes = _statuses(observed, goal, rollout, stands, installation, now)
+    return Plan(
+        handovers=tuple(_handovers(observed, goal)),
+        costs=tuple(deletion_costs(observed, counts)),
+        apply=(
+            *_records(observed, goal),
+            *_pools(observed, goal, installation),
+            *objects(observed, goal, counts, retired),
+            *_gates(observed, goal, rollout, installation),
+        ),
+        delete=(
+            *(deletions(observed, counts, retired) if rollout is not None else ()),
+            *_gates_over(observed, goal, rollout),
+            *_unwanted(observed, goal),
+            *forgotten(observed, goal),
+        ),
+        statuses=statuses,
+        notes=notes,
+        requeue_after_s=_requeue(observed, rollout, now),
+    )
+
+
+def _owned(observed: Observed, goal: Goal) -> bool:
+    """Whether every pool that is to have workers has an EnginePool, which is to own them."""
+    return goal.target is not None and all(pool in observed.engine_pools for pool in goal.target.pools)
+
+
+def _records(observed: Observed, goal: Goal) -> Iterator[Json]:
+    """The record of a revision that is new; those that are there are never changed."""
+    if goal.target is not None and goal.target.name not in observed.records and goal.target.spec:
+        yield controller_revision(goal.target, observed.object)
+
+
+def _spec_pools(goal: Goal) -> tuple[Pool, ...]:
+    """Pools of a sound specification, also of one that cannot be carried out: their EnginePools say why."""
+    sound = goal.blocked is None or goal.blocked.reason != INVALID
+    return goal.service.spec.pools if goal.service is not None and sound else ()
+
+
+def _pools(observed: Observed, goal: Goal, installation: Installation) -> Iterator[Json]:
+    """EnginePools, and what belongs to those that are there."""
+    for pool in _spec_pools(goal):
+        yield engine_pool(observed.object, pool)
+        owner = observed.engine_pools.get(pool.name)
+        if owner is None:
+            continue
+        yield headless_service(observed.name, pool, owner)
+        yield disruption_budget(observed.name, pool, owner)
+        if pool.autoscaling is not None and observed.extensions.keda:
+            authentication = trigger_authentication(observed.name, pool, owner, installation)
+            if authentication is not None:
+                yield authentication
+            yield scaled_object(observed.name, pool, pool.autoscaling, owner, installation)
+
+
+def _handovers(observed: Observed, goal: Goal) -> Iterator[Json]:
+    """Replicas that the service no longer says stay as they are until somebody scales the pool: without another
+    manager they would fall back to the default."""
+    for pool in _spec_pools(goal):
+        obj = observed.engine_pools.get(pool.name)
+        if obj is None or pool.replicas is not None or annotations_of(obj).get(SCALED_BY) != "spec":
+            continue
+        metadata = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
+        yield {
+            "apiVersion": ENGINE_POOL.api_version,
+            "kind": ENGINE_POOL.kind,
+            "metadata": metadata,
+            "spec": {
+                **{key: obj["spec"][key] for key in ("modelServiceName", "pool", "role")},
+                "replicas": observed.wanted(pool.name),
+            },
+        }
+
+
+def _unwanted(observed: Observed, goal: Goal) -> Iterator[Deletion]:
+    """EnginePools of pools that are gone, once nothing of them runs; and what scales a pool no longer."""
+    if goal.blocked is not None or goal.service is None:
+        return
+    pools = {pool.name: pool for pool in goal.service.spec.pools}
+    busy = {each.pool for each in observed.workers}
+    for name, obj in observed.engine_pools.items():
+        if name not in pools and name not in busy:
+            yield deletion(ref_of(obj, ENGINE_POOL), obj)
+    scaled = {pool_name(observed.name, pool.name) for pool in pools.values() if pool.autoscaling is not None}
+    for kind in (SCALED_OBJECT, TRIGGER_AUTHENTICATION):
+        for obj in observed.of_kind(kind):
+            if obj["metadata"]["name"] not in scaled:
+                yield deletion(ref_of(obj, kind), obj)
+
+
+def _gates(observed: Observed, goal: Goal, rollout: RolloutPlan | None, installation: Installation) -> Iterator[Json]:
+    """The comparison of a new revision with the one that serves, once both can answer."""
+    if rollout is None or goal.service is None or goal.target is None or goal.blocked is not None:
+        return
+    gate, old, new = goal.service.spec.rollout.gate, rollout.state.stable, goal.target.name
+    if gate is None or old is None or old == new or rollout.state.failure is not None:
+        return
+    if new in observed.gates or not (routable(observed, goal, old) and routable(observed, goal, new)):
+        return
+    if gate.prompts_config_map is None:
+        yield gate_prompts(observed.object, new)
+    model = goal.service.model_name
+    yield gate_job(observed.object, gate, model, old, new, installation.worker_image, installation)
+
+
+def _gates_over(observed: Observed, goal: Goal, rollout: RolloutPlan | None) -> Iterable[Deletion]:
+    if rollout is None or goal.target is None:
+        return ()
+    return old_gates(observed, rollout.state.stable, goal.target.name)
+
+
+def _statuses(
+    observed: Observed,
+    goal: Goal,
+    rollout: RolloutPlan | None,
+    stands: Standing,
+    installation: Installation,
+    now: float,
+) -> tuple[tuple[Json, ...], tuple[Note, ...]]:
+    """Those that have changed, and what there is to say about that."""
+    status = service_status.service_status(observed, goal, rollout, stands, installation.service_url, now)
+    written: list[Json] = []
+    notes: list[Note] = []
+    if _ordered(status) != _ordered(goal.status):
+        written.append(service_status.as_object(observed, plain(status)))
+        notes += _service_notes(observed, goal, status, stands)
+    for name, obj in sorted(observed.engine_pools.items()):
+        after, before = (
+            pool_status.pool_status(observed, goal, stands, name, now),
+            pool_status.read_pool_status(obj),
+        )
+        if _ordered(after) != _ordered(before):
+            written.append(pool_status.as_object(obj, plain(after)))
+            notes += _pool_notes(obj, before, after)
+    return tuple(written), tuple(notes)
+
+
+def _service_notes(observed: Observed, goal: Goal, status: ModelServiceStatus, stands: Standing) -> Iterator[Note]:
+    ready = next(each for each in status.conditions if each.type == "Ready")
+    if changed(goal.status.conditions, "Ready", ready.reason):
+        warning = stands.verdict.stalled or ready.reason == "InsufficientCapacity"
+        yield Note(observed.object, "Warning" if warning else "Normal", ready.reason, ready.message)
+    told = {each.name: each.weight for each in goal.status.revisions if each.weight}
+    weights = {each.name: each.weight for each in status.revisions if each.weight}
+    if weights != told and weights:
+        shares = ", ".join(f"{weight} % to revision {name}" for name, weight in sorted(weights.items()))
+        yield Note(observed.object, "Normal", "TrafficShifted", f"New requests go {shares}.")
+
+
+def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) -> Iterator[Note]:
+    for each in after.conditions:
+        bad = each.type in ("DoesNotFit", "InsufficientCapacity")
+        if bad and each.status == "True" and changed(before.conditions, each.type, each.reason):
+            yield Note(obj, "Warning", each.type, each.message)
+
+
+def plain(status: ModelServiceStatus | EnginePoolStatus) -> Json:
+    """As it is applied: without what there is nothing to say about."""
+    found: Json = msgspec.json.decode(msgspec.json.encode(status))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _ordered(status: ModelServiceStatus | EnginePoolStatus) -> Json:
+    """In an order of its own: the API server keeps lists of named things in another one."""
+    found = plain(status)
+    for key in ("conditions", "revisions", "pools"):
+        if key in found:
+            found[key] = sorted(found[key], key=lambda each: str(each.get("type") or each.get("name")))
+    return found
+
+
+def _requeue(observed: Observed, rollout: RolloutPlan | None, now: float) -> float | None:
+    waits: Iterable[float | None] = (
+        rollout.requeue_after_s if rollout is not None else None,
+        pool_status.next_late_s(observed, now),
+        _LOOK_AT_LOAD_S if any(pod.running or pod.queued_tokens for pod in observed.pods) else None,
+    )
+    return min((wait for wait in waits if wait is not None), default=None)

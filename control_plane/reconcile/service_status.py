@@ -1,0 +1,175 @@
+"""The status of a ModelService."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from control_plane.observe.observed import Observed
+from control_plane.observe.pods import seconds
+from control_plane.reconcile.conditions import Saying, conditions, saying
+from control_plane.reconcile.goal import Goal, rollout_state
+from control_plane.rollout import RolloutPlan, RolloutState, Verdict
+from tandem.kube.kinds import MODEL_SERVICE, Json
+from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
+
+_RESTING: Final = ("WeightReached", "Paused")
+HEARD_WITHIN_S: Final = 30.0
+"""Routers hear at once, after an outage of the API server within seconds; a broken one holds nobody back."""
+_NAMED_MAX: Final = 3
+_STARTING: Final = Verdict("Progressing", "Its pools are being made.")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a service stands. `verdict` is the rollout's, or that of what stands in its way."""
+
+    verdict: Verdict
+    available: bool
+    asleep: bool
+    short: str
+    """Which pool finds no node, in one sentence; empty when none."""
+
+    @property
+    def ready(self) -> bool:
+        rests = self.verdict.reason in _RESTING and self.available
+        return (self.verdict.done or rests) and not self.verdict.stalled
+
+
+def standing(observed: Observed, goal: Goal, plan: RolloutPlan | None, short: str) -> Standing:
+    """`plan` is None while there is nothing to roll out."""
+    weights = plan.weights if plan is not None else rollout_state(goal.status).weights
+    available = any(weight and routable(observed, goal, name) for name, weight in weights.items())
+    asleep = plan is not None and plan.verdict.reason == "ScaledToZero"
+    if goal.blocked is not None:
+        kept = f" Revision {goal.target.name} goes on." if goal.target is not None else ""
+        said = f"{goal.blocked.sentence}{kept}"
+        return Standing(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, short)
+    return Standing(_STARTING if plan is None else plan.verdict, available, asleep, short)
+
+
+def routable(observed: Observed, goal: Goal, revision: str) -> bool:
+    """Whether every pool of the revision has a worker that takes work."""
+    record = goal.records.get(revision)
+    return record is not None and all(observed.ready(pool, revision) for pool in record.pools)
+
+
+def service_status(
+    observed: Observed, goal: Goal, plan: RolloutPlan | None, stands: Standing, url: str, now: float
+) -> ModelServiceStatus:
+    """What is to be written."""
+    generation = int(observed.object["metadata"].get("generation", 0))
+    state = plan.state if plan is not None else rollout_state(goal.status)
+    weights = dict(state.weights)
+    stable = state.stable or ""
+    update = goal.target.name if goal.target is not None and goal.target.name != stable else ""
+    before = next((each for each in goal.status.conditions if each.type == "Ready"), None)
+    ready = _ready(stands, _unheard(observed, weights), before, now)
+    return ModelServiceStatus(
+        observed_generation=generation,
+        url=url,
+        current_revision=stable,
+        update_revision=update,
+        update_weight=weights.get(update, 0) if update else None,
+        revisions=tuple(_revisions(observed, goal, weights)),
+        pools=tuple(_pools(observed, goal)),
+        rollout=_kept(state),
+        conditions=conditions(goal.status.conditions, _sayings(stands, ready), generation, now),
+    )
+
+
+def as_object(observed: Observed, status: Json) -> Json:
+    """The object of a status write."""
+    metadata = observed.object["metadata"]
+    return {
+        "apiVersion": MODEL_SERVICE.api_version,
+        "kind": MODEL_SERVICE.kind,
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+        "status": status,
+    }
+
+
+def is_held(observed: Observed) -> bool:
+    """Whether a service that is complete waits for routers to hear of it."""
+    stated = (observed.object.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "Unknown" for each in stated)
+
+
+def _unheard(observed: Observed, weights: dict[str, int]) -> str:
+    """Which routers do not know every revision that is to get requests, in one sentence; empty when none."""
+    wanted = {name for name, weight in weights.items() if weight}
+    names = sorted(name for name, known in observed.routers.items() if not wanted <= known)
+    if not names:
+        return ""
+    others = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return f"Routers that do not know which revisions get requests: {', '.join(names[:_NAMED_MAX])}{others}."
+
+
+def _ready(stands: Standing, unheard: str, before: Condition | None, now: float) -> Saying:
+    """A service becomes ready when every router that takes requests has heard of it, or has had its time to. One that
+    was ready stays it: requests find it."""
+    verdict = stands.verdict
+    if not stands.ready:
+        short = stands.short if not verdict.stalled else ""
+        if short:
+            return saying("Ready", False, "InsufficientCapacity", f"{verdict.message} {short}")
+        return saying("Ready", False, verdict.reason, verdict.message)
+    if not unheard or (before is not None and before.status == "True"):
+        return saying("Ready", True, verdict.reason, verdict.message)
+    since = seconds(before.last_transition_time) if before is not None and before.status == "Unknown" else None
+    if since is None or now - since < HEARD_WITHIN_S:
+        return Saying("Ready", "Unknown", "RoutersNotReached", unheard)
+    return saying("Ready", True, verdict.reason, f"{verdict.message} {unheard}")
+
+
+def _sayings(stands: Standing, ready: Saying) -> Iterator[Saying]:
+    verdict, said = stands.verdict, (ready.reason, ready.message)
+    yield ready
+    reconciling = ready.status != "True" and not verdict.stalled
+    yield saying("Reconciling", reconciling, *(said if reconciling else ("Settled", "")))
+    yield saying("Stalled", verdict.stalled, *(said if verdict.stalled else ("Going", "")))
+    if stands.available:
+        yield saying("Available", True, "Routable", "Every pool of a revision with traffic has a worker.")
+    elif stands.asleep:
+        yield saying("Available", False, "ScaledToZero", "The first request wakes the service.")
+    else:
+        yield saying("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
+
+
+def _revisions(observed: Observed, goal: Goal, weights: dict[str, int]) -> Iterator[RevisionStatus]:
+    names = {each.revision for each in observed.workers} | set(weights)
+    for name in sorted(names):
+        yield RevisionStatus(name, weights.get(name, 0), routable(observed, goal, name))
+
+
+def _pools(observed: Observed, goal: Goal) -> Iterator[PoolStatus]:
+    newest = goal.target.name if goal.target is not None else ""
+    for name in sorted({*observed.engine_pools, *(each.pool for each in observed.workers)}):
+        pods = observed.pods_of(name)
+        staying = [pod for pod in pods if not pod.leaving]
+        yield PoolStatus(
+            name=name,
+            replicas=len(staying),
+            ready_replicas=sum(pod.ready for pod in staying),
+            updated_replicas=sum(pod.revision == newest for pod in staying),
+            draining_replicas=len(pods) - len(staying),
+        )
+
+
+def _kept(state: RolloutState) -> RolloutStatus | None:
+    failure, progress = state.failure, state.progress
+    if failure is None and progress is None:
+        return None
+    kept = RolloutStatus()
+    if failure is not None:
+        kept = RolloutStatus(failure.revision, failure.kind, failure.sentence)
+    if progress is None:
+        return kept
+    return RolloutStatus(
+        kept.failed_revision,
+        kept.failure_kind,
+        kept.failure_message,
+        progress.aim,
+        progress.wanted,
+        progress.left,
+        progress.since,
+    )

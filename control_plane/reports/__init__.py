@@ -1,0 +1,1 @@
+"""What routers tell of load and health, folded over all of them."""

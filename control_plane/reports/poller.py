@@ -1,0 +1,58 @@
+"""Asks every router, all at once, and keeps the books."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+
+from control_plane.reports.books import Books
+from control_plane.reports.http_get import Place, get
+from control_plane.reports.wire import RouterReport, read_report
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.service.logs import event
+
+_log = logging.getLogger(__name__)
+
+
+class Poller:
+    """`routers` gives those that exist now, by name. `key` is an API key where routers ask for one."""
+
+    def __init__(
+        self,
+        routers: Callable[[], Mapping[str, Place]],
+        clock: Clock,
+        *,
+        timeout_s: float = 2.0,
+        tls: ssl.SSLContext | None = None,
+        key: str = "",
+    ) -> None:
+        self.books = Books()
+        self._routers = routers
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._key = key
+        self._silent = frozenset[str]()
+
+    async def poll(self) -> Books:
+        """One round; takes at most the timeout. Routers that do not answer are logged once."""
+        routers = dict(self._routers())
+        answers = await asyncio.gather(*(self._ask(place) for place in routers.values()))
+        reports = {name: each for name, each in zip(routers, answers, strict=True) if isinstance(each, RouterReport)}
+        problems = {name: each for name, each in zip(routers, answers, strict=True) if isinstance(each, TandemError)}
+        for name in sorted(problems.keys() - self._silent):
+            event(_log, "router_silent", level=logging.WARNING, router=name, problem=problems[name].message)
+        self._silent = frozenset(problems)
+        self.books = self.books.round(routers, reports, self._clock.now())
+        return self.books
+
+    async def _ask(self, place: Place) -> RouterReport | TandemError:
+        try:
+            workers, revisions = await asyncio.gather(
+                get(place, "/v1/workers", self._timeout_s, self._tls, self._key),
+                get(place, "/v1/revisions", self._timeout_s, self._tls, self._key),
+            )
+            return read_report(workers, revisions)
+        except TandemError as error:
+            return error

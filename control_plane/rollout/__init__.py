@@ -1,0 +1,31 @@
+"""Rollouts of a revision over all pools of a service: one pure step, called until there is nothing left to change."""
+
+from control_plane.rollout.decide import step
+from control_plane.rollout.model import (
+    Failure,
+    Health,
+    PoolGoal,
+    PoolPods,
+    Progress,
+    RevisionObserved,
+    RolloutPlan,
+    RolloutSpec,
+    RolloutState,
+    Verdict,
+)
+from control_plane.rollout.shares import pool_goal
+
+__all__ = [
+    "Failure",
+    "Health",
+    "PoolGoal",
+    "PoolPods",
+    "Progress",
+    "RevisionObserved",
+    "RolloutPlan",
+    "RolloutSpec",
+    "RolloutState",
+    "Verdict",
+    "pool_goal",
+    "step",
+]

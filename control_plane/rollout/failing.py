@@ -1,0 +1,33 @@
+"""When a rollout has failed: by its gate, by what routers see, or by the clock."""
+
+from control_plane.rollout.model import Failure, Progress, RolloutSpec
+from control_plane.rollout.regression import regression
+from control_plane.rollout.view import View
+
+
+def failure(view: View, progress: Progress | None, now: float) -> Failure | None:
+    """Why the revision that the spec asks for must not go on; None when nothing speaks against it.
+
+    Only a revision that replaces another can fail: without one there is nothing to go back to.
+    """
+    if not view.replacing or view.stable is None:
+        return None
+    update, spec = view.of(view.update), view.spec
+    if view.gated(view.update) and update.gate == "failed":
+        return Failure(view.update, "gate", "its answers differ too much from those of the old revision")
+    worse = regression(update.health, view.of(view.stable).health, spec.error_budget)
+    if worse is not None:
+        return Failure(view.update, *worse)
+    # Without automatic rollback a late rollout goes on and only says so.
+    if spec.auto_rollback and not (spec.paused or view.asleep) and overdue(spec, progress, now):
+        return Failure(view.update, "deadline", _late(spec))
+    return None
+
+
+def overdue(spec: RolloutSpec, progress: Progress | None, now: float) -> bool:
+    """Whether there has been no progress for longer than the spec allows."""
+    return progress is not None and progress.left > 0 and now - progress.since >= spec.progress_deadline_s
+
+
+def _late(spec: RolloutSpec) -> str:
+    return f"no pod became ready within {spec.progress_deadline_s:.0f} s"

@@ -1,0 +1,135 @@
+"""What the rollout decision reads and what it returns. Plain values: no cluster, no clock.
+
+A revision spans all pools of a service: prefill pods of one revision serve only with decode pods of the same. So
+every number here is per (pool, revision), and a revision counts as routable only when each of its pools has a ready
+pod.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+GateResult = Literal["not_required", "unknown", "passed", "failed"]
+FailureKind = Literal["gate", "deadline", "errors", "slo"]
+
+
+@dataclass(frozen=True)
+class PoolGoal:
+    """One pool of the spec. `replicas` is what scaling wants now; `surge` and `unavailable` are pods, not percent."""
+
+    name: str
+    replicas: int
+    surge: int = 1
+    unavailable: int = 0
+
+    def __post_init__(self) -> None:
+        assert min(self.replicas, self.surge, self.unavailable) >= 0
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What the user asks for: `revision` is to have `weight` percent; 100 replaces the others."""
+
+    revision: str
+    pools: tuple[PoolGoal, ...]
+    weight: int = 100
+    paused: bool = False
+    auto_rollback: bool = True
+    progress_deadline_s: float = 1800.0
+    gated: bool = False
+    error_budget: float = 0.01
+    """Share of requests that may fail, and by how much a new revision may be worse than the old one."""
+
+    def __post_init__(self) -> None:
+        assert self.pools, "a service has at least one pool"
+        assert 0 <= self.weight <= 100
+
+
+@dataclass(frozen=True)
+class Health:
+    """What routers saw of one revision while the rollout lasts: finished requests, and how many of them were bad."""
+
+    requests: int = 0
+    errors: int = 0
+    slo_misses: int = 0
+
+
+@dataclass(frozen=True)
+class PoolPods:
+    """One Deployment: its `spec.replicas`, and how many of its pods are ready and proven routable."""
+
+    replicas: int = 0
+    ready: int = 0
+
+    @property
+    def lasting(self) -> int:
+        """Ready pods that stay when nothing is done."""
+        return min(self.replicas, self.ready)
+
+
+@dataclass(frozen=True)
+class RevisionObserved:
+    """One revision in the cluster, by pool name; a pool that is absent has no pods."""
+
+    pools: Mapping[str, PoolPods] = field(default_factory=dict)
+    gate: GateResult = "unknown"
+    health: Health = Health()
+
+    def pods(self, pool: str) -> PoolPods:
+        return self.pools.get(pool, PoolPods())
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a revision is not to be rolled out. Forgotten when the spec asks for another revision."""
+
+    revision: str
+    kind: FailureKind
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Since when (wall-clock seconds) the rollout has not come nearer to its end; `left` pods are to change."""
+
+    aim: str
+    wanted: str
+    left: int
+    since: float
+
+
+@dataclass(frozen=True)
+class RolloutState:
+    """What one step leaves to the next, kept in the service's status. Losing it costs time, never traffic.
+
+    `weights` are those that routers have been told: percent of new sessions per revision, in sum 100 or empty.
+    """
+
+    stable: str | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the rollout stands: a CamelCase reason for conditions and events, and a sentence for people."""
+
+    reason: str
+    message: str
+    done: bool = False
+    stalled: bool = False
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """What is to be true next. Every part may be applied without the others, in any order, or not at all."""
+
+    replicas: Mapping[tuple[str, str], int]
+    """Pods per (pool, revision), for every revision that is in the cluster or wanted."""
+    weights: Mapping[str, int]
+    state: RolloutState
+    verdict: Verdict
+    retired: tuple[str, ...]
+    """Revisions without pods that nobody needs: their Deployments can be deleted."""
+    requeue_after_s: float | None

@@ -1,0 +1,108 @@
+{{/* Names and labels. There is one installation per namespace, so names are fixed: other parts rely on them. */}}
+
+{{- define "tandem.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: tandem
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- if .component }}
+{{ include "tandem.selector" . }}
+{{- end }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.selector" -}}
+app.kubernetes.io/name: tandem-{{ .component }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* `name`, and optionally `component` and `namespace`. */}}
+{{- define "tandem.metadata" -}}
+name: {{ .name }}
+{{- if not .clusterScoped }}
+namespace: {{ .namespace | default .root.Release.Namespace }}
+{{- end }}
+labels: {{- include "tandem.labels" . | nindent 2 }}
+{{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if or .annotations .root.Values.commonAnnotations }}
+annotations:
+  {{- with .root.Values.commonAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- with .annotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of an image: registry, then digest or tag; the tag is the chart's version by default. */}}
+{{- define "tandem.image" -}}
+{{- $image := .image -}}
+{{- $repository := $image.repository -}}
+{{- with .root.Values.image.registry }}{{ $repository = printf "%s/%s" (trimSuffix "/" .) $repository }}{{ end -}}
+{{- if $image.digest -}}
+{{ printf "%s@%s" $repository $image.digest }}
+{{- else -}}
+{{ printf "%s:%s" $repository ($image.tag | default .root.Chart.AppVersion) }}
+{{- end -}}
+{{- end }}
+
+{{/* The namespaces of ModelServices, as JSON: `fromJson` takes an object alone, hence the key. */}}
+{{- define "tandem.namespaces" -}}
+{{- $namespaces := .Values.namespaces | default (list .Release.Namespace) -}}
+{{- dict "all" (uniq $namespaces) | toJson -}}
+{{- end }}
+
+{{/* Where Secrets have to be: with the release, and with every ModelService. */}}
+{{- define "tandem.secretNamespaces" -}}
+{{- $namespaces := concat (list .Release.Namespace) .Values.namespaces -}}
+{{- if .Values.kvStore.namespace }}{{ $namespaces = append $namespaces .Values.kvStore.namespace }}{{ end -}}
+{{- dict "all" (uniq $namespaces) | toJson -}}
+{{- end }}
+
+{{- define "tandem.kvKeySecret" -}}
+{{- .Values.kvKey.existingSecret | default "tandem-kv-key" -}}
+{{- end }}
+
+{{- define "tandem.tlsSecret" -}}
+{{- if eq .Values.tls.source "existing" -}}
+{{- required "tls.source is existing: name the Secret in tls.existingSecret" .Values.tls.existingSecret -}}
+{{- else -}}
+tandem-tls
+{{- end -}}
+{{- end }}
+
+{{/* The name in the certificate that all parts share, by which they know each other. */}}
+{{- define "tandem.tlsName" -}}
+tandem-worker
+{{- end }}
+
+{{/* All names in it, with commas: KEDA knows the operator by that of its Service. */}}
+{{- define "tandem.tlsNames" -}}
+{{- $operator := printf "tandem-operator.%s" .Release.Namespace -}}
+{{ join "," (list (include "tandem.tlsName" .) "tandem-router" "tandem-operator" $operator (printf "%s.svc" $operator) "localhost") }}
+{{- end }}
+
+{{- define "tandem.ownRedis" -}}
+{{- if and .Values.redis.enabled (not .Values.redis.url) (not .Values.redis.existingSecret) -}}yes{{- end -}}
+{{- end }}
+
+{{/* The Secret whose key `url` says where Redis is; empty without one. */}}
+{{- define "tandem.redisSecret" -}}
+{{- if .Values.redis.existingSecret -}}
+{{ .Values.redis.existingSecret }}
+{{- else if or .Values.redis.url .Values.redis.enabled -}}
+tandem-redis
+{{- end -}}
+{{- end }}
+
+{{/* A quantity such as 8Gi as bytes. */}}
+{{- define "tandem.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mul (regexFind "^[0-9]+" . | int64) (get $units (regexFind "[A-Za-z]*$" .) | int64) -}}
+{{- end }}

@@ -1,0 +1,28 @@
+{{- define "tandem.routerFlags" -}}
+- --name=$(POD_NAME)
+- --host=0.0.0.0
+- --port=8000
+- --grpc_port=9000
+{{- if .Values.tls.enabled }}
+- --peer_port=8443
+{{- end }}
+- --kubernetes
+{{- if not .Values.allNamespaces }}
+- --namespace={{ join "," (include "tandem.namespaces" . | fromJson).all }}
+{{- end }}
+- --ticket_key_file=/var/run/tandem/kv-key/keys
+- --cache=/var/cache/tandem
+- --core.deadlines.drain_s={{ .Values.router.drainSeconds }}
+{{- if .Values.router.apiKeysSecret }}
+- --api_keys=/var/run/tandem/api-keys/keys
+{{- end }}
+{{- with .Values.telemetry.otlpEndpoint }}
+- --otlp_endpoint={{ . }}
+{{- end }}
+- --log.format={{ .Values.log.format }}
+- --log.level={{ .Values.log.level }}
+{{- end }}
+
+{{- define "tandem.routerReady" -}}
+/ready
+{{- end }}

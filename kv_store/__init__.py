@@ -1,0 +1,1 @@
+"""Keeps KV blocks in DRAM and on NVMe for workers that come and go, and computes nothing."""

@@ -1,0 +1,116 @@
+"""vLLM's KV connector: vLLM imports this module by name in its EngineCore and in every rank, and builds the class
+once for each role.
+
+It follows vLLM 0.32's interface (`KVConnectorBase_V1`); all it decides is decided elsewhere: `vllm_scheduler` says
+what is loaded and saved, `vllm_worker` does it. Settings come in `kv_connector_extra_config`: `socket`, the path of
+the stage's conduit.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from kv_transfer.connectors.orders import StepOrders
+from kv_transfer.connectors.vllm_rank import open_worker
+from kv_transfer.connectors.vllm_scheduler import SchedulerSide
+from kv_transfer.connectors.vllm_worker import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+class StepMetadata(KVConnectorMetadata):
+    """The orders of one step, in the form vLLM carries to its workers."""
+
+    def __init__(self, orders: StepOrders) -> None:
+        self.orders = orders
+
+
+class TandemConnector(KVConnectorBase_V1):
+    """Both roles. vLLM's blocks are copied within steps, so none is freed late because of this connector."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(vllm_config.cache_config.block_size)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """What is saved lies in the stage before a request ends; nothing is handed over by finishing."""
+        return False
+
+    @property
+    def _scheduling(self) -> SchedulerSide:
+        assert self._scheduler is not None, "the scheduler's role was asked of a worker"
+        return self._scheduler
+
+    # -- scheduler --
+
+    def on_new_request(self, request: "Request") -> None:
+        self._scheduling.add(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+        return self._scheduling.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        self._scheduling.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
+        return StepMetadata(self._scheduling.orders(scheduler_output))
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._scheduling.finished(request)
+        return False, None
+
+    # -- worker --
+
+    def register_kv_caches(self, kv_caches: "Mapping[str, torch.Tensor]") -> None:
+        """Connect to the stage. Raises a `TandemError` for a cache that cannot be exchanged: the engine stops."""
+        self._worker = open_worker(self._vllm_config, self._kv_cache_config, kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata)
+        if self._worker is not None:
+            self._worker.begin_step(connector_metadata.orders)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Loads happen in `wait_for_save`, when the step's own computing is over."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No layer of a running request is ever loaded."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
+    ) -> None:
+        """Blocks are saved with all their layers, in `wait_for_save`."""
+
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.end_step()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if self._worker is None:
+            return None, None
+        return None, self._worker.over(finished_req_ids)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.failed_blocks() if self._worker is not None else set()
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()

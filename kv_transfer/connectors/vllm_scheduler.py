@@ -1,0 +1,55 @@
+"""The connector in vLLM's scheduler: turns its calls into those of a `RequestBook`. Holds no socket and no bytes."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kv_transfer.connectors.orders import StepOrders
+from kv_transfer.connectors.request_book import Progress, RequestBook
+from tandem.engine.vllm.stage_params import stage_params
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+class SchedulerSide:
+    """One per engine."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._book = RequestBook(block_tokens)
+
+    def add(self, request: "Request") -> None:
+        params = stage_params(request.kv_transfer_params)
+        if params is not None:
+            self._book.add(request.request_id, params, request.num_prompt_tokens)
+
+    def matched(self, request: "Request", cached: int) -> tuple[int, bool]:
+        """Tokens to be loaded, and whether that happens between steps."""
+        loading = self._book.matched(request.request_id, cached)
+        return loading, loading > 0
+
+    def allocated(self, request: "Request", blocks: "KVCacheBlocks", loading: int) -> None:
+        if loading > 0:
+            (ids,) = blocks.get_block_ids()
+            self._book.allocated(request.request_id, ids, loading)
+
+    def orders(self, scheduled: "SchedulerOutput") -> StepOrders:
+        idle = scheduled.total_num_scheduled_tokens == 0
+        return self._book.step(_progress(scheduled) if len(self._book) else (), idle=idle)
+
+    def finished(self, request: "Request") -> None:
+        self._book.finished(request.request_id)
+
+
+def _progress(scheduled: "SchedulerOutput") -> Iterator[Progress]:
+    """Every request that computes something in the step."""
+    state, counts = scheduled.kv_connector_block_state, scheduled.num_scheduled_tokens
+    assert state is not None, "blocks are shown while orders are made"
+    cached = scheduled.scheduled_cached_reqs
+    starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    for request_id, start in starts.items():
+        blocks = state.get_block_ids(request_id)
+        if blocks is not None:
+            yield Progress(request_id, start, start + counts[request_id], blocks[0])

@@ -1,0 +1,211 @@
+"""The part of a fetch that another process brings: pulls over its transports, believing only what verifies."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from kv_transfer.fetch_leg import Leg
+from kv_transfer.fetch_progress import FetchProgress, routes
+from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullOpen, Transport
+from kv_transfer.unanswered import Unanswered
+from kv_transfer.verify import Refusal, Verifier
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.messages import RemoteKv
+from tandem.core.metrics import Meter
+from tandem.engine.protocol import BlockMemory, BlockSpace, FetchTarget
+
+_TIMER_SLACK_S: Final = 0.05
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    """`attempts_max` counts pulls from one origin; after `verify_bytes_per_tick` others get their turn on the loop.
+
+    What ends within `close_grace_s` leaves its slots to the engine; else they are quarantined.
+    """
+
+    attempts_max: int = 3
+    verify_bytes_per_tick: int = 4 << 20
+    close_grace_s: float = 0.05
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """What all pulls of one engine have in common."""
+
+    space: BlockSpace
+    transports: Mapping[str, Transport]
+    verifier: Verifier
+    clock: Clock
+    meter: Meter
+    settings: FetchSettings
+    unanswered: Unanswered = field(default_factory=Unanswered)
+
+
+class PullLeg(Leg[Pull]):
+    """Pulls the targets of `progress` from one holder. With `hand_off` the holder computes them meanwhile, all of
+    them have to come, and its first tokens come last; otherwise what the holder does not have now is missed."""
+
+    def __init__(self, receiver: Receiver, progress: FetchProgress, holder: RemoteKv, *, hand_off: bool) -> None:
+        super().__init__(progress)
+        self.holder = holder
+        self.hand_off = hand_off
+        self._space = receiver.space
+        self._receiver = receiver
+        self._clock = receiver.clock
+        self._unyielded_bytes = 0
+        self._patient = True
+        """Whether the last address had all the time there was."""
+
+    async def run(self) -> TandemError | None:
+        """Pull over one address after the other; gives what the last one failed with."""
+        settings, transports, progress = self._receiver.settings, self._receiver.transports, self.progress
+        offered = self.holder.addresses
+        addresses = routes(offered, tuple(transports), settings.attempts_max)
+        failure = TandemError("transfer_failed", f"no transport in common: {', '.join(offered) or 'no address'}")
+        for address in addresses:
+            transport = transports[address.partition("://")[0]]
+            await self.close_within(progress.deadline() - self._clock.now())
+            if self.opened is not None:
+                return failure
+            if not self.hand_off and (spared := self._receiver.unanswered.spared(address, self._clock.now())):
+                failure = TandemError("transfer_failed", spared)
+                progress.failed.setdefault(transport.scheme, spared)
+                continue
+            try:
+                await self._pull(transport, address)
+            except TandemError as error:
+                failure = error
+                progress.failed.setdefault(transport.scheme, error.message)
+                over = self._clock.now() >= progress.deadline() or not self._patient
+                if over or error.code != "transfer_failed":
+                    return failure
+            else:
+                return None
+        return failure
+
+    async def _pull(self, transport: Transport, address: str) -> None:
+        """One attempt at what is still open. Raises `TandemError` when it does not bring what it has to."""
+        targets = self.progress.open_targets()
+        left_s = self.progress.deadline() - self._clock.now()
+        sink = _Slots(self._space.memory, targets)
+        request = PullOpen(
+            lease_id=self.holder.lease_id,
+            ticket=self.holder.ticket,
+            holder_epoch=self.holder.epoch,
+            receiver_epoch=self._space.epoch,
+            layout=self._space.layout,
+            names=tuple(target.name for target in targets),
+        )
+        self.progress.path = transport.scheme
+        self.opened = await self._open(transport, address, request, sink, left_s)
+        before = self.progress.blocks
+        try:
+            await self._take(self.opened, targets, sink)
+        finally:
+            moved = (self.progress.blocks - before) * self.progress.block_bytes
+            self._receiver.meter.add("tandem_kv_transfer_bytes_total", moved, transport.scheme)
+        if self.hand_off and not self.progress.whole:
+            left = len(self.progress.open_targets())
+            raise TandemError("kv_gone", f"the holder ended the pull with {left} blocks not sent")
+
+    async def _open(
+        self, transport: Transport, address: str, request: PullOpen, sink: "_Slots", left_s: float
+    ) -> Pull:
+        unanswered, began = self._receiver.unanswered, self._clock.now()
+        bound_s = unanswered.bound_s(address, left_s)
+        try:
+            opened = await transport.open(address, request, sink, bound_s)
+        except asyncio.CancelledError:
+            unanswered.called_off(address, began, self._clock.now())
+            raise
+        except TandemError:
+            unanswered.failed(address, left_s, self._clock.now())
+            self._patient = bound_s == left_s
+            raise
+        unanswered.answered(address)
+        return opened
+
+    async def acknowledge(self) -> bool:
+        """Tell the holder it may let go. If that fails, or takes as long as a stalled transfer may, its lease ends
+        by itself."""
+        return await self._say_within(self.progress.deadlines.transfer_progress_s)
+
+    async def let_go(self) -> None:
+        """Nothing more will be taken: tell the holder, if that can be done at once."""
+        await self._say_within(self._receiver.settings.close_grace_s)
+
+    async def _say_within(self, bound_s: float) -> bool:
+        if self.opened is None:
+            return False
+        with suppress(TandemError, TimeoutError):
+            async with asyncio.timeout(bound_s):
+                await self.opened.acknowledge()
+            return True
+        return False
+
+    async def _refuse(self, index: int) -> None:
+        assert self.opened is not None
+        with suppress(TandemError, TimeoutError):
+            async with asyncio.timeout(self._receiver.settings.close_grace_s):
+                await self.opened.refuse(index)
+
+    async def _take(self, pull: Pull, targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
+        try:
+            async with asyncio.timeout_at(self.progress.deadline()) as limit, aclosing(pull.events()) as events:
+                async for event in events:
+                    self.progress.heard(event, self._clock.now())
+                    if isinstance(event, Missing):
+                        self._miss(event, targets)
+                    elif isinstance(event, Landed):
+                        await self._accept((event,), targets, sink)
+                    elif isinstance(event, Delivered):
+                        await self._accept(event.blocks, targets, sink)
+                    # Moving a timer costs more than looking at it, so it may be a little early but not late.
+                    if self.progress.deadline() - (limit.when() or 0.0) > _TIMER_SLACK_S:
+                        limit.reschedule(self.progress.deadline())
+        except TimeoutError:
+            raise TandemError("transfer_failed", f"{self.holder.worker_id} made no progress") from None
+
+    def _miss(self, event: Missing, targets: tuple[FetchTarget, ...]) -> None:
+        if self.hand_off:
+            raise TandemError("kv_gone", f"block {event.index} will not come: {event.reason}")
+        self.progress.missed(targets[event.index].index, event.reason)
+
+    async def _accept(self, landed: tuple[Landed, ...], targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
+        """Believe what verifies; raises at the first block that does not."""
+        blocks = [sink.block(event.index) for event in landed]
+        wanted = [targets[event.index] for event in landed]
+        found = self._receiver.verifier.check(
+            blocks,
+            [event.handle for event in landed],
+            epoch=self.holder.epoch,
+            names=[target.name for target in wanted],
+        )
+        now, work_id = self._clock.now(), self.progress.job.work_id
+        for event, target, words in zip(landed, wanted, found, strict=True):
+            if isinstance(words, Refusal):
+                self._receiver.meter.add("tandem_kv_blocks_refused_total", 1.0, words.reason)
+                if words.reason == "digest":
+                    await self._refuse(event.index)
+                raise TandemError("kv_corrupt", words.message)
+            self.progress.landed(target.index, now)
+            self._space.landed(work_id, target.index, words)
+        self._unyielded_bytes += len(landed) * self.progress.block_bytes
+        if self._unyielded_bytes >= self._receiver.settings.verify_bytes_per_tick:
+            self._unyielded_bytes = 0
+            await asyncio.sleep(0)
+
+
+class _Slots:
+    """`kv_transfer.transport.BlockSink` over the slots the engine reserved."""
+
+    def __init__(self, memory: BlockMemory, targets: tuple[FetchTarget, ...]) -> None:
+        self._memory = memory
+        self._targets = targets
+
+    def block(self, index: int) -> memoryview:
+        return self._memory.block(self._targets[index].slot)

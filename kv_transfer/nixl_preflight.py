@@ -1,0 +1,57 @@
+"""What UCX will carry KV over on this machine, said at the start instead of found out from throughput. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+RDMA_DEVICES: Final = "/sys/class/infiniband"
+"""Where Linux lists them."""
+
+_RDMA: Final = (
+    "rc",
+    "rc_v",
+    "rc_x",
+    "rc_verbs",
+    "rc_mlx5",
+    "dc",
+    "dc_x",
+    "dc_mlx5",
+    "ud",
+    "ud_v",
+    "ud_x",
+    "ib",
+    "all",
+)
+
+
+class Fabric(msgspec.Struct, frozen=True):
+    """`name` is `ucx-rdma` or `ucx-tcp`; `reason` is why, in a sentence; `fast`, whether it is what nixl is for."""
+
+    name: str
+    reason: str
+    fast: bool
+
+
+def expected(devices: Sequence[str], environ: Mapping[str, str]) -> Fabric:
+    """By the RDMA devices there are and by what UCX is told to use. On one host it uses shared memory in any case."""
+    allowed = [each.strip() for each in environ.get("UCX_TLS", "all").split(",")]
+    named = [each.partition(":")[0].strip() for each in environ.get("UCX_NET_DEVICES", "all").split(",")]
+    usable = [device for device in devices if "all" in named or device in named]
+    if not devices:
+        return Fabric("ucx-tcp", "this machine has no RDMA device, so UCX uses TCP between hosts", fast=False)
+    if not usable:
+        problem = f"UCX_NET_DEVICES={environ['UCX_NET_DEVICES']} names none of {', '.join(devices)}: UCX uses TCP"
+        return Fabric("ucx-tcp", problem, fast=False)
+    if not _allows_rdma(allowed):
+        problem = f"UCX_TLS={environ['UCX_TLS']} leaves out RDMA although there is {', '.join(usable)}: UCX uses TCP"
+        return Fabric("ucx-tcp", problem, fast=False)
+    return Fabric("ucx-rdma", f"RDMA over {', '.join(usable)}", fast=True)
+
+
+def _allows_rdma(allowed: Sequence[str]) -> bool:
+    """A list that begins with `^` leaves out what it names."""
+    if allowed[0].startswith("^"):
+        left_out = [allowed[0][1:], *allowed[1:]]
+        return not any(each in ("rc", "ib", "all") for each in left_out)
+    return any(each in _RDMA for each in allowed)

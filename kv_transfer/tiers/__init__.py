@@ -1,0 +1,1 @@
+"""Copies of KV blocks below the engine's own pool: DRAM, NVMe."""

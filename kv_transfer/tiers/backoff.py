@@ -1,0 +1,27 @@
+"""When something that failed is tried again."""
+
+
+class Backoff:
+    """After a failure nothing is tried for `first_s`, and twice as long after each that follows, up to `most_s`."""
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._wait_s = 0.0
+        self._until = float("-inf")
+
+    def failed(self, now: float) -> float:
+        """It failed at `now`. Gives how long it is left alone."""
+        if now >= self._until:
+            self._wait_s = min(self._most_s, 2 * self._wait_s or self._first_s)
+            self._until = now + self._wait_s
+        return self._until - now
+
+    def worked(self) -> None:
+        """The next failure is a first one."""
+        self._wait_s = 0.0
+        self._until = float("-inf")
+
+    def waiting(self, now: float) -> bool:
+        """Whether it is left alone at `now`."""
+        return now < self._until

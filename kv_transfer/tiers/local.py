@@ -1,0 +1,200 @@
+"""The tiers of one process: a book and a shelf each, offers into the fastest, demotion down, restores up."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Final
+
+from kv_transfer.tiers.books import TierBook
+from kv_transfer.tiers.demotion import Demotion
+from kv_transfer.tiers.level import Level
+from kv_transfer.tiers.offload import Offload
+from kv_transfer.tiers.pins import PinBook
+from kv_transfer.tiers.quotas import Quotas
+from kv_transfer.tiers.restoring import Restoring
+from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.shelf import HeldSpace, Shelf
+from kv_transfer.tiers.speed import Speed
+from kv_transfer.tiers.tiers import Changed, Lost, Offer, Pinning, Restored
+from tandem.core.clock import Clock
+from tandem.core.messages import TierCost
+from tandem.core.metrics import Meter
+from tandem.engine.protocol import BlockMemory, FetchTarget
+
+_PRIORS = {"dram": (8e9, 100e-6), "nvme": (1e9, 500e-6)}
+"""(bytes/s, latency in s) to begin with, before anything was read."""
+
+
+_CHECKING: Final = 2
+"""Batches that are checked or sealed while the disk has others in hand (as many as an NVMe tier has threads for)."""
+
+
+class LocalTiers:
+    """`kv_transfer.tiers.tiers.Tiers` over shelves, the fastest first. Made, used and closed on one event loop."""
+
+    def __init__(
+        self, space: HeldSpace, shelves: Sequence[Shelf], clock: Clock, meter: Meter, settings: TierSettings
+    ) -> None:
+        assert shelves, "tiers without a tier"
+        self._clock = clock
+        self._settings = settings
+        self._block_bytes = space.layout.block_bytes
+        self._watchers: list[Changed] = []
+        top = shelves[0].blocks
+        pinnable = settings.pin_share * min(shelf.blocks for shelf in shelves)
+        own = max(1, int(pinnable * settings.tenant_share))
+        self._pins = PinBook(Quotas(own), max(1, int(pinnable)))
+        self._levels = tuple(self._level(shelf, meter) for shelf in shelves)
+        batch = max(1, settings.batch_bytes // self._block_bytes)
+        writes = settings.write_threads + _CHECKING + 1
+        at_once = settings.copy_threads if shelves[0].tier == "dram" else writes
+        # What is held for being copied is kept from whoever waits for blocks: an eighth of the pool is the bound.
+        held = max(1, min(batch, space.memory.blocks // (8 * at_once)))
+        self._offload = Offload(space, self._levels[0], settings.offers_max, held, at_once)
+        self._demotion: Demotion | None = None
+        if len(self._levels) > 1:
+            spared = 0 if settings.write_through else int((1.0 - settings.clean_share) * top)
+            upper, lower = self._levels
+            self._demotion = Demotion(upper, lower, spared, batch, writes)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    def _level(self, shelf: Shelf, meter: Meter) -> Level:
+        quotas = Quotas(max(1, int(self._settings.tenant_share * shelf.blocks)))
+        book = TierBook(shelf.blocks, quotas, self._pinned)
+        speed = Speed(*_PRIORS[shelf.tier], self._block_bytes)
+        return Level(shelf, book, speed, self._block_bytes, meter, self._told)
+
+    def _pinned(self, name: bytes) -> bool:
+        return self._pins.pinned(name, self._clock.now())
+
+    def open(self) -> None:
+        """Begin. What an earlier run left on NVMe is found in the background and told as it is."""
+        for level in self._levels:
+            level.shelf.open(level)
+        self._spawn(self._offload.run(), "tier-offload")
+        if self._demotion is not None:
+            self._spawn(self._demotion.run(), "tier-demotion")
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    # -- looking --
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The tiers, the fastest first, for whoever lends from them and fills them."""
+        return self._levels
+
+    @property
+    def usable(self) -> bool:
+        """Whether every tier takes blocks now."""
+        return all(level.open for level in self._levels)
+
+    @property
+    def shapes(self) -> tuple[TierCost, ...]:
+        return tuple(level.cost for level in self._levels)
+
+    def where(self, names: Sequence[bytes]) -> tuple[str, ...]:
+        found = []
+        for name in names:
+            tier = next((level.tier for level in self._levels if name in level.book), None)
+            if tier is None:
+                break
+            found.append(tier)
+        return tuple(found)
+
+    def expected_s(self, tiers: Sequence[str], block_bytes: int) -> float:
+        """Tiers are read at the same time: the one that takes longest."""
+        counts = {level.tier: tiers.count(level.tier) for level in self._levels}
+        times = [level.expected_s(n * block_bytes) for level in self._levels if (n := counts[level.tier])]
+        return max(times, default=0.0)
+
+    def snapshot(self) -> dict[str, tuple[bytes, ...]]:
+        return {level.tier: level.book.names() for level in self._levels}
+
+    def watch(self, changed: Changed) -> None:
+        self._watchers.append(changed)
+
+    def _told(self, tier: str, stored: tuple[bytes, ...], removed: tuple[bytes, ...]) -> None:
+        if self._demotion is not None:
+            self._demotion.told(tier, stored, removed)
+        if (stored or removed) and not self._closed:
+            for changed in self._watchers:
+                changed(tier, stored, removed)
+
+    # -- keeping --
+
+    def offer(self, offers: Sequence[Offer]) -> None:
+        for offer in offers:
+            self._offload.offer(offer)
+
+    def pin(self, names: Sequence[bytes], pinning: Pinning) -> int:
+        return self._pins.pin(tuple(names), pinning, self._clock.now())
+
+    def unpin(self, names: Sequence[bytes]) -> None:
+        self._pins.unpin(tuple(names))
+
+    def limit(self, tenant: str, kv_bytes: int | None) -> None:
+        blocks = None if kv_bytes is None else kv_bytes // self._block_bytes
+        pins = None if blocks is None else int(self._settings.pin_share * blocks)
+        if self._pins.quotas.tell(tenant, pins):
+            self._pins.trim(tenant)
+        for level in self._levels:
+            if level.book.quotas.tell(tenant, blocks):
+                level.trim(tenant)
+
+    def forget(self, names: Sequence[bytes], reason: str) -> None:
+        for name in names:
+            self._offload.withdraw(name)
+        for level in self._levels:
+            level.forget(names, reason)
+
+    # -- bringing --
+
+    async def restore(
+        self, targets: Sequence[FetchTarget], memory: BlockMemory, deadline: float
+    ) -> AsyncGenerator[tuple[Restored | Lost, ...], None]:
+        batches = Restoring(self._levels, targets, memory, self._clock).batches(deadline)
+        try:
+            async for batch in batches:
+                yield batch
+        finally:
+            await batches.aclose()
+
+    # -- ending --
+
+    async def settle(self) -> None:
+        """Wait until everything offered is copied, and what is to be demoted is."""
+        await self._offload.idle.wait()
+        if self._demotion is not None:
+            await self._demotion.idle.wait()
+
+    def abandon(self) -> None:
+        """Stop where everything stands, as when the process is killed."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Finish what is being written, for at most `stall_s`."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(self._settings.stall_s):
+                await self.settle()
+        except TimeoutError:
+            pass
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for level in self._levels:
+            await level.close(self._settings.stall_s)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A task that ends by itself has failed, which the loop's handler is told."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": f"{task.get_name()} failed", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)

@@ -1,0 +1,39 @@
+"""Tiers without disk or threads, for tests and simulation: the decisions of `LocalTiers` over simulated shelves."""
+
+from kv_transfer.tiers.local import LocalTiers
+from kv_transfer.tiers.memory_shelf import MemoryDisk, MemoryShelf, ShelfPace
+from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.shelf import HeldSpace, Shelf
+from tandem.core.clock import Clock
+from tandem.core.metrics import Meter
+from tandem.engine.digest import Digester
+
+DRAM_PACE = ShelfPace(10e9, 100e-6)
+NVME_PACE = ShelfPace(3e9, 500e-6)
+
+
+def memory_tiers(
+    settings: TierSettings,
+    space: HeldSpace,
+    clock: Clock,
+    meter: Meter,
+    disk: MemoryDisk | None = None,
+    dram: MemoryDisk | None = None,
+    dram_pace: ShelfPace = DRAM_PACE,
+    nvme_pace: ShelfPace = NVME_PACE,
+) -> LocalTiers:
+    """The tiers that `settings` ask for, open. Give the same `disk` again and what was on NVMe is found again; faults
+    of DRAM are caused in `dram`."""
+    size, digester = space.layout.block_bytes, Digester(space.layout)
+    shelves: list[Shelf] = []
+    if settings.dram_bytes >= size:
+        shelves.append(
+            MemoryShelf("dram", settings.dram_bytes // size, digester, size, dram_pace, dram or MemoryDisk())
+        )
+    if settings.nvme_bytes >= size:
+        shelves.append(
+            MemoryShelf("nvme", settings.nvme_bytes // size, digester, size, nvme_pace, disk or MemoryDisk())
+        )
+    tiers = LocalTiers(space, shelves, clock, meter, settings)
+    tiers.open()
+    return tiers

@@ -1,0 +1,61 @@
+"""Which holders leave pulls unanswered, and what that says about the next pull.
+
+A pull that is called off (its blocks are wanted for somebody else, its client is gone) proves nothing by itself. Yet
+where nothing gets through, and every pull is called off a little before its bound, nobody would ever find out.
+So the silence adds up: the next pull waits only for what is left of the bound. After a pull that failed the next one
+waits a quarter of it; and what is only cheaper to bring than to compute is not asked for at all for a while.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+_LEAST: Final = 0.25
+"""The share of its bound that a pull always has."""
+_SPARED_S: Final = 5.0
+"""For how long after a failure nobody is asked for what can be computed instead."""
+_KEPT_MAX: Final = 1024
+"""Addresses: workers that are gone never answer again."""
+
+
+@dataclass(slots=True)
+class _Silence:
+    seconds: float = 0.0
+    until: float = float("-inf")
+    """Up to when silence has been counted: what several pulls waited at once counts once."""
+    failed: float = float("-inf")
+
+
+@dataclass
+class Unanswered:
+    """By address, in seconds of one receiver's clock. Whoever answers is trusted again."""
+
+    _by_address: dict[str, _Silence] = field(default_factory=dict)
+
+    def bound_s(self, address: str, bound_s: float) -> float:
+        """How long to wait for the first answer from `address` where it would be `bound_s` otherwise."""
+        silence = self._by_address.get(address)
+        return bound_s if silence is None else max(bound_s - silence.seconds, bound_s * _LEAST)
+
+    def spared(self, address: str, now: float) -> str | None:
+        """Why not to ask this address for what can be computed instead, or None."""
+        silence = self._by_address.get(address)
+        ago_s = now - silence.failed if silence is not None else _SPARED_S
+        return f"{address} did not answer {ago_s:.1f} s ago" if ago_s < _SPARED_S else None
+
+    def called_off(self, address: str, began: float, now: float) -> None:
+        """Nothing had come from `address` between these two times."""
+        silence = self._by_address.setdefault(address, _Silence())
+        silence.seconds += now - max(began, silence.until)
+        silence.until = now
+
+    def failed(self, address: str, bound_s: float, now: float) -> None:
+        """It did not answer for as long as it had, or refused to be reached."""
+        silence = self._by_address.setdefault(address, _Silence())
+        if len(self._by_address) > _KEPT_MAX:
+            del self._by_address[next(iter(self._by_address))]
+        silence.seconds = max(silence.seconds, bound_s)
+        silence.until = silence.failed = now
+
+    def answered(self, address: str) -> None:
+        """It is there."""
+        self._by_address.pop(address, None)

@@ -1,0 +1,51 @@
+"""Reads the text side of a service's model: tokenizer, chat template and context. Blocks; for a thread."""
+
+from pathlib import Path
+from typing import Final
+
+from router.discovery.reading import TextSource
+from router.discovery.texts import TextSide
+from router.front.parsers.dialect import ParserSettings
+from router.front.render import FileRenderer, SimpleRenderer
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.engine.model_directory import open_model
+from tandem.engine.simulated.presets import SimulatedSettings
+from tandem.weights.cache import DEFAULT_DIRECTORY, WeightsCache
+from tandem.weights.locate import bring_texts
+
+_HERE: Final = ("file://", "hf://")
+_FETCHED: Final = ("s3://", "oci://")
+_FLAG: Final = "--text_files=DIRECTORY, as NAMESPACE/NAME/"
+_WAIT_S: Final = 600.0
+"""For another router of this machine that fetches the same."""
+
+
+def load_text_side(name: str, source: TextSource, files: Path | None, cache: Path | None, clock: Clock) -> TextSide:
+    """`files` has a directory `NAMESPACE/NAME` for each service whose model the router cannot get by itself; what it
+    has goes first. Of the models of hubs, buckets and registries only what the text needs is fetched, with the
+    credentials in this process's environment. Raises `bad_model`, `bad_setting`."""
+    if source.simulated:
+        return TextSide(SimpleRenderer(clock), SimulatedSettings(preset=source.preset).resolved.context_tokens)
+    directory = open_model(_place(source, files, cache), name=name, cache=cache, weights=False)
+    # Of the model's files alone: who may write a service may not have the router read any file that it can.
+    directory = directory.with_template(source.model.chat_template)
+    parsers = ParserSettings(source.model.tool_parser, source.model.reasoning_parser)
+    context = directory.config.context_tokens
+    return TextSide(FileRenderer(directory, clock, parsers), min(context, source.context_tokens or context))
+
+
+def _place(source: TextSource, files: Path | None, cache: Path | None) -> str:
+    mounted = None if files is None else files / source.service
+    if mounted is not None and mounted.is_dir():
+        return str(mounted)
+    where, revision = source.model.source, source.model.revision
+    if where.startswith(_FETCHED):
+        brought = WeightsCache(cache or DEFAULT_DIRECTORY, wait_s=_WAIT_S)
+        return str(bring_texts(where, brought, revision=revision or "", digest=source.model.digest or ""))
+    for scheme in _HERE:
+        where = where.removeprefix(scheme)
+    if "://" in where or (Path(where).is_absolute() and not Path(where).is_dir()):
+        cure = f"put its tokenizer.json and config.json into {mounted or _FLAG}"
+        raise TandemError("bad_model", f"{source.service}: this router cannot read {where}; {cure}", param="model")
+    return where if revision is None or "@" in where or Path(where).is_dir() else f"{where}@{revision}"

@@ -1,0 +1,37 @@
+"""The placement policies of one router: the one of its settings, and one for each service."""
+
+import dataclasses
+
+from router.dispatch.context import Tools
+from router.fleet.services import Services
+from router.placement import Policy, make_policy
+
+
+class Policies:
+    """What a policy keeps between decisions is of one service; without services there is one for all models."""
+
+    def __init__(self, services: Services, tools: Tools) -> None:
+        self._services = services
+        self._tools = tools
+        self._common = make_policy(tools.settings.placement, tools.entropy)
+        self._own: dict[str, tuple[str, Policy]] = {}
+        """By model: the name of the policy, and itself."""
+
+    def of(self, model: str) -> Policy:
+        """The policy by which requests for a model are placed now."""
+        facts = self._services.of(model)
+        if facts is None:
+            return self._common
+        settings = self._tools.settings.placement
+        wanted, known = facts.policy or settings.policy, self._own.get(model)
+        if known is None or known[0] != wanted:
+            self._own = {each: kept for each, kept in self._own.items() if self._services.of(each) is not None}
+            made = make_policy(dataclasses.replace(settings, policy=wanted), self._tools.entropy)
+            known = self._own[model] = wanted, made
+        return known[1]
+
+    def gone(self, worker_id: str) -> None:
+        """A worker is lost."""
+        self._common.gone(worker_id)
+        for _, policy in self._own.values():
+            policy.gone(worker_id)

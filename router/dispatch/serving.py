@@ -1,0 +1,56 @@
+"""What can be served now: which models there are, whether a worker has room, whether the router is of use."""
+
+from router.fleet.fleet import Fleet
+from tandem.core.errors import TandemError
+
+
+class Serving:
+    """Looks at the fleet for the dispatcher. A worker generates for at most `sequences_max` sequences."""
+
+    def __init__(self, fleet: Fleet, sequences_max: int) -> None:
+        self._fleet = fleet
+        self._sequences_max = sequences_max
+        self._proved = False
+        """It was decided once whether prompts can be handed off."""
+        self._served = False
+        """Of watched services: the router was of use once, and stays it."""
+
+    def check_model(self, model: str) -> None:
+        """Raises `no_workers` or `model_not_found` for a model that nobody has ever served."""
+        if self._fleet.services.knows(model):
+            return
+        if self._fleet.problems() or not self._fleet.peers():
+            raise TandemError("no_workers", f"no worker that serves {model!r} is connected", retry_after_s=1.0)
+        raise TandemError("model_not_found", f"the model {model!r} does not exist here", param="model")
+
+    def has_room(self, model: str) -> bool:
+        """Whether a worker could begin to generate for one more request."""
+        for view in self._fleet.views(model):
+            takes = view.ready and not view.draining and view.sequences < self._sequences_max
+            if takes and view.role not in ("prefill", "store"):
+                return True
+        return False
+
+    def problem(self) -> str | None:
+        """Why no request could be taken now, in one sentence, or None.
+
+        Where services are watched the router is of use as soon as it knows them: requests for those that sleep have
+        to reach somebody who wakes them. Only at first it waits for workers that are said to be ready.
+        """
+        services = self._fleet.services
+        if not services.watched:
+            return self._without_workers()
+        if not services.told:
+            return "nobody has told yet which services and workers there are"
+        problem = None if self._served or not services.awaited else self._without_workers()
+        self._served = problem is None
+        return problem
+
+    def _without_workers(self) -> str | None:
+        if any(self.has_room(model) for model in self._fleet.services.known):
+            # Only at first: later, pairs that break leave a router that serves, and must not take it out of use.
+            unproven = None if self._proved else self._fleet.unproven()
+            self._proved = unproven is None
+            return unproven
+        problems = "; ".join(f"{address}: {reason}" for address, reason in list(self._fleet.problems().items())[:3])
+        return f"no decode or unified worker can take a request{f' ({problems})' if problems else ''}"

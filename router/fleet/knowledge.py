@@ -1,0 +1,120 @@
+"""What the router knows of who has which blocks: exact by workers' events, else from a shared index, else guessed."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kv_transfer.index import BlockIndex, Held
+from kv_transfer.redis_wire import Elsewhere
+from router.fleet.guesses import Guessed, Guesses
+from router.fleet.peer import Peer
+from router.fleet.strangers import SharedIndex, Stranger, Strangers, view_of
+from router.placement.view import WorkerView
+from router.settings import FleetSettings
+from tandem.core.clock import Clock
+from tandem.core.kv import Layout
+
+_TEND_EVERY_S: Final = 0.5
+
+
+Pairing = tuple[str, bytes, Layout]
+"""Revision, root name and layout: workers that agree in them may exchange blocks."""
+
+
+class Known(NamedTuple):
+    """The live workers by id and the number of each pairing, kept current by the fleet."""
+
+    peers: Mapping[str, Peer]
+    pairings: Mapping[Pairing, int]
+
+
+class BlockKnowledge:
+    """Without `shared` only links tell of blocks."""
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        known: Known,
+        clock: Clock,
+        settings: FleetSettings,
+        shared: SharedIndex | None = None,
+    ) -> None:
+        self.index = index
+        self._peers, self._pairings = known
+        self._clock = clock
+        self._settings = settings
+        self._strangers = None if shared is None else Strangers(shared, clock, settings.answer_s)
+        self._guesses: dict[str, Guesses] = {}
+
+    async def run(self) -> None:
+        """What is put off, as the entries of lost workers, a slice per turn of the loop; until cancelled."""
+        while True:
+            await asyncio.sleep(_TEND_EVERY_S)
+            for worker_id, guesses in self._guesses.items():
+                self._guessed(worker_id, guesses.expired(self._clock.now()))
+            while self.index.tend():  # noqa: ASYNC110  (it works, it does not wait)
+                await asyncio.sleep(0)
+
+    def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
+        """How many leading names each holder has, where, and how that is known."""
+        held = self.index.longest(names)
+        for worker_id in self._guesses:
+            if worker_id in held:
+                held[worker_id] = held[worker_id]._replace(known_by="approximate")
+        if self._strangers is not None:
+            for holder, each in self._strangers.holding(names).items():
+                if self._is_news(holder, each):
+                    held[holder] = each.held
+        return held
+
+    def forget(self, worker_id: str) -> None:
+        """A worker is lost."""
+        self.index.drop(worker_id)
+        self._guesses.pop(worker_id, None)
+
+    # ---- guesses ----
+
+    def sent(self, peer: Peer, names: Sequence[bytes]) -> None:
+        """A prompt of these blocks goes to a worker. Only counts for one that tells of no events."""
+        if peer.hello.kv_events or not peer.alive:
+            return
+        guesses = self._guesses.get(peer.worker_id)
+        if guesses is None:
+            guesses = self._guesses[peer.worker_id] = Guesses(peer.hello.blocks, self._settings.guess_s)
+        self._guessed(peer.worker_id, guesses.used(names, self._clock.now()))
+
+    def _guessed(self, worker_id: str, changed: Guessed) -> None:
+        self.index.stored(worker_id, changed.stored)
+        self.index.removed(worker_id, changed.removed)
+
+    # ---- strangers ----
+
+    async def seek(self, names: Sequence[bytes], service: str = "") -> None:
+        """Ask the shared index about a prompt, if anybody tells of blocks there and not here. `service` is the name
+        under which they are told, empty for that of the index's own settings."""
+        if self._strangers is not None and names and self._strangers.some(self._told_here(), service):
+            await self._strangers.seek(names, service)
+
+    def beyond(self, names: Sequence[bytes]) -> tuple[WorkerView, ...]:
+        """Holders of a prompt's blocks that there is no link to and whose blocks somebody here can use, by id."""
+        found = {} if self._strangers is None else self._strangers.holding(names)
+        views = []
+        for holder in sorted(found):
+            hello = found[holder].hello
+            pairing = self._pairings.get((hello.revision, hello.root, hello.layout))
+            if holder not in self._peers and pairing is not None:
+                views.append(view_of(hello, pairing))
+        return tuple(views)
+
+    def holder(self, worker_id: str) -> Peer | Stranger | None:
+        """Whoever is known to keep blocks under this id."""
+        peer = self._peers.get(worker_id)
+        return peer if peer is not None or self._strangers is None else self._strangers.stranger(worker_id)
+
+    def _told_here(self) -> list[str]:
+        return [worker_id for worker_id, peer in self._peers.items() if peer.feed.last is not None]
+
+    def _is_news(self, holder: str, told: Elsewhere) -> bool:
+        """Whether no link tells more: there is none, or its feed has a gap now."""
+        peer = self._peers.get(holder)
+        return peer is None or (peer.epoch == told.hello.epoch and peer.feed.last is None)

@@ -1,0 +1,139 @@
+"""The services a router serves, as somebody who watches their specifications tells it; nothing where nobody does.
+
+They say what workers cannot: how new requests are split among revisions, how long a request may wait, what the
+service is to hold, and which models there are while no worker of theirs is up.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from router.fleet.served import served_models
+from router.generation import ServedModel
+from router.placement.revisions import Weights
+from tandem.core.messages import Hello
+
+_CONTEXT_UNKNOWN: Final = 1 << 20
+"""What a prompt may have while nobody knows the model's context: workers know it when they come."""
+
+
+@dataclass(frozen=True)
+class ServiceFacts:
+    """One service. `name` is `namespace/name`; None stands for what it does not say."""
+
+    name: str
+    model: str
+    weights: Weights | None = None
+    """None while no revision has any: then all may be used."""
+    queue_s: float | None = None
+    """How long a request waits for a worker."""
+    policy: str | None = None
+    """By what a worker is chosen (`router.placement.policies`)."""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    """What a request is to hold: time to first token, and mean time per token after it."""
+    context_tokens: int = _CONTEXT_UNKNOWN
+    revisions: tuple[str, ...] = ()
+    """Those there are, with or without weight: they may be asked for by name."""
+    features: tuple[str, ...] = ()
+    """Like the context, of workers that have not been seen yet (`tandem.core.messages.Hello.features`)."""
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may ask for the model by."""
+    index: str = ""
+    """Under which name a shared index is told of its blocks; empty for that of the index's own settings."""
+
+    def missed(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether a request with these times did not hold what it was to hold."""
+        late = self.ttft_s is not None and ttft_s > self.ttft_s
+        return late or (self.tpot_s is not None and tpot_s > self.tpot_s)
+
+
+class MemberFacts(NamedTuple):
+    """What is known of a member besides its address: `service` is `namespace/name`, `ready` whether it is said to
+    be ready."""
+
+    address: str
+    service: str
+    pool: str
+    ready: bool
+
+
+class Services:
+    """Owned by the fleet, which tells it who has introduced himself; `of` is asked for every request."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, ServiceFacts] = {}
+        self._remembered: dict[str, tuple[ServedModel, ...]] = {}
+        self.watched = False
+        """Whether somebody watches services at all."""
+        self.told = False
+        """Whether they have been told at least once."""
+        self.awaited = False
+        """Whether any member is said to be ready."""
+        self._members: Mapping[str, MemberFacts] = {}
+        self.known: Mapping[str, Hello] = {}
+        """For each model, how a worker of it that decodes introduced itself."""
+        self.served: tuple[ServedModel, ...] = ()
+        """What clients may ask for: the models, and the LoRA adapters beside them."""
+
+    def of(self, model: str) -> ServiceFacts | None:
+        """What is known of the service of a model."""
+        return self._facts.get(model)
+
+    def queue_s(self, model: str, otherwise: float) -> float:
+        """How long a request for a model waits for a worker."""
+        facts = self._facts.get(model)
+        return otherwise if facts is None or facts.queue_s is None else facts.queue_s
+
+    def all(self) -> tuple[ServiceFacts, ...]:
+        """Every service, by name of its model."""
+        return tuple(self._facts[model] for model in sorted(self._facts))
+
+    def knows(self, model: str) -> bool:
+        """Whether the model is a service's, or some member's has ever been reached."""
+        return model in self.known or model in self._facts
+
+    def member(self, address: str) -> MemberFacts | None:
+        """What is known of a member."""
+        return self._members.get(address)
+
+    def tell(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:
+        """From now on these services, and no others. The caller has `renew` follow."""
+        self._facts = {each.model: each for each in facts}
+        self._remembered = {model: each for model, each in self._remembered.items() if model in self._facts}
+        self._members = {member.address: member for member in members}
+        self.told, self.awaited = True, any(member.ready for member in self._members.values())
+
+    def renew(self, hellos: Iterable[Hello]) -> None:
+        """The members that have introduced themselves. What the workers of a service could do is remembered while
+        it sleeps."""
+        hellos = tuple(hellos)
+        self.known = {hello.model: hello for hello in hellos if hello.role not in ("prefill", "store")}
+        here = [self._as_told(each) for each in served_models(hellos, self.known)]
+        for model in self._facts.keys() & self.known.keys():
+            self._remembered[model] = tuple(each for each in here if each.base == model)
+        names = {each.name for each in here}
+        asleep = [each for model in sorted(self._facts.keys() - self.known.keys()) for each in self._asleep(model)]
+        self.served = (*here, *(each for each in asleep if each.name not in names))
+
+    def nobody(self, model: str) -> str:
+        """Why a model without any live worker cannot be served now."""
+        facts = self._facts.get(model)
+        if facts is None:
+            return f"no worker serves {model}"
+        return f"the service {facts.name} is asleep or starting: none of its workers is up yet"
+
+    def _asleep(self, model: str) -> tuple[ServedModel, ...]:
+        facts = self._facts[model]
+        unseen = (ServedModel(model, facts.context_tokens, (), "", facts.features),)
+        return tuple(self._as_told(each) for each in self._remembered.get(model, unseen))
+
+    def _as_told(self, served: ServedModel) -> ServedModel:
+        """With what only its service says."""
+        facts = self._facts.get(served.base)
+        if facts is None:
+            return served
+        aliases = () if served.parent else facts.aliases
+        return msgspec.structs.replace(served, revisions=facts.revisions, aliases=aliases)

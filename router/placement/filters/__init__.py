@@ -1,0 +1,1 @@
+"""Who may take a request at all, each filter with its sentence."""

@@ -1,0 +1,108 @@
+"""Applies the filters to a fleet and sorts what is left by what it can do for one request. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.placement.decision import PlacementRequest, Unplaced
+from router.placement.filters.needs import lacks, prefer_warm
+from router.placement.filters.revisions import other_revision
+from router.placement.filters.workers import ALWAYS, NEVER_FITS, failed, full, passes
+from router.placement.view import WorkerView
+from router.settings import PlacementSettings
+
+
+@dataclass(slots=True)
+class Suitable:
+    """Workers by role. `left_out` counts the others by reason."""
+
+    decodes: list[WorkerView] = field(default_factory=list)
+    """They generate, and may compute the prompt themselves."""
+    prefills: list[WorkerView] = field(default_factory=list)
+    holders: list[WorkerView] = field(default_factory=list)
+    """They have leading blocks of the prompt and may be asked for them, whatever else they may do."""
+    last_resort: bool = False
+    """Only workers that have failed the request before are left."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    saturated: bool = False
+
+    def sentences(self) -> tuple[str, ...]:
+        """Who was left out, by reason."""
+        return tuple(f"{names(workers)} left out: {reason}" for reason, workers in self.left_out.items())
+
+    def leave_out(self, worker: WorkerView, reason: str) -> None:
+        self.left_out.setdefault(reason, []).append(worker.worker_id)
+
+    def unplaced(self, model: str) -> Unplaced:
+        """Why there is nobody."""
+        if self.saturated:
+            code = "queue_full"
+        elif any(reason.endswith(NEVER_FITS) for reason in self.left_out):
+            code = "out_of_blocks"
+        else:
+            code = "no_workers"
+        return Unplaced(code, self.sentences() or (f"no worker serves {model}",))
+
+
+def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings: PlacementSettings) -> Suitable:
+    """Sort a fleet for one request; without any other, workers that failed it before decode."""
+    found, before, model, held = Suitable(), list[WorkerView](), request.model, request.held
+    for worker in workers:
+        if worker.model != model:
+            continue
+        if request.revision and (other := other_revision(request, worker)) is not None:
+            found.leave_out(worker, other)
+            continue
+        failure = failed(request, worker, settings) if request.excluded else None
+        if worker.worker_id in held and worker.ready and failure is None:
+            found.holders.append(worker)
+        if worker.role == "store":
+            continue
+        if request.needs is not None and (lacking := lacks(request.needs, worker)) is not None:
+            found.leave_out(worker, lacking)
+            continue
+        if not passes(request, worker):
+            found.leave_out(worker, _why_not(request, worker, settings))
+        elif worker.role == "prefill":
+            _add_prefill(request, worker, failure, found)
+        else:
+            _add_decode(request, worker, settings, found.decodes if failure is None else before, found)
+    if not found.decodes and before:
+        found.decodes, found.last_resort = before, True
+    if request.needs is not None and request.needs.adapter:
+        found.decodes = prefer_warm(request.needs, found.decodes, found.leave_out)
+        found.prefills = prefer_warm(request.needs, found.prefills, found.leave_out)
+    return found
+
+
+def _why_not(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str:
+    """The first reason against a worker that does not pass."""
+    reasons = [reason for check in ALWAYS if (reason := check(request, worker, settings)) is not None]
+    return reasons[0]
+
+
+def _add_prefill(request: PlacementRequest, worker: WorkerView, failure: str | None, found: Suitable) -> None:
+    if failure is not None:
+        found.leave_out(worker, failure)
+    elif not request.local_only:
+        found.prefills.append(worker)
+
+
+def _add_decode(
+    request: PlacementRequest,
+    worker: WorkerView,
+    settings: PlacementSettings,
+    decodes: list[WorkerView],
+    found: Suitable,
+) -> None:
+    fullness = full(request, worker, settings)
+    if fullness is None:
+        decodes.append(worker)
+    else:
+        found.saturated = True
+        found.leave_out(worker, fullness)
+
+
+def names(workers: Sequence[str]) -> str:
+    """The first three, and how many more."""
+    shown = ", ".join(workers[:3])
+    return shown if len(workers) <= 3 else f"{shown} and {len(workers) - 3} more"

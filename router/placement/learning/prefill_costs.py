@@ -1,0 +1,103 @@
+"""How long a prompt takes to compute: a·step + pace · (b·n + c·n·(k + n/2)) for n tokens after k known ones.
+
+The last term is attention: every token attends to all before it. The first is the step that runs beside: a prompt
+waits for one to end and shares one, whose length is that of the decode batch there. It delays the prompt, but the
+sequences of that batch lose nothing by it.
+
+The shape a, b, c is one for all workers, which run the same model; the pace is each worker's own. Both are learned
+from prompts that had a worker to themselves: only their time is their own. Before a worker has had one, its pace
+follows the best rate that it has told of, that of steps full of prompts.
+"""
+
+from typing import Final, NamedTuple
+
+from router.placement.learning.fit import Fit
+from router.placement.learning.pace import Paces
+
+_SHARE: Final = 0.1
+"""Weight of a prompt in its worker's pace."""
+_FADE: Final = 0.99
+"""What a rate that is not reached any more keeps of itself."""
+_KEEP: Final = 0.99
+_PULLS: Final = (0.05, 0.001, 0.05)
+"""Until prompts have varied in length, what they take is taken as per token."""
+
+
+class PrefillTerms(NamedTuple):
+    """Steps of the batch beside that a prompt takes part in, and milliseconds per token and per token and attended
+    position."""
+
+    steps: float
+    token: float
+    position: float
+
+    def ms(self, uncached: int, cached: int) -> float:
+        """What `uncached` tokens after `cached` ones add to steps."""
+        return uncached * (self.token + self.position * (cached + uncached / 2))
+
+
+class PrefillCosts:
+    """Learns for all workers of a router."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        """`tokens_per_s` is what is assumed before anything has been measured."""
+        self._shape = Fit((1.0, 1e3 / tokens_per_s, 0.0), _PULLS, _KEEP)
+        self._rates: dict[str, float] = {}
+        """The best of late, of workers that have had no prompt alone."""
+        self._paces = Paces(_SHARE)
+        self._attended: dict[str, float] = {}
+        """Mean position that a computed token attended to."""
+        self._terms: dict[str, PrefillTerms] = {}
+        self._solved = self._shape.coefficients
+
+    def terms(self, worker_id: str) -> PrefillTerms:
+        if self._solved is not self._shape.coefficients:
+            self._solved, self._terms = self._shape.coefficients, {}
+        known = self._terms.get(worker_id)
+        if known is None:
+            pace = self._paces.telling(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
+            steps, token, position = self._solved
+            known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position)
+        return known
+
+    def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
+        """What a worker says of its steps that had prompts in them."""
+        if tokens_per_s > 0.0 and worker_id not in self._paces:
+            self._rates[worker_id] = max(tokens_per_s, _FADE * self._rates.get(worker_id, 0.0))
+            self._terms.pop(worker_id, None)
+
+    def observe_prompt(
+        self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, step_ms: float
+    ) -> None:
+        """A prompt was computed beside a batch whose steps take `step_ms`. Only when it was `alone`, no other one
+        before or beside it, does `ms` tell what it takes."""
+        if computed <= 0:
+            return
+        attended = cached + computed / 2
+        known = self._attended.get(worker_id, attended)
+        self._attended[worker_id] = known + _SHARE * (attended - known)
+        if alone and ms > 0.0:
+            self._observe_alone(worker_id, (step_ms, computed, computed * attended), ms)
+
+    def forget(self, worker_id: str) -> None:
+        self._paces.forget(worker_id)
+        for known in (self._rates, self._attended, self._terms):
+            known.pop(worker_id, None)
+
+    def _observe_alone(self, worker_id: str, features: tuple[float, float, float], ms: float) -> None:
+        """The pace is that of the part that grows with the prompt, learned from prompts in which that part shows."""
+        pace = self._paces.measured(worker_id)
+        steps, token, position = self._shape.coefficients
+        beside_ms = steps * features[0]
+        expected = token * features[1] + position * features[2]
+        self._shape.observe((features[0], pace * features[1], pace * features[2]), ms)
+        self._paces.observe(worker_id, (ms - beside_ms) / (pace * expected) if pace * expected > beside_ms else 1.0)
+        self._rates.pop(worker_id, None)
+        self._terms.pop(worker_id, None)
+
+    def _told_pace(self, worker_id: str) -> float:
+        """From its best rate, compared to the formula."""
+        rate = self._rates.get(worker_id)
+        _, token, position = self._shape.coefficients
+        expected = token + position * self._attended.get(worker_id, 0.0)
+        return 1e3 / (rate * expected) if rate is not None and expected > 0.0 else 1.0

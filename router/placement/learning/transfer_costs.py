@@ -1,0 +1,42 @@
+"""How fast blocks come: from other workers, from stores, and from the tiers of a worker itself."""
+
+from typing import Final
+
+from tandem.core.messages import TierCost
+
+_SHARE: Final = 0.2
+_BYTES_MIN: Final = 1 << 16
+"""Less than this shows no rate."""
+
+
+class TransferCosts:
+    """Bytes per second by the kind of holder, `peer` or `store`; and of tiers by worker, from what the worker said of
+    itself until reads have been seen."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._prior = bytes_per_s
+        self._rates: dict[str, float] = {}
+        self._tiers: dict[tuple[str, str], float] = {}
+
+    def rate(self, kind: str) -> float:
+        return self._rates.get(kind, self._prior)
+
+    def observe(self, kind: str, moved_bytes: int, bytes_per_s: float) -> None:
+        """Learn from a finished pull."""
+        if moved_bytes >= _BYTES_MIN and bytes_per_s > 0.0:
+            known = self.rate(kind)
+            self._rates[kind] = known + _SHARE * (bytes_per_s - known)
+
+    def observe_read(self, worker_id: str, tier: str, read_bytes: int, bytes_per_s: float) -> None:
+        """Learn from blocks that a worker read back from a tier of its own."""
+        if read_bytes >= _BYTES_MIN and bytes_per_s > 0.0:
+            known = self._tiers.get((worker_id, tier), bytes_per_s)
+            self._tiers[worker_id, tier] = known + _SHARE * (bytes_per_s - known)
+
+    def read_ms(self, worker_id: str, tier: TierCost, read_bytes: int) -> float:
+        """So many bytes from one tier of a worker."""
+        rate = self._tiers.get((worker_id, tier.name), tier.bytes_per_s)
+        return 1e3 * (tier.latency_s + read_bytes / rate) if rate > 0.0 else float("inf")
+
+    def forget(self, worker_id: str) -> None:
+        self._tiers = {key: rate for key, rate in self._tiers.items() if key[0] != worker_id}

@@ -1,0 +1,74 @@
+"""How far the answers are that each worker generates. Pure.
+
+What a sequence costs those beside it, it costs for as long as it lasts. Of answers that began at all kinds of times
+half is still to come, on average. But batches that filled up together end together: a worker whose batch is about to
+end has more room than one with fewer sequences that have just begun.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from router.placement.decision import Placement
+from router.placement.scorers.ask import EVEN
+from router.placement.view import WorkerView
+
+
+class _Running:
+    """Attempts on one worker: how many sequences they have, the sum over these of when they began, and the tokens
+    that all of them together were expected to generate."""
+
+    __slots__ = ("attempts", "began", "sequences", "tokens")
+
+    def __init__(self) -> None:
+        self.attempts: dict[int, tuple[Placement, int, float]] = {}
+        """By identity of the placement, which is kept so that no other one can have it."""
+        self.sequences = 0
+        self.began = 0.0
+        self.tokens = 0.0
+
+
+class Progress:
+    """Owned by one policy; knows of its own placements."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Running] = {}
+
+    def placed(self, placement: Placement, sequences: int, now: float) -> None:
+        """An attempt was sent."""
+        running = self._workers.setdefault(placement.decode, _Running())
+        running.attempts[id(placement)] = placement, sequences, now
+        running.sequences += sequences
+        running.began += sequences * now
+        running.tokens += placement.answer_tokens
+
+    def ended(self, placement: Placement) -> None:
+        """That attempt is over."""
+        running = self._workers.get(placement.decode)
+        known = running.attempts.pop(id(placement), None) if running is not None else None
+        if running is None or known is None:
+            return
+        _, sequences, began = known
+        running.sequences -= sequences
+        running.began -= sequences * began
+        running.tokens -= placement.answer_tokens
+        if not running.attempts:
+            del self._workers[placement.decode]
+
+    def forget(self, worker_id: str) -> None:
+        """Whatever ran there is over."""
+        self._workers.pop(worker_id, None)
+
+    def lasting(
+        self, workers: Sequence[WorkerView], step_ms: float, regularity: float, now: float
+    ) -> Mapping[str, float]:
+        """By worker id, what its sequences have still to generate over half of what they were expected to, when steps
+        take `step_ms`: 2 when they have just begun, 0 at their end. Where answers differ in length, so that
+        `regularity` is low, having lasted for long says little of the end, and 1 is what is expected."""
+        if regularity <= 0.0 or step_ms <= 0.0:
+            return EVEN
+        lasting, known, halves_per_s = dict[str, float](), self._workers.get, 2e3 / step_ms
+        for worker in workers:
+            running = known(worker.worker_id)
+            if running is not None and running.tokens > 0.0:
+                left = 1.0 - halves_per_s * (now * running.sequences - running.began) / running.tokens
+                lasting[worker.worker_id] = 1.0 + regularity * (left if left > -1.0 else -1.0)
+        return lasting

@@ -1,0 +1,87 @@
+"""Sentences that explain a placement. Pure."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from router.placement.decision import PlacementRequest, SourceChoice
+from router.placement.filters.partners import Partners
+from router.placement.filters.sorting import Suitable
+from router.placement.scorers.candidate import Priced
+from router.placement.view import WorkerView
+from router.settings import PlacementSettings
+
+_HEARSAY: Final = MappingProxyType(
+    {"approximate": "approximate: it tells of no KV events", "redis": "known from Redis, not from a link"}
+)
+
+
+class Chosen(NamedTuple):
+    """A decision with everything it was taken from; the winner is first."""
+
+    request: PlacementRequest
+    settings: PlacementSettings
+    priced: Sequence[Priced]
+    found: Suitable
+    partners: Partners
+    sources: tuple[SourceChoice, ...]
+
+
+def sentence(chosen: Chosen, why: str | None) -> str:
+    """Where the request goes and what spoke for it. `why` is what a policy chose by, if not by cost."""
+    winner = chosen.priced[0]
+    decode, prefill = winner.decode.worker_id, winner.prefill
+    brought = "".join(f", {source.blocks} blocks from {source.holder}" for source in chosen.sources[:1])
+    if prefill is not None:
+        return f"prefill on {prefill.worker_id}{brought}, decode on {decode}: {why or _lead(chosen.priced)}"
+    return f"{decode} computes the prompt itself{brought}: {why or _why_local(chosen)}"
+
+
+def hearsay(chosen: Chosen) -> tuple[str, ...]:
+    """Whose blocks mattered that are not known from its own events."""
+    winner, held = chosen.priced[0], chosen.request.held
+    computing = winner.decode if winner.prefill is None else winner.prefill
+    told = [
+        (holder, held[holder].known_by)
+        for holder in (computing.worker_id, *(source.holder for source in chosen.sources))
+        if holder in held
+    ]
+    return tuple(f"what {holder} holds is {_HEARSAY[known_by]}" for holder, known_by in told if known_by in _HEARSAY)
+
+
+def must_be_local(request: PlacementRequest, uncached: int, settings: PlacementSettings) -> bool:
+    """Whether a decode worker with so many tokens to compute keeps the prompt, whatever a hand-off would cost."""
+    if request.local_only or settings.prefer == "local":
+        return True
+    return settings.prefer == "auto" and uncached <= settings.local_uncached_tokens_max
+
+
+def _lead(priced: Sequence[Priced]) -> str:
+    expected = f"{priced[0].total_ms:.1f} ms expected"
+    return f"{expected}, {priced[1].total_ms:.1f} ms for the next best" if len(priced) > 1 else expected
+
+
+def _why_local(chosen: Chosen) -> str:
+    request, settings, winner = chosen.request, chosen.settings, chosen.priced[0]
+    if request.local_only:
+        return "a request resumed in several branches is not handed off"
+    if settings.prefer == "local":
+        return "the setting placement.prefer is local"
+    prefills, decode = chosen.found.prefills, winner.decode
+    if not prefills:
+        return f"no prefill worker can take it; {_lead(chosen.priced)}"
+    if must_be_local(request, winner.prompt.uncached, settings):
+        return f"{winner.prompt.uncached} uncached tokens are not worth a transfer"
+    if chosen.partners.left_out and all(each.prefill is None for each in chosen.priced):
+        return "no pair with it has been proved to carry blocks, or none carries them now"
+    paired = any(worker.pairing == decode.pairing for worker in prefills)
+    return _lead(chosen.priced) if paired else _why_unpaired(decode, prefills[0])
+
+
+def _why_unpaired(decode: WorkerView, prefill: WorkerView) -> str:
+    if decode.revision != prefill.revision:
+        detail = f"revision {decode.revision} here, {prefill.revision} there"
+    else:
+        differs = decode.layout.incompatibility(prefill.layout)
+        detail = differs or "their blocks have different roots (model content, data type or block size)"
+    return f"no prefill worker may be paired with it; {prefill.worker_id}: {detail}"

@@ -1,0 +1,1 @@
+"""What a choice would cost, part by part, in milliseconds."""

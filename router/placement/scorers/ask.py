@@ -1,0 +1,99 @@
+"""What all scorers of one decision share: everything a price depends on besides the worker, worked out once."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kv_transfer.index import Held
+from router.placement.costs import CostModel
+from router.placement.decision import PlacementRequest
+from router.placement.learning.prefill_costs import PrefillTerms
+from router.placement.learning.step_costs import StepTerms
+from router.settings import PlacementSettings
+
+Promised = Mapping[tuple[bytes, str], int]
+"""Leading blocks of a prompt that a worker is expected to have soon, by root name and worker id."""
+NO_PROMISES: Final[Promised] = MappingProxyType({})
+EVEN: Final[Mapping[str, float]] = MappingProxyType({})
+"""Of all sequences half an answer is still to come."""
+
+
+class Trend(msgspec.Struct, frozen=True, gc=False):
+    """What the last placements say of those to come."""
+
+    arrivals_per_ms: float = 0.0
+    """Requests, at the whole fleet."""
+    reuse: float = 0.0
+    """The share of prompt tokens that some worker had already."""
+    fills: Mapping[str, float] = {}
+    """How much a worker's cache has taken up lately, by worker id and in any unit."""
+    mean_fill: float = 0.0
+    """The mean of all `fills`."""
+    beside: float = 0.0
+    """Sequences that ran on the mean worker when prompts came, while the caches were turned over once; each counts as
+    much as a millisecond of it did."""
+
+
+class Batches(NamedTuple):
+    """The workers that may generate: their means of `sequences` and `attended_tokens`, and how many requests it takes
+    to make batches even, at least one for each worker. `lasting_*` are the same means, each worker counting as much
+    as `Ask.lasting` says."""
+
+    sequences: float
+    attended_tokens: float
+    to_even: float
+    lasting_sequences: float
+    lasting_attended: float
+
+
+class Holder(NamedTuple):
+    """Somebody who has the prompt's first `blocks` blocks. Bringing some of them takes `begin_ms`, and `block_ms`
+    each."""
+
+    worker_id: str
+    kind: str
+    blocks: int
+    begin_ms: float
+    block_ms: float
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request. `holders` are who may be asked for its leading blocks, by pairing, the longest first; `promised`
+    leading blocks are on their way to be computed on a worker."""
+
+    request: PlacementRequest
+    costs: CostModel
+    settings: PlacementSettings
+    prefill_terms: Callable[[str], PrefillTerms]
+    """By worker id, as `costs` knows them; likewise `step_terms`."""
+    step_terms: Callable[[str], StepTerms]
+    held: Mapping[str, Held]
+    holders: Mapping[int, tuple[Holder, ...]]
+    promised: Promised
+    batches: Batches
+    answer_tokens: float
+    """Expected of each sequence."""
+    attended: float
+    """Positions that its sequences will attend to on average, all together."""
+    stream_weight: float
+    """What a millisecond of a running stream counts beside one of waiting for a first token."""
+    uneven_weight: float
+    """The same for each of the steps of the answer that a difference between batches counts for, all together."""
+    stalled: float
+    """What a sequence loses by each millisecond of a prompt beside it; `usually`, all on the mean worker together."""
+    usually: float
+    arrivals_per_ms: float
+    """Prompts, at each worker that computes them."""
+    trend: Trend
+    displacing: float
+    """By unit of `trend.fills` that a cache has taken up: the share of what new blocks push out there that has to be
+    computed again."""
+    lasting: Mapping[str, float]
+    """By worker id, how much its sequences have still to generate compared to half an answer; 1 where nothing is
+    said."""
+    blank: dict[tuple[int, float], tuple[float, float, int, int, float]] = field(default_factory=dict)
+    """What the prompt costs workers that have nothing of it, once for all of them that are alike."""

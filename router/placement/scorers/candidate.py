@@ -1,0 +1,81 @@
+"""The whole price of a candidate: one worker that does everything, or prefill and decode apart. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from router.placement.decision import Breakdown
+from router.placement.scorers.answer import answer_price
+from router.placement.scorers.ask import Ask
+from router.placement.scorers.interference import interference_ms
+from router.placement.scorers.prompt import PromptPrice, prompt_price
+from router.placement.view import WorkerView
+
+
+class Priced(msgspec.Struct, gc=False):
+    """A candidate with its cost. `prompt` is that of the worker which computes the prompt; `others_ms` is what others
+    lose by the prompt, `answer_others_ms` what they lose by the answer."""
+
+    total_ms: float
+    prompt: PromptPrice
+    transfer_ms: float
+    answer_ms: float
+    answer_others_ms: float
+    others_ms: float
+    decode: WorkerView
+    prefill: WorkerView | None
+
+    def breakdown(self) -> Breakdown:
+        """The parts of the total."""
+        prompt, lost_ms = self.prompt, self.others_ms + self.answer_others_ms
+        return Breakdown(
+            prompt.queue_ms, prompt.prefill_ms, self.transfer_ms, self.answer_ms, lost_ms, prompt.fetch_ms
+        )
+
+
+class PrefillPrice(msgspec.Struct, gc=False):
+    """The prompt on a prefill worker, which is the same for every decode worker; `total_ms` until it is there, and
+    what others lose by it."""
+
+    total_ms: float
+    prompt: PromptPrice
+    others_ms: float
+    worker: WorkerView
+
+
+def price_local(ask: Ask, worker: WorkerView) -> Priced:
+    """`worker` computes the prompt itself."""
+    step = ask.step_terms(worker.worker_id)
+    prompt = prompt_price(ask, worker, step)
+    answer_ms, answer_others_ms = answer_price(ask, worker, step)
+    others_ms = interference_ms(ask, worker, prompt)
+    total_ms = prompt.queue_ms + prompt.fetch_ms + prompt.prefill_ms + answer_ms + answer_others_ms + others_ms
+    return Priced(total_ms, prompt, 0.0, answer_ms, answer_others_ms, others_ms, worker, None)
+
+
+def prefill_price(ask: Ask, worker: WorkerView) -> PrefillPrice:
+    """The prompt on a prefill worker."""
+    prompt = prompt_price(ask, worker, ask.step_terms(worker.worker_id))
+    others_ms = interference_ms(ask, worker, prompt)
+    return PrefillPrice(prompt.queue_ms + prompt.fetch_ms + prompt.prefill_ms + others_ms, prompt, others_ms, worker)
+
+
+def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> list[Priced]:
+    """Each of `prefills` computes, the worker of `local` generates. Blocks travel while the prompt is computed, but
+    for the last ones."""
+    worker = local.decode
+    held = ask.held.get(worker.worker_id)
+    there = held.hbm * worker.block_tokens if held is not None else 0
+    moved_bytes = max(1, ask.request.prompt_tokens - there) * worker.block_bytes // worker.block_tokens
+    whole_ms = ask.costs.transfer_ms(moved_bytes)
+    overlap, setup_ms = ask.settings.transfer_overlap, ask.settings.transfer_setup_ms
+    answer_ms, others_ms = local.answer_ms, local.answer_others_ms
+    priced = []
+    for prefill in prefills:
+        prompt = prefill.prompt
+        transfer_ms = setup_ms + max(0.0, whole_ms - overlap * prompt.prefill_ms)
+        total_ms = prefill.total_ms + transfer_ms + answer_ms + others_ms
+        priced.append(
+            Priced(total_ms, prompt, transfer_ms, answer_ms, others_ms, prefill.others_ms, worker, prefill.worker)
+        )
+    return priced

@@ -1,0 +1,111 @@
+"""What it costs to have the prompt on a worker: waiting, fetching what others have, and computing the rest. Pure.
+
+Leading blocks in the worker's own pool cost nothing. What follows them is brought from its own tiers, then from
+another holder, wherever that is expected to be faster than computing it; how far is chosen for the least sum.
+"""
+
+import msgspec
+
+from router.placement.costs import CostModel
+from router.placement.learning.prefill_costs import PrefillTerms
+from router.placement.learning.step_costs import StepTerms
+from router.placement.scorers.ask import Ask
+from router.placement.view import WorkerView
+
+
+class PromptPrice(msgspec.Struct, gc=False):
+    """Milliseconds, and the tokens that are to be computed. `prefill_ms` is what these add to steps."""
+
+    queue_ms: float
+    fetch_ms: float
+    prefill_ms: float
+    uncached: int
+    new: int
+    """Tokens that its pool does not have yet: their blocks are as large when they are brought."""
+    new_ms: float
+    """What computing all of these would take."""
+
+
+def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> PromptPrice:
+    """The cheapest way to have the prompt on `worker`. At least the last token is computed: its logits are needed."""
+    worker_id = worker.worker_id
+    terms = ask.prefill_terms(worker_id)
+    queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
+    if worker.sequences and worker.role != "prefill":
+        # The steps of running sequences that a prompt waits for and takes part in.
+        queue_ms += terms.steps * (
+            step.base + step.sequence * worker.sequences + step.position * worker.attended_tokens
+        )
+    held = ask.held.get(worker_id)
+    blocks = held.hbm if held is not None else 0
+    if ask.promised:
+        blocks = max(blocks, ask.promised.get((worker.root, worker_id), 0))
+    if held is not None or blocks:
+        return PromptPrice(queue_ms, *_way(ask, worker, terms, blocks))
+    alike = worker.pairing, terms.token
+    way = ask.blank.get(alike)
+    if way is None:
+        way = ask.blank[alike] = _way(ask, worker, terms, 0)
+    return PromptPrice(queue_ms, *way)
+
+
+def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
+    """How long the prompts before a new one take.
+
+    The worker tells how many tokens it has not computed yet, at most: whether a waiting prompt's are cached it sees
+    only when its turn comes. This router knows what each prompt that it sent is expected to take, at most: not how
+    far the first one has got. So the smaller of both, with the worker's word alone for other routers' share.
+    """
+    own_ms, own_tokens = worker.prompt_ms_in_flight, worker.prompt_tokens_in_flight
+    token_ms = own_ms / own_tokens if own_ms > 0.0 and own_tokens > 0 else terms.token
+    told_ms = worker.queued_prompt_tokens * token_ms
+    if worker.sequences <= 0 or own_tokens > 0 >= own_ms:
+        return told_ms
+    others = 1.0 - min(1.0, worker.sequences_in_flight / worker.sequences)
+    return min(told_ms, own_ms + others * told_ms)
+
+
+def tiers_ms(costs: CostModel, worker: WorkerView, dram: int, nvme: int) -> float:
+    """Reading so many of a worker's blocks back from below its pool; forever from a tier that it has not told of."""
+    spent = 0.0
+    for name, blocks in (("dram", dram), ("nvme", nvme)):
+        if blocks:
+            tier = next((each for each in worker.tiers if each.name == name), None)
+            if tier is None:
+                return float("inf")
+            spent += costs.transfers.read_ms(worker.worker_id, tier, blocks * worker.block_bytes)
+    return spent
+
+
+def with_tiers(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> tuple[float, int]:
+    """With `blocks` leading ones in its pool: how long the worker reads from its own tiers, and how many tokens are
+    there then. It reads all that it has, or nothing, whichever is faster."""
+    total = ask.request.prompt_tokens
+    here = min(blocks * worker.block_tokens, total - 1)
+    held = ask.held.get(worker.worker_id)
+    if held is None or held.total <= blocks:
+        return 0.0, here
+    there = min(held.total * worker.block_tokens, total - 1)
+    read_ms = tiers_ms(ask.costs, worker, held.dram, held.nvme)
+    if read_ms + terms.ms(total - there, there) >= terms.ms(total - here, here):
+        return 0.0, here
+    return read_ms, there
+
+
+def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> tuple[float, float, int, int, float]:
+    """Fetching and computing, tokens to compute, new ones, and what these would take: with the worker's own tiers,
+    and the one other holder that makes it cheapest, if any does."""
+    total, size = ask.request.prompt_tokens, worker.block_tokens
+    here = min(blocks * size, total - 1)
+    new, new_ms = total - here, terms.ms(total - here, here)
+    read_ms, there = with_tiers(ask, worker, terms, blocks)
+    best_ms = terms.ms(total - there, there)
+    best, least_ms = (read_ms, best_ms, total - there, new, new_ms), read_ms + best_ms
+    for holder in ask.holders.get(worker.pairing, ()):
+        cached = min(holder.blocks * size, total - 1)
+        if cached > there and holder.worker_id != worker.worker_id:
+            fetch_ms = read_ms + holder.begin_ms + (cached - there) / size * holder.block_ms
+            prefill_ms = terms.ms(total - cached, cached)
+            if fetch_ms + prefill_ms < least_ms:
+                best, least_ms = (fetch_ms, prefill_ms, total - cached, new, new_ms), fetch_ms + prefill_ms
+    return best

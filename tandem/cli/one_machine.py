@@ -1,0 +1,74 @@
+"""What a service means on one machine: which of it can be run here, and which has no effect."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tandem.core.errors import TandemError
+from tandem.spec.pool import Pool
+from tandem.spec.reading import read_service
+from tandem.spec.service import ModelService
+from tandem.spec.text import camel
+
+REPLICAS_MAX: Final = 256
+_MODEL: Final = ("revision", "digest", "credentials_secret")
+_SPEC: Final = ("slo",)
+_POOL: Final = ("autoscaling", "accelerator", "topology", "image", "spot", "spare", "template")
+_HERE: Final = ("file://", "hf://")
+
+
+def read_here(path: Path) -> ModelService:
+    """A checked service from a YAML file that can be run on one machine. Raises `bad_setting`."""
+    service = read_service(path)
+    try:
+        check_here(service)
+    except TandemError as error:
+        raise TandemError(error.code, f"{path}: {error.message}") from error
+    return service
+
+
+def check_here(service: ModelService) -> None:
+    """Raises `bad_setting` for what cannot be run on one machine."""
+    spec = service.spec
+    for index, pool in enumerate(spec.pools):
+        if pool.first_replicas > REPLICAS_MAX:
+            problem = f"spec.pools[{index}].replicas is {pool.replicas}: one machine takes at most {REPLICAS_MAX}"
+            raise TandemError("bad_setting", problem)
+    if not any(pool.first_replicas for pool in spec.pools if pool.role != "prefill"):
+        problem = "spec.pools has no worker that can decode: give a pool of role decode or unified a replica"
+        raise TandemError("bad_setting", problem)
+    if "://" in spec.model.source and not spec.model.source.startswith(_HERE):
+        problem = f"spec.model.source {spec.model.source!r} is for a cluster; give a directory or a hub id here"
+        raise TandemError("bad_setting", problem)
+
+
+def source_here(source: str) -> str:
+    """A model's source as processes on this machine take it: `demo`, a directory or a hub id."""
+    for scheme in _HERE:
+        source = source.removeprefix(scheme)
+    return source
+
+
+def without_effect(service: ModelService) -> str | None:
+    """One line about what is given and has no effect on one machine, or None."""
+    given = [f"spec.model.{key}" for key in _given(service.spec.model, _MODEL)]
+    given += [f"spec.rollout.{key}" for key in _given(service.spec.rollout, ("gate",))]
+    given += [f"spec.{key}" for key in _given(service.spec, _SPEC)]
+    given += [f"spec.routing.{key}" for key in _given(service.spec.routing, ("max_queue_seconds",))]
+    pools: dict[str, list[Pool]] = {}
+    for pool in service.spec.pools:
+        for key in _given(pool, _POOL):
+            pools.setdefault(key, []).append(pool)
+    given += [f"{key} of {' and '.join(pool.name for pool in having)}" for key, having in pools.items()]
+    return f"on one machine these have no effect: {', '.join(given)}" if given else None
+
+
+def _given(value: msgspec.Struct, fields: tuple[str, ...]) -> Iterator[str]:
+    """Which of the fields differ from their defaults, as they are called in files."""
+    for field in msgspec.structs.fields(value):
+        factory = field.default_factory
+        default = field.default if factory is msgspec.NODEFAULT else factory()
+        if field.name in fields and getattr(value, field.name) != default:
+            yield camel(field.name)

@@ -1,0 +1,1 @@
+"""`tandem verify`: whether two models, engines, data types or revisions give the same answers."""

@@ -1,0 +1,39 @@
+"""How far two next-token distributions are apart, of which only the most likely tokens are known. Pure.
+
+Each side reports some tokens with their probabilities, which are exact, and leaves `rest = 1 - Σ` to all others. Over
+the union U of the reported tokens, a token that a side does not report is given, of that side's rest, an equal share
+`rest / (m + 1)` where `m` tokens of U are missing there, but no more than the least probability that it reports: a
+likelier one would have been among them. What is left over is one more outcome, `other`. With P and Q completed like
+that,
+
+    KL(P ‖ Q) = Σ over U and other of  P · ln(P / Q)      in nats.
+
+Without missing tokens this is a lower bound of the divergence of the whole distributions: putting outcomes together
+never increases it. It is 0 exactly when both sides report the same.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+_LEAST: Final = 1e-12
+"""No outcome is taken to be less likely: a rounded zero would make everything infinitely far apart."""
+
+
+def kl(first: Mapping[str, float], second: Mapping[str, float]) -> float:
+    """KL(first ‖ second) of two sides' reported log-probabilities by token, in nats."""
+    union = tuple(dict.fromkeys((*first, *second)))
+    one, other = _completed(first, union), _completed(second, union)
+    return max(0.0, sum(p * math.log(p / q) for p, q in zip(one, other, strict=True)))
+
+
+def _completed(reported: Mapping[str, float], union: tuple[str, ...]) -> list[float]:
+    """The probabilities of the union and, last, of everything else; they add up to 1."""
+    known = {token: max(math.exp(logprob), _LEAST) for token, logprob in reported.items()}
+    missing = sum(token not in known for token in union)
+    rest = max(1.0 - sum(known.values()), _LEAST)
+    share = max(min((*known.values(), rest / (missing + 1))), _LEAST)
+    masses = [known.get(token, share) for token in union]
+    masses.append(max(rest - missing * share, _LEAST))
+    total = sum(masses)
+    return [mass / total for mass in masses]

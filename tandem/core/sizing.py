@@ -1,0 +1,313 @@
+"""What a model needs and what hardware could give at best: pure arithmetic on the numbers of its `config.json`.
+
+Counts are of parameters, sizes in bytes, times in seconds. Floors say what no software can beat: each is the larger
+of reading what must be read at full memory bandwidth and computing what must be computed at full arithmetic speed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final
+
+from tandem.core.errors import TandemError
+
+ITEM_BYTES: Final[Mapping[str, float]] = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+}
+"""Bytes of one number. Scales of quantized weights, some 1 to 3 % more, are within `RUNTIME_SHARE`."""
+RUNTIME_SHARE: Final = 0.10
+"""Of an accelerator's memory: activations, graphs, allocator, communication buffers. vLLM, too, leaves a tenth."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): what is cached is one latent vector
+    of `rank` numbers and one rotary key of `rope` numbers per token and layer, shared by all heads."""
+
+    rank: int
+    rope: int
+    nope: int
+    value: int
+    query_rank: int = 0
+    """0 where queries are projected directly."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts: `count` feed-forward networks of width `width`, `active` of them per token, and `shared`
+    ones that every token passes; the first `dense_layers` layers have an ordinary one."""
+
+    count: int
+    active: int
+    width: int
+    shared: int = 0
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder-only transformer with gated feed-forward networks (three matrices each)."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    tied_embeddings: bool = False
+    query_key_value_bias: bool = False
+    query_key_norms: bool = False
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+    @property
+    def attention(self) -> str:
+        """`MLA`, `MQA`, `GQA` or `MHA`."""
+        if self.latent is not None:
+            return "MLA"
+        return "MQA" if self.kv_heads == 1 else "MHA" if self.kv_heads == self.heads else "GQA"
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self._outside() + self.layers * self._attention() + self._feed_forwards(active=False)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those a token passes; an embedding table that is only looked up is not counted."""
+        outside = self.hidden * self.vocabulary + self.hidden
+        return outside + self.layers * self._attention() + self._feed_forwards(active=True)
+
+    def _outside(self) -> int:
+        tables = 1 if self.tied_embeddings else 2
+        return tables * self.hidden * self.vocabulary + self.hidden
+
+    def _attention(self) -> int:
+        """Of one layer, with its two norms."""
+        norms = 2 * self.hidden
+        if (latent := self.latent) is not None:
+            per_head = latent.nope + latent.rope
+            if latent.query_rank:
+                queries = latent.query_rank * (self.hidden + self.heads * per_head + 1)
+            else:
+                queries = self.hidden * self.heads * per_head
+            down = self.hidden * (latent.rank + latent.rope) + latent.rank
+            up = latent.rank * self.heads * (latent.nope + latent.value)
+            return norms + queries + down + up + self.heads * latent.value * self.hidden
+        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        bias = query + 2 * kv if self.query_key_value_bias else 0
+        norms += 2 * self.head_dim if self.query_key_norms else 0
+        return norms + 2 * self.hidden * query + 2 * self.hidden * kv + bias
+
+    def _feed_forwards(self, *, active: bool) -> int:
+        """Of all layers."""
+        dense = 3 * self.hidden * self.feed_forward
+        if (experts := self.experts) is None:
+            return self.layers * dense
+        one = 3 * self.hidden * experts.width
+        passed = experts.active if active else experts.count
+        sparse = (passed + experts.shared) * one + self.hidden * experts.count
+        return experts.dense_layers * dense + (self.layers - experts.dense_layers) * sparse
+
+    def kv_token_bytes(self, dtype: str = "bfloat16") -> int:
+        """KV cache of one token over all layers, unsharded: 2 · layers · kv_heads · head_dim · item, or for MLA
+        layers · (rank + rope) · item. Raises `bad_setting` for an unknown type."""
+        item = item_bytes(dtype)
+        if self.latent is not None:
+            return ceil(self.layers * (self.latent.rank + self.latent.rope) * item)
+        return ceil(2 * self.layers * self.kv_heads * self.head_dim * item)
+
+    def kv_token_bytes_per_rank(self, tensor: int, pipeline: int = 1, dtype: str = "bfloat16") -> int:
+        """The largest share of one accelerator. KV heads are split, and repeated where there are fewer than ranks;
+        a latent is the same on all tensor ranks."""
+        layers = ceil(self.layers / pipeline)
+        if self.latent is not None:
+            return ceil(layers * (self.latent.rank + self.latent.rope) * item_bytes(dtype))
+        return ceil(2 * layers * ceil(self.kv_heads / tensor) * self.head_dim * item_bytes(dtype))
+
+    def weight_bytes(self, dtype: str = "bfloat16") -> int:
+        """All parameters in one type. Raises `bad_setting` for an unknown type."""
+        return ceil(self.parameters * item_bytes(dtype))
+
+
+def item_bytes(dtype: str) -> float:
+    """Bytes of one number. Raises `bad_setting`."""
+    if dtype not in ITEM_BYTES:
+        raise TandemError("bad_setting", f"dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}", param="dtype")
+    return ITEM_BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One accelerator: memory in bytes, memory bandwidth in bytes/s, dense arithmetic in FLOP/s at the type used."""
+
+    memory: float
+    bandwidth: float
+    flops: float
+
+
+def decode_step_floor_s(
+    shape: Shape, hardware: Hardware, *, batch: int, context: int, ranks: int = 1, dtype: str = "bfloat16"
+) -> float:
+    """Seconds no decode step of `batch` sequences with `context` tokens each can beat; so long a token takes (TPOT).
+
+    Read once: every weight the batch passes (of `count` experts, count · (1 - (1 - active/count)^batch) are expected
+    to be passed when routing is even), and all KV. Computed: 2 FLOP per parameter and token, and 4 · heads · head_dim
+    per layer and token attended to. `ranks` share all of it evenly.
+    """
+    item = item_bytes(dtype)
+    read = _passed(shape, batch) * item + batch * context * shape.kv_token_bytes(dtype)
+    computed = batch * (2 * shape.active_parameters + context * _attention_flop(shape))
+    return max(read / hardware.bandwidth, computed / hardware.flops) / ranks
+
+
+def prefill_floor_s(
+    shape: Shape, hardware: Hardware, *, tokens: int, cached: int = 0, ranks: int = 1, dtype: str = "bfloat16"
+) -> float:
+    """Seconds no prefill of `tokens` tokens after `cached` ones can beat: 2 FLOP per parameter and token, and causal
+    attention of the new tokens to the ones before them; or reading the weights once."""
+    attended = tokens * cached + tokens * (tokens + 1) / 2
+    computed = 2 * shape.active_parameters * tokens + attended * _attention_flop(shape)
+    read = _passed(shape, tokens) * item_bytes(dtype)
+    return max(read / hardware.bandwidth, computed / hardware.flops) / ranks
+
+
+def transfer_s(
+    shape: Shape, *, tokens: int, bytes_per_s: float, latency_s: float = 0.0, dtype: str = "bfloat16"
+) -> float:
+    """Seconds to move the KV of `tokens` tokens between two workers."""
+    return latency_s + tokens * shape.kv_token_bytes(dtype) / bytes_per_s
+
+
+def _passed(shape: Shape, tokens: int) -> float:
+    """Parameters that at least one of `tokens` tokens is expected to pass, with even routing."""
+    if (experts := shape.experts) is None:
+        return shape.active_parameters
+    sparse = shape.layers - experts.dense_layers
+    expected = experts.count * (1 - (1 - experts.active / experts.count) ** tokens)
+    return shape.active_parameters + sparse * (expected - experts.active) * 3 * shape.hidden * experts.width
+
+
+def _attention_flop(shape: Shape) -> int:
+    """Per token attended to, over all layers: a multiplication and an addition for the score, and for the value."""
+    if (latent := shape.latent) is not None:
+        return 2 * shape.layers * shape.heads * (latent.nope + latent.rope + latent.value)
+    return 4 * shape.layers * shape.heads * shape.head_dim
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a worker fits its accelerators, and the arithmetic in words. `kv_tokens`: what its KV cache holds."""
+
+    fits: bool
+    kv_tokens: int
+    reason: str
+
+
+def fit(
+    shape: Shape,
+    memory: float,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    weight_dtype: str = "bfloat16",
+    kv_dtype: str = "bfloat16",
+    context: int = 1,
+) -> Fit:
+    """Whether `tensor` x `pipeline` accelerators of `memory` bytes each hold the weights and the KV of one sequence
+    of `context` tokens. Raises `bad_setting` for unknown types."""
+    if problem := indivisible(shape, tensor, pipeline):
+        return Fit(False, 0, problem)
+    ranks = tensor * pipeline
+    weights = shape.weight_bytes(weight_dtype) / ranks
+    room = memory * (1 - RUNTIME_SHARE) - weights
+    token = shape.kv_token_bytes_per_rank(tensor, pipeline, kv_dtype)
+    kv_tokens = max(0, int(room // token))
+    sum_said = (
+        f"weights {_gb(shape.weight_bytes(weight_dtype))} over {ranks} accelerators are {_gb(weights)} each; of "
+        f"{_gb(memory)}, {RUNTIME_SHARE:.0%} are left to the runtime, so {_gb(max(room, 0.0))} hold KV of "
+        f"{kv_tokens} tokens at {token} B"
+    )
+    if kv_tokens < context:
+        return Fit(False, kv_tokens, f"{sum_said}; one sequence of {context} tokens needs {_gb(context * token)}")
+    return Fit(True, kv_tokens, sum_said)
+
+
+def indivisible(shape: Shape, tensor: int, pipeline: int = 1) -> str | None:
+    """Why the model cannot be cut like that, or None. Fewer KV heads than ranks are repeated, so one must divide the
+    other."""
+    if shape.heads % tensor:
+        return f"tensor parallelism {tensor} does not divide the {shape.heads} attention heads"
+    if shape.latent is None and shape.kv_heads % tensor and tensor % shape.kv_heads:
+        return f"tensor parallelism {tensor} and {shape.kv_heads} KV heads: neither divides the other"
+    width = shape.feed_forward if shape.experts is None else shape.experts.width
+    if width % tensor:
+        return f"tensor parallelism {tensor} does not divide the feed-forward width {width}"
+    if pipeline > shape.layers:
+        return f"pipeline parallelism {pipeline} is more than the {shape.layers} layers"
+    return None
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """From the `config.json` of a decoder-only model. Raises `bad_model` naming the key that is missing."""
+    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
+    kind = str(config.get("model_type", ""))
+    return Shape(
+        layers=_whole(config, "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_whole(config, "num_key_value_heads", heads),
+        head_dim=_whole(config, "head_dim", hidden // heads),
+        feed_forward=_whole(config, "intermediate_size"),
+        vocabulary=_whole(config, "vocab_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        query_key_value_bias=kind.startswith("qwen2") or bool(config.get("attention_bias", False)),
+        query_key_norms=kind.startswith("qwen3"),
+        experts=_experts(config),
+        latent=_latent(config),
+    )
+
+
+def _latent(config: Mapping[str, Any]) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return Latent(
+        rank=_whole(config, "kv_lora_rank"),
+        rope=_whole(config, "qk_rope_head_dim"),
+        nope=_whole(config, "qk_nope_head_dim"),
+        value=_whole(config, "v_head_dim"),
+        query_rank=int(config.get("q_lora_rank") or 0),
+    )
+
+
+def _experts(config: Mapping[str, Any]) -> Experts | None:
+    """Mixtral says `num_local_experts`, Qwen `num_experts`, DeepSeek `n_routed_experts`."""
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if config.get(key):
+            return Experts(
+                count=_whole(config, key),
+                active=_whole(config, "num_experts_per_tok"),
+                width=_whole(config, "moe_intermediate_size", _whole(config, "intermediate_size")),
+                shared=int(config.get("n_shared_experts") or 0),
+                dense_layers=int(config.get("first_k_dense_replace") or 0),
+            )
+    return None
+
+
+def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise TandemError("bad_model", f"config.json: {key} is {config.get(key)!r}, not a number above 0", param=key)
+    return value

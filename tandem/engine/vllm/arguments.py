@@ -1,0 +1,228 @@
+"""From settings to vLLM's engine arguments and environment. Pure; imports no vLLM."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandem.core.errors import TandemError
+from tandem.core.messages import Adapter
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.vllm.extra_args import NUMERIC, read_extra
+from tandem.engine.vllm.settings import VllmSettings
+
+PROCESSORS: Final = ("tandem.engine.vllm.forcing:ForcedTokens", "tandem.engine.vllm.drawing:PositionDraws")
+"""What samples for us inside vLLM."""
+TELL_VARIABLE: Final = "TANDEM_VLLM_TELL"
+"""Where the engine's processes send their progress and last words; see `telling.py`."""
+_ADAPTER_SLOTS: Final = 4
+"""Adapters whose weights are in place at a time, and so can be in one step; `extra.max_loras` says otherwise."""
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class AdapterDirectory:
+    """A LoRA adapter on disk. `number` is what vLLM knows it by, from 1."""
+
+    adapter: Adapter
+    path: Path
+    number: int
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """Unix sockets of one engine, inside a directory of its own."""
+
+    directory: Path
+
+    @property
+    def events(self) -> str:
+        """ZeroMQ endpoint where vLLM publishes what happens to its prefix cache."""
+        return f"ipc://{self.directory}/events"
+
+    @property
+    def replay(self) -> str:
+        """ZeroMQ endpoint where missed events can be asked for again."""
+        return f"ipc://{self.directory}/replay"
+
+    @property
+    def tell(self) -> Path:
+        return self.directory / "tell"
+
+
+@dataclass(frozen=True)
+class EngineArguments:
+    """What vLLM is built from: keyword arguments of `AsyncEngineArgs`, and the environment of its processes."""
+
+    keywords: Mapping[str, object]
+    environment: Mapping[str, str]
+
+
+def engine_arguments(
+    settings: VllmSettings,
+    scheduler: SchedulerSettings,
+    model: Path,
+    adapters: tuple[AdapterDirectory, ...],
+    sockets: Sockets,
+    transfer: Mapping[str, object] | None,
+) -> EngineArguments:
+    """`transfer` are the fields of vLLM's `KVTransferConfig`; None moves no KV. Raises `bad_setting`."""
+    refuse_unfit(settings)
+    if transfer is not None and settings.parallelism.data > 1:
+        count = settings.parallelism.data
+        why = f"{count} engines in one worker would have a KV cache each, of which a worker can hand over one"
+        raise _bad("parallelism.data", f"{why}; give the pool {count} times the replicas instead")
+    keywords: dict[str, object] = {
+        **_model(settings, model),
+        **_memory(settings),
+        **_parallel(settings),
+        "max_num_seqs": scheduler.max_sequences,
+        "max_num_batched_tokens": max(scheduler.max_batched_tokens, scheduler.max_sequences),
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": scheduler.prefix_cache,
+        "kv_events_config": _events(scheduler, sockets),
+        "kv_transfer_config": None if transfer is None else dict(transfer),
+        **_adapters(settings, adapters),
+        **_sampling(settings),
+        **read_extra(settings.extra),
+    }
+    return EngineArguments(
+        {key: value for key, value in keywords.items() if value is not None}, _environment(settings, sockets)
+    )
+
+
+def refuse_unfit(settings: VllmSettings) -> None:
+    """Raise `bad_setting` for what vLLM 0.32 cannot do, or would die of at the first request."""
+    parallel = settings.parallelism
+    if settings.device == "cpu" and parallel.expert:
+        raise _bad(
+            "parallelism.expert",
+            "on a CPU vLLM 0.32 ignores which experts a rank has, and crashes; leave it off there: experts are then "
+            "sharded by column like all other weights",
+        )
+    if settings.device == "cpu" and parallel.pipeline > 1 and settings.runs_eager:
+        raise _bad("parallelism.pipeline", "on a CPU vLLM 0.32 needs the compiled model for this: set eager to false")
+    if parallel.expert and parallel.tensor * parallel.data == 1:
+        raise _bad("parallelism.expert", "experts are dealt out over tensor x data ranks, and there is one")
+    if settings.speculates and parallel.pipeline > 1:
+        raise _bad("ngram_tokens", "vLLM 0.32 does not speculate with pipeline parallelism")
+
+
+def numbers_identity(settings: VllmSettings) -> str:
+    """What of the settings changes the model's numbers, and so belongs to the identity of its KV blocks."""
+    parts = [f"quantization={settings.quantization}"] if settings.quantization is not None else []
+    parts += [f"{name}={settings.extra[name]}" for name in NUMERIC if name in settings.extra]
+    return "\x1f".join(parts)
+
+
+def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
+    return {
+        "model": str(model),
+        "dtype": settings.dtype,
+        "max_model_len": settings.context_tokens,
+        "quantization": settings.quantization,
+        "enforce_eager": settings.runs_eager,
+        # Sampling is decided by requests alone, whatever a model's directory suggests.
+        "generation_config": "vllm",
+        "disable_log_stats": False,
+    }
+
+
+def _memory(settings: VllmSettings) -> dict[str, object]:
+    on_cpu = settings.device == "cpu"
+    return {
+        "block_size": settings.block_size,
+        "num_gpu_blocks_override": settings.blocks,
+        "kv_cache_dtype": settings.kv_dtype,
+        "kv_cache_memory_bytes": None if on_cpu else settings.kv_memory_bytes,
+        "gpu_memory_utilization": None if on_cpu else settings.gpu_memory_share,
+    }
+
+
+def _parallel(settings: VllmSettings) -> dict[str, object]:
+    parallel = settings.parallelism
+    return {
+        "tensor_parallel_size": parallel.tensor,
+        "pipeline_parallel_size": parallel.pipeline,
+        "data_parallel_size": parallel.data,
+        "enable_expert_parallel": parallel.expert,
+        "distributed_executor_backend": None if parallel.ranks == 1 else "mp",
+        # With tokens in flight that nobody has seen, forcing the next one would come too late.
+        "async_scheduling": False,
+    }
+
+
+def _events(scheduler: SchedulerSettings, sockets: Sockets) -> dict[str, object] | None:
+    if not scheduler.prefix_cache:
+        return None
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": sockets.events,
+        "replay_endpoint": sockets.replay,
+        "topic": "",
+    }
+
+
+def _adapters(settings: VllmSettings, adapters: tuple[AdapterDirectory, ...]) -> dict[str, object]:
+    if not adapters:
+        return {}
+    # Weights are read when a request asks for them, and make room for others when the slots are taken.
+    slots = min(len(adapters), _ADAPTER_SLOTS)
+    return {"enable_lora": True, "max_lora_rank": settings.adapter_rank_max, "max_loras": slots}
+
+
+def _sampling(settings: VllmSettings) -> dict[str, object]:
+    """vLLM takes logits processors or speculation, not both."""
+    if not settings.speculates:
+        return {"logits_processors": list(PROCESSORS)}
+    ngram = {
+        "method": "ngram",
+        "num_speculative_tokens": settings.ngram_tokens,
+        "prompt_lookup_max": settings.ngram_lookup,
+    }
+    return {"speculative_config": ngram}
+
+
+def _environment(settings: VllmSettings, sockets: Sockets) -> dict[str, str]:
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        # Standard output is for event lines.
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "DO_NOT_TRACK": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        # The processors that sample for us are written for the first model runner.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_timeout_s)),
+        # Its own sockets too, as it leaves them behind.
+        "VLLM_RPC_BASE_PATH": str(sockets.directory),
+        TELL_VARIABLE: str(sockets.tell),
+    }
+    if settings.runs_eager:
+        # vLLM compiles a few small functions even then, with a C++ compiler, while the first request waits.
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+    if settings.device == "cpu":
+        environment |= _cpu_environment(settings)
+    return environment
+
+
+def _cpu_environment(settings: VllmSettings) -> dict[str, str]:
+    """Threads are not bound to cores: several workers of a machine would all choose the same ones."""
+    memory = settings.kv_memory_bytes or _GIB
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, math.ceil(memory / _GIB))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    if settings.parallelism.ranks == 1:
+        # One rank needs no process of its own, and no message queue that is read in a busy loop.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if settings.threads is not None:
+        # torch listens to both, and to the second one more.
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(settings.threads))
+    return environment
+
+
+def _bad(key: str, why: str) -> TandemError:
+    return TandemError("bad_setting", f"{key}: {why}", param=key)

@@ -1,0 +1,177 @@
+"""The only module that calls vLLM's API: builds an `AsyncLLM`, sends requests, receives one message per engine step.
+
+vLLM's own output handling (a queue and a task per request, incremental detokenization) is left out: what an engine
+step brought about becomes one report. Qualified with vLLM 0.32; the contract suite is the judge of another version.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vllm import SamplingParams
+from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.version import __version__ as VLLM_VERSION  # noqa: N812
+
+from tandem.core.errors import TandemError
+from tandem.core.kv import Layout, unpack_tokens
+from tandem.engine.vllm.arguments import AdapterDirectory, EngineArguments
+from tandem.engine.vllm.failure import EngineGone
+from tandem.engine.vllm.requests import Request
+
+_STOP_S: Final = 1.0
+
+
+def build(arguments: EngineArguments) -> AsyncLLM:
+    """Start the engine's processes and wait for them; takes seconds to minutes, so call it in a thread.
+
+    Raises what vLLM raises: `ValueError` and its kin for arguments, `RuntimeError` for processes that do not come up.
+    """
+    keywords = dict(arguments.keywords)
+    for key, kind in (("kv_events_config", KVEventsConfig), ("kv_transfer_config", KVTransferConfig)):
+        if isinstance(fields := keywords.get(key), Mapping):
+            keywords[key] = kind(**fields)
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**keywords))
+
+
+class VllmClient:
+    """One running engine. Belongs to the event loop that calls `start`."""
+
+    def __init__(self, llm: AsyncLLM, adapters: tuple[AdapterDirectory, ...]) -> None:
+        self._llm = llm
+        self._core: Any = llm.engine_core
+        self._tasks: tuple[Any, ...] = ()
+        self._adapters = {each.adapter.name: _lora(each) for each in adapters}
+
+    async def start(self) -> None:
+        self._tasks = await self._core.get_supported_tasks_async()
+
+    @property
+    def config(self) -> Any:
+        """vLLM's whole configuration, as it is after start."""
+        return self._llm.vllm_config
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that requests can have; vLLM keeps one for itself."""
+        return int(self.config.cache_config.num_gpu_blocks) - 1
+
+    @property
+    def block_tokens(self) -> int:
+        return int(self.config.cache_config.block_size)
+
+    @property
+    def context_tokens(self) -> int:
+        return int(self.config.model_config.max_model_len)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.model_config.get_vocab_size())
+
+    def layout(self) -> Layout:
+        """What a block is inside vLLM. Where blocks are exchanged the stage knows better."""
+        model, parallel = self.config.model_config, self.config.parallel_config
+        dtype = self.config.cache_config.cache_dtype
+        name = str(model.dtype).removeprefix("torch.") if dtype == "auto" else dtype
+        return Layout(
+            engine=f"vllm-{VLLM_VERSION}",
+            packing="vllm",
+            dtype=name,
+            item_bytes=1 if name.startswith("fp8") else {"float32": 4}.get(name, 2),
+            layers=int(model.get_total_num_hidden_layers()),
+            block_tokens=self.block_tokens,
+            kv_heads=int(model.get_total_num_kv_heads()),
+            head_dim=int(model.get_head_size()),
+            tensor_parallel=int(parallel.tensor_parallel_size),
+            pipeline_parallel=int(parallel.pipeline_parallel_size),
+        )
+
+    def prepare(self, request: Request, maker: int) -> EngineCoreRequest:
+        """A request as the engine process takes it; `maker` comes back with the blocks it makes.
+
+        Raises `invalid_request`.
+        """
+        sampling = dict(request.sampling)
+        try:
+            if request.grammar is not None:
+                sampling["structured_outputs"] = StructuredOutputsParams(**request.grammar)
+            prompt = {
+                "type": "token",
+                "prompt_token_ids": list(unpack_tokens(request.tokens)),
+                "cache_salt": request.cache_salt,
+            }
+            return self._llm.input_processor.process_inputs(
+                request.request_id,
+                prompt,
+                SamplingParams(**sampling),
+                self._tasks,
+                lora_request=self._adapters.get(request.adapter),
+                priority=request.priority,
+                session_id=str(maker),
+            )
+        except (VLLMValidationError, ValueError) as error:
+            raise TandemError("invalid_request", " ".join(str(error).split())) from error
+
+    def attach(self, prepared: EngineCoreRequest, transfer: Mapping[str, object]) -> None:
+        """Add what the connector is to know."""
+        params = prepared.sampling_params
+        assert params is not None
+        params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": dict(transfer)}
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        try:
+            await self._core.add_request_async(request)
+        except EngineDeadError as error:
+            raise EngineGone from error
+
+    async def abort(self, request_ids: list[str]) -> None:
+        await self._core.abort_requests_async(request_ids)
+
+    async def outputs(self) -> EngineCoreOutputs:
+        """What the next engine step brought about. Raises `EngineGone`."""
+        try:
+            return await self._core.get_output_async()
+        except EngineDeadError as error:
+            raise EngineGone from error
+
+    def more(self) -> EngineCoreOutputs | None:
+        """Another message that is here already."""
+        queue: asyncio.Queue[EngineCoreOutputs | Exception] = self._core.outputs_queue
+        if queue.empty():
+            return None
+        found = queue.get_nowait()
+        if isinstance(found, Exception):
+            raise EngineGone from found
+        return found
+
+    @property
+    def exit_statuses(self) -> tuple[int, ...]:
+        """Of the engine processes that have ended; negative for a signal."""
+        manager = self._core.resources.engine_manager
+        return tuple(each.exitcode for each in getattr(manager, "processes", ()) if each.exitcode is not None)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The engine processes; ranks are their children."""
+        manager = self._core.resources.engine_manager
+        return tuple(each.pid for each in getattr(manager, "processes", ()) if each.pid is not None)
+
+    async def close(self) -> None:
+        """End the engine's processes, politely for a few seconds."""
+        await asyncio.to_thread(self._llm.shutdown, _STOP_S)
+        # Its finalizer would shut down once more, while the interpreter is leaving.
+        self._llm.shutdown = _nothing
+
+
+def _nothing(timeout: float | None = None) -> None:
+    """Shutting down what is down."""
+
+
+def _lora(adapter: AdapterDirectory) -> LoRARequest:
+    return LoRARequest(adapter.adapter.name, adapter.number, str(adapter.path))

@@ -1,0 +1,133 @@
+"""What a stage and the ranks of its engine tell each other. One message is one packet of a Unix socket."""
+
+from typing import Final
+
+import msgspec
+
+from tandem.engine.counts import ExpertBalance
+from tandem.engine.vllm.canonical import PageFormat, RankPart
+
+CONDUIT_VERSION: Final = 1
+PACKET_BYTES_MAX: Final = 64 << 10
+INDICES_MAX: Final = 4096
+"""Blocks told of in one message."""
+
+
+# -- from a rank --
+
+
+class RankHello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """The first message of a rank, once its KV cache is allocated: who it is and what it holds of every block."""
+
+    version: int
+    rank: int
+    world: int
+    pid: int
+    pages: PageFormat
+    part: RankPart
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """This rank's part of these blocks of a work lies in their slots."""
+
+    work: int
+    indices: tuple[int, ...]
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """This rank has reported a request's load as over. `copied` blocks were taken from slots."""
+
+    work: int
+    sequence: int
+    copied: int
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """The engine gave a request its blocks: `cached` leading tokens were in its own prefix cache, `loading` more are
+    awaited from the stage. Told by rank 0 alone."""
+
+    work: int
+    sequence: int
+    cached: int
+    loading: int
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """A request is over: this rank touches no slot for it any more."""
+
+    work: int
+    sequence: int
+
+
+class Routed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """Where the tokens of this rank's layers went of late, for a metric. Told by one rank of those that see the same
+    tokens."""
+
+    balance: ExpertBalance
+
+
+FromRank = RankHello | Saved | Loaded | Began | Ended | Routed
+
+
+# -- to all ranks --
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
+    """The stage's memory, whose descriptor comes with this message."""
+
+    block_bytes: int
+    blocks: int
+
+
+class Landed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
+    """These blocks of a work are complete in their slots and verified."""
+
+    work: int
+    indices: tuple[int, ...]
+
+
+class Spoiled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
+    """These blocks of a work turned out to be damaged after they had landed."""
+
+    work: int
+    indices: tuple[int, ...]
+
+
+class Withheld(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=23):
+    """Late bytes may still land in the slots of these blocks: they are not to be saved."""
+
+    work: int
+    indices: tuple[int, ...]
+
+
+class NoMore(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=19):
+    """Nothing more lands for a work."""
+
+    work: int
+
+
+class First(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
+    """The next position of a sequence, drawn elsewhere."""
+
+    work: int
+    sequence: int
+    token: int
+
+
+class DrawFirst(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
+    """The next positions of a work that have not been provided are drawn here."""
+
+    work: int
+
+
+class Closed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
+    """A work is over."""
+
+    work: int
+
+
+ToRank = Welcome | Landed | Spoiled | Withheld | NoMore | First | DrawFirst | Closed
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_from_rank: Final = msgspec.msgpack.Decoder(FromRank).decode
+decode_to_rank: Final = msgspec.msgpack.Decoder(ToRank).decode

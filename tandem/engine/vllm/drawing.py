@@ -1,0 +1,71 @@
+"""A logits processor of vLLM's first model runner: every position is drawn with a random number of its own.
+
+vLLM would draw from one generator per request, whose state depends on every step before. Ours is a function of seed,
+sequence and position (DESIGN §3), so another worker draws the same, wherever it takes a request up.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from tandem.core.entropy import position_unit
+from tandem.engine.torch.sampling import Cut, draw_tokens
+from tandem.engine.vllm.forcing import draw_of
+from tandem.engine.vllm.requests import Draw
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A sampled request. `output` is vLLM's own, growing list of what it has drawn."""
+
+    draw: Draw
+    cut: Cut
+    output: list[int]
+
+    def unit(self) -> float:
+        """The random number of the next position, in [0, 1)."""
+        draw = self.draw
+        return position_unit(draw.seed, draw.sequence, draw.base + len(self.output) + 1)
+
+
+class PositionDraws(LogitsProcessor):
+    """Applies top-k and top-p, draws, and leaves vLLM's sampler the drawn token alone.
+
+    It works after bias, penalties, temperature and min-p, which are vLLM's; requests tell vLLM neither top-k nor
+    top-p nor seed. Greedy requests are not touched.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """So that vLLM calls it where it draws at random, and only there."""
+        return True
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(self._rows, batch_update, _new)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` [requests, vocabulary], over temperature; changed in place."""
+        if not self._rows:
+            return logits
+        index = torch.tensor(list(self._rows), device=logits.device)
+        rows = self._rows.values()
+        drawn = draw_tokens(logits[index], [row.cut for row in rows], [row.unit() for row in rows])
+        logits[index] = float("-inf")
+        logits[index, drawn] = 0.0
+        return logits
+
+
+def _new(params: SamplingParams, _prompt: list[int] | None, output: list[int]) -> _Row | None:
+    draw = draw_of(params)
+    if draw is None or params.temperature == 0.0:
+        return None
+    return _Row(draw, Cut(draw.top_k, draw.top_p), output)

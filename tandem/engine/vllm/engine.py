@@ -1,0 +1,306 @@
+"""vLLM behind the `Engine` seam: works in, one report per engine step out.
+
+vLLM schedules, computes and samples in processes of its own; here is the client side of one of them. A branch of a
+work is one vLLM request (`requests`). What vLLM says after each step becomes positions (`outputs`), figures (`load`)
+and names (`names`); blocks that other workers see lie in the stage (`stage`).
+"""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.messages import Load
+from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, KvChange, Listener, StepReport, Work
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.vllm.failure import EngineGone
+from tandem.engine.vllm.ledger import Ledger
+from tandem.engine.vllm.load import Figures
+from tandem.engine.vllm.loading import Loaded, Progress
+from tandem.engine.vllm.names import CachedNames, NameUnion
+from tandem.engine.vllm.settings import VllmSettings
+from tandem.engine.vllm.stage import Stage
+
+_FEATURES: Final = ("adapters", "grammar")
+
+
+def _silent(_fraction: float, _stage: str) -> None:
+    """Nobody watches loading."""
+
+
+class VllmEngine:
+    """Implements `Engine`. `clock` must agree with the event loop's time.
+
+    Without a stage it serves works of mode `local` only. `progress` hears how far loading is.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        scheduler: SchedulerSettings,
+        clock: Clock,
+        stage: Stage | None,
+        progress: Progress = _silent,
+    ) -> None:
+        self._settings = settings
+        self._scheduler = scheduler
+        self._clock = clock
+        self._stage = stage
+        self._loaded = Loaded(settings, scheduler, stage, progress)
+        self._info: EngineInfo | None = None
+        self._ledger: Ledger | None = None
+        self._figures: Figures | None = None
+        self._cached: CachedNames | None = None
+        self._names = NameUnion()
+        self._listener: Listener | None = None
+        self._problem: str | None = None
+        self._wake = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._stopping = False
+        self._heard = 0.0
+        """When vLLM said something last, or was given its first work after having had none."""
+        self._load_sent = float("-inf")
+        self._load_stale = False
+        self._flush_due = False
+
+    # -- life --
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "start() has not returned yet"
+        return self._info
+
+    @property
+    def ledger(self) -> Ledger:
+        """The works; there once `start` has returned."""
+        assert self._ledger is not None, "start() has not returned yet"
+        return self._ledger
+
+    @property
+    def kv(self) -> BlockSpace | None:
+        return self._stage
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """vLLM's engine processes."""
+        return self._loaded.client.pids
+
+    async def start(self) -> EngineInfo:
+        """Load the model. Raises `bad_model`, `bad_setting` or `engine_failed`."""
+        try:
+            await self._loaded.load()
+        except BaseException:
+            await self._loaded.close()
+            raise
+        client, model, stage = self._loaded.client, self._loaded.model, self._stage
+        self._info = EngineInfo(
+            model=model.name,
+            model_hash=model.content_hash,
+            vocab_size=client.vocab_size,
+            context_tokens=client.context_tokens,
+            eos_token_ids=model.eos_token_ids,
+            blocks=client.blocks,
+            layout=client.layout() if stage is None else stage.layout,
+            features=_FEATURES if model.adapters else _FEATURES[1:],
+            adapters=tuple(each.adapter for each in model.adapters),
+        )
+        speculates = self._settings.speculates
+        self._ledger = Ledger(self._info, self._scheduler, client, stage, speculates=speculates)
+        self._figures = Figures(client.blocks)
+        self._cached = CachedNames(client.block_tokens)
+        if stage is not None:
+            stage.on_admitted = self._admitted
+            stage.on_refused = self._refused
+            stage.on_report = self._staged
+            stage.on_lost = self._lost
+        return self._info
+
+    async def run(self, listener: Listener) -> None:
+        """Report until `stop`. Raises `engine_failed`."""
+        assert self._listener is None, "the engine runs already"
+        self._listener = listener
+        try:
+            async with asyncio.TaskGroup() as group:
+                roots = [group.create_task(self._hear(), name="vllm-outputs")]
+                if self._loaded.events is not None:
+                    roots.append(group.create_task(self._hear_names(), name="vllm-events"))
+                await self._serve()
+                for task in roots:
+                    task.cancel()
+        except ExceptionGroup as errors:
+            if errors.split(EngineGone)[1] is not None:
+                raise
+            if not self._stopping:
+                raise self._why() from None
+        finally:
+            self._listener = None
+            self._ended.set()
+
+    def _why(self) -> TandemError:
+        error = self._loaded.why_gone()
+        return TandemError(error.code, self._problem) if self._problem is not None else error
+
+    async def stop(self) -> None:
+        """End `run`, then vLLM's processes."""
+        self._stopping = True
+        self._wake.set()
+        if self._listener is not None:
+            await self._ended.wait()
+        await self._loaded.close()
+
+    # -- commands --
+
+    def submit(self, work: Work) -> None:
+        """Queue a work; see `Ledger.submit` for what it raises."""
+        self.ledger.submit(work, self._clock.now())
+        self._changed()
+
+    def cancel(self, work_id: int, sequence: int | None = None) -> None:
+        self.ledger.cancel(work_id, self._clock.now(), sequence)
+        self._changed()
+
+    def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:
+        self.ledger.provide_first(work_id, sequence, token, self._clock.now(), relay)
+        self._changed()
+
+    def sample_first(self, work_id: int) -> None:
+        self.ledger.sample_first(work_id)
+        self._changed()
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        """Names of all full blocks in vLLM's prefix cache or in the stage."""
+        return self._names.snapshot()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """A new incarnation: handles and leases of the last one are void."""
+        if self._stage is not None:
+            self._stage.begin_epoch(epoch)
+
+    # -- the stage --
+
+    def _admitted(self, work_id: int, params: dict[str, object] | None) -> None:
+        self.ledger.admitted(work_id, params)
+        self._changed()
+
+    def _refused(self, work_id: int, error: TandemError) -> None:
+        self.ledger.refused(work_id, error, self._clock.now())
+        self._changed()
+
+    def _staged(self, report: StepReport) -> None:
+        self._deliver(msgspec.structs.replace(report, kv=self._names.apply(report.kv)))
+
+    def _lost(self, sentence: str) -> None:
+        self._problem = sentence
+        self._wake.set()
+
+    # -- vLLM --
+
+    async def _hear(self) -> None:
+        """Take in what vLLM says; what is there at once becomes one report."""
+        client = self._loaded.client
+        while True:
+            outputs: Any = await client.outputs()
+            while outputs is not None:
+                self._take(outputs)
+                outputs = client.more()
+            self._flush()
+
+    def _take(self, outputs: Any) -> None:
+        assert self._figures is not None
+        now = self._heard = self._clock.now()
+        before = self._figures.step(outputs)
+        for output in outputs.outputs:
+            self.ledger.take(output, now)
+        if outputs.scheduler_stats is not None and before is not None:
+            self.ledger.placed(self._figures.waiting, before, now)
+        self._load_stale = True
+
+    async def _hear_names(self) -> None:
+        """Take in what vLLM says of its prefix cache."""
+        events, cached = self._loaded.events, self._cached
+        assert events is not None
+        assert cached is not None
+        async for batch in events.batches():
+            change = cached.forget() if batch is None else cached.apply(batch)
+            self._deliver(StepReport(kv=self._names.apply(change)))
+
+    async def _serve(self) -> None:
+        """Give vLLM what it is to do, and look after deadlines. Raises `EngineGone`."""
+        client, ledger = self._loaded.client, self.ledger
+        while not self._stopping:
+            self._wake.clear()
+            if self._problem is not None:
+                raise EngineGone
+            self._watch_silence()
+            ledger.look(self._clock.now())
+            while ledger.to_send:
+                order = ledger.to_send.pop(0)
+                order.branch.sent = self._clock.now()
+                await client.add(order.request)
+            if ledger.to_abort:
+                aborts, ledger.to_abort = ledger.to_abort, []
+                await client.abort(aborts)
+            self._flush()
+            await self._idle(ledger.next_look())
+
+    def _watch_silence(self) -> None:
+        """An engine that computes says something after every step."""
+        now, bound = self._clock.now(), self._settings.step_timeout_s
+        if not self.ledger.computing:
+            self._heard = now
+        elif now - self._heard > bound:
+            self._problem = f"vLLM has work and was silent for more than {bound:g} s"
+            raise EngineGone
+
+    async def _idle(self, until: float) -> None:
+        wait_s = min(until - self._clock.now(), self._scheduler.idle_load_every_s)
+        try:
+            async with asyncio.timeout(max(0.0, wait_s)):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    # -- reports --
+
+    def _changed(self) -> None:
+        """A command came: vLLM is told at once, the listener soon."""
+        self._wake.set()
+        self._load_stale = True
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._deliver(self.ledger.outbox.take(NO_CHANGE))
+        if self.ledger.to_send or self.ledger.to_abort:
+            self._wake.set()
+
+    def _deliver(self, report: StepReport | None) -> None:
+        """Give a report to the listener, with the load figures when they are due."""
+        if self._listener is None:
+            return
+        now = self._clock.now()
+        every = self._scheduler.load_every_s if self._load_stale else self._scheduler.idle_load_every_s
+        if now - self._load_sent >= every:
+            self._load_sent, self._load_stale = now, False
+            report = msgspec.structs.replace(report or StepReport(), load=self._load(), **self._counts())
+        if report is not None and report != _NOTHING:
+            self._listener(report)
+
+    def _load(self) -> Load:
+        assert self._figures is not None
+        assert self._cached is not None
+        exported = 0 if self._stage is None else self._stage.books.leases.exported
+        return self._figures.load(self.ledger.runs, len(self._cached), exported)
+
+    def _counts(self) -> dict[str, Any]:
+        """Fields of a report that are for metrics alone."""
+        assert self._figures is not None
+        experts = None if self._stage is None else self._stage.take_balance()
+        return {"speculation": self._figures.take_speculation(), "experts": experts}
+
+
+_NOTHING: Final = StepReport(kv=KvChange())

@@ -1,0 +1,272 @@
+"""The works that vLLM has: what to send it, what its answers mean, when a work is over. Synchronous, no clock.
+
+What has to be done outside is left in `to_send` and `to_abort`, which the shell empties in this order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tandem.core.errors import TandemError
+from tandem.core.request import Branch
+from tandem.engine.admission import refuse_impossible
+from tandem.engine.outbox import Outbox
+from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.vllm.outputs import ended_oddly, new_positions, note_figures
+from tandem.engine.vllm.requests import Request, as_prompted, make_request, owner_of, refuse_under_speculation
+from tandem.engine.vllm.running import BranchRun, WorkRun
+from tandem.engine.vllm.stage import Stage
+from tandem.engine.vllm.stage_params import for_sequence
+from tandem.engine.work_deadlines import WorkDeadlines
+
+
+class Maker(Protocol):
+    """Makes what vLLM's engine process takes; `client.VllmClient` is one."""
+
+    def prepare(self, request: Request, maker: int) -> Any:
+        """Raises `invalid_request`."""
+        ...
+
+    def attach(self, prepared: Any, transfer: Mapping[str, object]) -> None:
+        """Add the connector's parameters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """A request for vLLM."""
+
+    branch: BranchRun
+    request: Any
+
+
+class Ledger:
+    """Owns every work of one engine."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        settings: SchedulerSettings,
+        maker: Maker,
+        stage: Stage | None,
+        *,
+        speculates: bool,
+    ) -> None:
+        self.outbox = Outbox()
+        self.to_send: list[Order] = []
+        self.to_abort: list[str] = []
+        self._info = info
+        self._settings = settings
+        self._maker = maker
+        self._stage = stage
+        self._speculates = speculates
+        self._runs: dict[int, WorkRun] = {}
+        self._later: dict[int, list[Order]] = {}
+        """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
+        self._deadlines = WorkDeadlines(self._runs, settings.queue_s)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def runs(self) -> tuple[WorkRun, ...]:
+        return tuple(self._runs.values())
+
+    @property
+    def computing(self) -> bool:
+        """Whether vLLM has something to compute that waits for nobody else."""
+        return any(
+            branch.sent is not None
+            and not branch.done
+            and (run.work.mode != "decode" or branch.position > branch.forced)
+            for run in self._runs.values()
+            for branch in run.branches.values()
+        )
+
+    # -- commands --
+
+    def submit(self, work: Work, now: float) -> None:
+        """Take a work; see `Engine.submit` for what it raises."""
+        assert work.work_id not in self._runs, f"work {work.work_id} is here already"
+        self._refuse(work)
+        run = WorkRun(work, now, self._info.eos_token_ids)
+        orders = [self._prepared(run, branch) for branch in work.branches]
+        if self._stage is not None:
+            self._stage.open(as_prompted(work), computed_here=work.mode == "local" and not work.private)
+        self._runs[work.work_id] = run
+        self._later[work.work_id] = orders
+        self._deadlines.watch(run, now)
+        if self._stage is None:
+            self._send(orders.pop(0))
+
+    def _prepared(self, run: WorkRun, branch: Branch) -> Order:
+        request = make_request(run.work, branch, run.end_tokens, speculates=self._speculates)
+        return Order(run.branches[branch.sequence], self._maker.prepare(request, run.work_id))
+
+    def _refuse(self, work: Work) -> None:
+        refuse_impossible(work, self._info)
+        if self._stage is None and work.mode != "local":
+            raise TandemError(
+                "invalid_request", "this engine has no stage: its KV cannot be handed over", param="mode"
+            )
+        if len(self._runs) >= self._settings.max_waiting + self._settings.max_sequences:
+            raise TandemError("queue_full", f"{len(self._runs)} works are here already")
+        if work.adapter and work.adapter not in [adapter.name for adapter in self._info.adapters]:
+            raise TandemError("invalid_request", f"adapter {work.adapter!r} is not loaded here", param="adapter")
+        if self._speculates:
+            refuse_under_speculation(work)
+
+    def admitted(self, work_id: int, params: dict[str, object] | None) -> None:
+        """The stage has slots for a work, or has nothing to do with it."""
+        run = self._runs.get(work_id)
+        if run is None:
+            return
+        later = self._later[work_id]
+        together = len(later) if run.work.mode == "decode" else 1
+        orders, self._later[work_id] = later[:together], later[together:]
+        for order in orders:
+            if params is not None:
+                first = order.branch is run.root
+                self._maker.attach(order.request, params if first else for_sequence(params, order.branch.index))
+            self._send(order)
+
+    def refused(self, work_id: int, error: TandemError, now: float) -> None:
+        """The stage could not take a work in time, and has closed it."""
+        if (run := self._runs.get(work_id)) is not None:
+            self._fail(run, error.code, error.message, now)
+
+    def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
+        """Free a work, or one sequence of it."""
+        run = self._runs.get(work_id)
+        if run is None:
+            return
+        if sequence is None:
+            self._end(run, now)
+        elif sequence in run.branches:
+            self._close(run, run.branches[sequence], now)
+
+    def provide_first(self, work_id: int, sequence: int, token: int, now: float, relay: bool) -> None:
+        """The next position of a branch is known. Repeats, and positions drawn here, are ignored."""
+        run = self._runs.get(work_id)
+        branch = run.branches.get(sequence) if run is not None else None
+        if run is None or branch is None or branch.done or run.work.mode != "decode":
+            return
+        if branch.position != branch.forced:
+            return
+        branch.position = position = branch.forced + 1
+        finish, stop_reason = run.finish_of(token, position)
+        run.first_token = run.first_token or now
+        if relay:
+            self.outbox.emitted.append(
+                Emitted(work_id, sequence, position, token, finish, stop_reason, None, relayed=True)
+            )
+        if finish is not None:
+            self._close(run, branch, now)
+        elif self._stage is not None:
+            self._stage.provide_first(work_id, sequence, token)
+
+    def sample_first(self, work_id: int) -> None:
+        """Prefill is lost."""
+        run = self._runs.get(work_id)
+        if run is not None and run.work.mode == "decode" and self._stage is not None:
+            self._stage.sample_first(work_id)
+
+    # -- what vLLM says --
+
+    def take(self, output: Any, now: float) -> None:
+        """One output record of vLLM."""
+        work_id, sequence = owner_of(output.request_id)
+        run = self._runs.get(work_id)
+        branch = run.branches.get(sequence) if run is not None else None
+        if run is None or branch is None or branch.done:
+            return
+        if branch is run.root:
+            note_figures(run, output, self._settings.max_batched_tokens)
+        if output.new_token_ids:
+            self._prompt_computed(run, now)
+        for emitted in new_positions(run, branch, output):
+            self._emit(run, branch, emitted, now)
+        odd = ended_oddly(output)
+        if odd is not None and not branch.done:
+            self._fail(run, "engine_failed", f"vLLM ended the request with {odd!r}", now)
+
+    def _emit(self, run: WorkRun, branch: BranchRun, emitted: Emitted, now: float) -> None:
+        run.first_token = run.first_token or now
+        self.outbox.emitted.append(emitted)
+        if run.work.mode == "prefill":
+            run.first.append((branch.index, emitted.token, emitted.finish))
+            self._close(run, branch, now)
+        elif emitted.finish is not None:
+            self._close(run, branch, now)
+
+    def _prompt_computed(self, run: WorkRun, now: float) -> None:
+        """vLLM has drawn for a work: its prompt is in the prefix cache, where its other branches find it."""
+        if run.prefilled is None:
+            run.prefilled = now
+        for order in self._later.pop(run.work_id, []):
+            self._send(order)
+
+    def placed(self, waiting: int, before: float, now: float) -> None:
+        """So many requests wait for their place in vLLM, of those it was given before a moment."""
+        sent = [
+            run for run in self._runs.values() if run.admitted is None and run.root.sent and run.root.sent < before
+        ]
+        sent.sort(key=lambda run: (-run.work.priority, run.root.sent))
+        for run in sent[: max(0, len(sent) - waiting)]:
+            run.admitted = now
+
+    def look(self, now: float) -> None:
+        """End works whose time is over."""
+        for run, reason in self._deadlines.passed(now):
+            self._fail(run, "deadline_exceeded", reason, now)
+
+    def next_look(self) -> float:
+        """When `look` must be called again; infinity for never."""
+        return self._deadlines.next()
+
+    # -- sending --
+
+    def _send(self, order: Order) -> None:
+        if not order.branch.done:
+            self.to_send.append(order)
+
+    # -- ends --
+
+    def _close(self, run: WorkRun, branch: BranchRun, now: float) -> None:
+        """A branch is over; with the last one the work is."""
+        if branch.done:
+            return
+        branch.done = True
+        run.live -= 1
+        self._abort(branch)
+        if run.live == 0:
+            self._end(run, now)
+
+    def _abort(self, branch: BranchRun) -> None:
+        """vLLM ignores ids of requests that have ended."""
+        unsent = [order for order in self.to_send if order.branch is not branch]
+        if len(unsent) < len(self.to_send):
+            self.to_send = unsent
+        elif branch.sent is not None:
+            self.to_abort.append(branch.request_id)
+
+    def _end(self, run: WorkRun, now: float) -> None:
+        del self._runs[run.work_id]
+        self._later.pop(run.work_id, None)
+        for branch in run.branches.values():
+            if not branch.done:
+                branch.done = True
+                self._abort(branch)
+        staged = fetched = 0
+        if self._stage is not None:
+            sources = self._stage.sources(run.work_id)
+            staged, fetched = sources.staged, sources.fetched
+            if len(run.first) == len(run.branches):
+                self._stage.first_sampled(run.work_id, FirstTokens(tuple(sorted(run.first))))
+            self._stage.close(run.work_id)
+        self.outbox.end(run.work_id, run.stats(now, staged, fetched))
+
+    def _fail(self, run: WorkRun, code: str, message: str, now: float) -> None:
+        self.outbox.fail(run.work_id, code, message)
+        self._end(run, now)

@@ -1,0 +1,60 @@
+"""From vLLM's output records to positions. The records are taken by their fields; nothing of vLLM is imported."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tandem.core.messages import Alternative, TokenLogprob
+from tandem.engine.protocol import Emitted
+from tandem.engine.vllm.running import BranchRun, WorkRun
+
+_SCHEDULED: Final = 2
+_PREEMPTED: Final = 3
+_STOP_KINDS: Final = (0, 1)
+"""vLLM's finish reasons `stop` and `length`; the others are no ordinary ends."""
+
+
+def note_figures(run: WorkRun, output: Any, batched_tokens: int) -> None:
+    """What an output of the request that computes the prompt says of how it went."""
+    for happened in output.events or ():
+        if happened.type == _SCHEDULED:
+            run.admitted = happened.timestamp
+        elif happened.type == _PREEMPTED:
+            run.preemptions += 1
+    stats = output.prefill_stats
+    if stats is not None and run.prefilled is None:
+        run.tokens_computed = stats.num_computed_tokens
+        run.tokens_reused = stats.num_local_cached_tokens
+        run.tokens_loaded = stats.num_external_cached_tokens
+        # vLLM does not tell in how many pieces it computed a prompt; in fewer it cannot have been.
+        run.chunks = -(-stats.num_computed_tokens // batched_tokens)
+
+
+def new_positions(run: WorkRun, branch: BranchRun, output: Any) -> Iterator[Emitted]:
+    """The positions that are new to whoever gave the work, in order, up to one that ends the branch."""
+    wanted = run.work.sampling.logprobs
+    for index, token in enumerate(output.new_token_ids):
+        branch.drawn += 1
+        position = branch.base + branch.drawn
+        if position <= branch.position:
+            continue
+        branch.position = position
+        finish, stop_reason = run.finish_of(token, position)
+        logprob = None if wanted is None else logprob_of(output.new_logprobs, index, wanted)
+        yield Emitted(run.work_id, branch.index, position, token, finish, stop_reason, logprob)
+        if finish is not None:
+            return
+
+
+def logprob_of(found: Any, row: int, wanted: int) -> TokenLogprob | None:
+    """The drawn token's log-probability is the first of its row, the likeliest tokens follow."""
+    if found is None:
+        return None
+    tokens, values = found.logprob_token_ids[row], found.logprobs[row]
+    top = tuple(Alternative(int(tokens[at]), float(values[at])) for at in range(1, min(wanted + 1, len(tokens))))
+    return TokenLogprob(float(values[0]), top)
+
+
+def ended_oddly(output: Any) -> str | None:
+    """Why vLLM ended a request that we did not expect to end; None for one that goes on or ended in order."""
+    reason = output.finish_reason
+    return None if reason is None or int(reason) in _STOP_KINDS else str(reason)

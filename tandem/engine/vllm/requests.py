@@ -1,0 +1,213 @@
+"""From a branch of a work to one vLLM request. Pure; imports no vLLM.
+
+Output that came with a work (`Branch.forced`) is taken up again in one of two ways. Where nothing but the tokens
+matters, it becomes a part of vLLM's prompt: computed at once, or found in the prefix cache. Where vLLM keeps state
+along the output (a grammar, penalties that count output), the prompt stays the prompt and a logits processor makes
+vLLM draw the known tokens again, one step each.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from tandem.core.errors import TandemError
+from tandem.core.kv import pack_tokens
+from tandem.core.request import Branch, Grammar, Sampling
+from tandem.engine.protocol import Work
+
+DRAW: Final = "tandem"
+"""Our entry among a request's `extra_args`: a `Draw` as a list, read by the logits processors."""
+
+TEMPERATURE_MIN: Final = 0.01
+"""vLLM's own; below it lies only greedy sampling."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the logits processors know of a request. `base` output positions lie in the prompt already."""
+
+    work: int
+    sequence: int
+    seed: int
+    base: int
+    top_k: int
+    top_p: float
+    forced: tuple[int, ...] = ()
+    awaits_first: bool = False
+    """The position after the forced ones is provided (see `forced_tokens.py`), or drawn where it is not."""
+
+    def packed(self) -> list[object]:
+        """The form in which it travels; see `unpacked`."""
+        numbers = (self.work, self.sequence, self.seed, self.base, self.top_k, self.top_p)
+        return [*numbers, list(self.forced), self.awaits_first]
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[Any]) -> "Draw":
+        work, sequence, seed, base, top_k, top_p, forced, awaits_first = packed
+        return cls(work, sequence, seed, base, top_k, top_p, tuple(forced), awaits_first)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One vLLM request. Its i-th output token, from 1, is position `base + i` of the branch."""
+
+    request_id: str
+    tokens: bytes
+    """The prompt as vLLM is to see it, packed."""
+    base: int
+    sampling: dict[str, object]
+    """Keyword arguments of vLLM's `SamplingParams`."""
+    grammar: dict[str, object] | None
+    """Keyword arguments of its `StructuredOutputsParams`."""
+    cache_salt: str
+    priority: int
+    adapter: str
+
+
+def request_id(work_id: int, sequence: int) -> str:
+    return f"{work_id}.{sequence}"
+
+
+def owner_of(request: str) -> tuple[int, int]:
+    """Work id and sequence behind a vLLM request id."""
+    work, _, sequence = request.partition(".")
+    return int(work), int(sequence)
+
+
+def keeps_state(work: Work) -> bool:
+    """Whether drawing depends on which tokens are output, and not only on all tokens so far.
+
+    A repetition penalty does not: it counts prompt and output alike.
+    """
+    sampling = work.sampling
+    return work.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def draws_again(work: Work) -> bool:
+    """Whether forced tokens are drawn again instead of being put into the prompt, which all branches share."""
+    return keeps_state(work) or len(work.branches) > 1
+
+
+def as_prompted(work: Work) -> Work:
+    """The work as vLLM and the stage see it: its prompt is what vLLM gets, and nothing is forced."""
+    prompt = work.prompt if draws_again(work) else work.prompt + pack_tokens(work.branches[0].forced)
+    branches = tuple(msgspec.structs.replace(branch, forced=()) for branch in work.branches)
+    return replace(work, prompt=prompt, branches=branches)
+
+
+def refuse_under_speculation(work: Work) -> None:
+    """Raise `unsupported_parameter` for what vLLM cannot do while it speculates, because that excludes logits
+    processors."""
+    sampling, resumed = work.sampling, any(branch.forced for branch in work.branches)
+    for name, present in (("min_p", sampling.min_p > 0), ("logit_bias", bool(sampling.logit_bias))):
+        if present:
+            raise _unsupported(name, f"{name} cannot be used with speculative decoding on vLLM")
+    if draws_again(work) and (resumed or work.mode == "decode"):
+        raise _unsupported(
+            "speculation",
+            "a request with penalties, a grammar or several choices cannot be taken over by vLLM while it speculates",
+        )
+
+
+def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], *, speculates: bool) -> Request:
+    """The vLLM request of one branch. Raises `invalid_request`, `unsupported_parameter`."""
+    again = draws_again(work)
+    base = 0 if again else len(branch.forced)
+    limit = len(branch.forced) + 1 if work.mode == "prefill" else work.stopping.max_tokens
+    most = limit - base
+    sampling: dict[str, object] = {
+        **_drawing(work.sampling),
+        "max_tokens": most,
+        "min_tokens": max(0, min(work.stopping.min_tokens - base, most)),
+        "stop_token_ids": list(end_tokens),
+        # The model's end tokens are among ours when the work wants them to count.
+        "ignore_eos": True,
+        "logprobs": work.sampling.logprobs,
+        "detokenize": False,
+    }
+    if speculates:
+        # vLLM draws by itself, and without a seed: its CPU build dies when a seeded prompt is computed in chunks.
+        sampling |= {"top_k": work.sampling.top_k, "top_p": work.sampling.top_p}
+    else:
+        sampling["extra_args"] = {DRAW: _draw(work, branch, base, again).packed()}
+    return Request(
+        request_id=request_id(work.work_id, branch.sequence),
+        tokens=as_prompted(work).prompt,
+        base=base,
+        sampling=sampling,
+        grammar=None if work.grammar is None else structured(work.grammar),
+        cache_salt=cache_salt(work),
+        priority=-work.priority,
+        adapter=work.adapter,
+    )
+
+
+def cache_salt(work: Work) -> str:
+    """What keeps tenants and adapters apart in vLLM's prefix cache; a private work has one of its own."""
+    return f"private-{work.work_id}" if work.private else work.root.hex()
+
+
+def root_of(salt: str) -> bytes | None:
+    """The root name a cache salt stands for; None for that of a private work."""
+    try:
+        return bytes.fromhex(salt)
+    except ValueError:
+        return None
+
+
+def structured(grammar: Grammar) -> dict[str, object]:
+    """Raises `invalid_request` for an unknown kind and for choices that are no list of strings."""
+    match grammar.kind:
+        case "json":
+            return {"json": grammar.text} if grammar.text else {"json_object": True}
+        case "regex":
+            return {"regex": grammar.text}
+        case "choice":
+            return {"choice": _choices(grammar.text)}
+        case "ebnf":
+            return {"grammar": grammar.text}
+    raise TandemError("invalid_request", f"there is no kind of grammar called {grammar.kind!r}", param="grammar")
+
+
+def _choices(text: str) -> list[str]:
+    try:
+        choices = json.loads(text)
+    except ValueError:
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise TandemError("invalid_request", "choices must be a JSON list of strings, and not empty", param="grammar")
+    return choices
+
+
+def _drawing(sampling: Sampling) -> dict[str, object]:
+    """Everything up to top-k, top-p and the draw itself, which the processors do."""
+    warm = sampling.temperature > 0
+    return {
+        "temperature": max(sampling.temperature, TEMPERATURE_MIN) if warm else 0.0,
+        "min_p": sampling.min_p if warm else 0.0,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": dict(sampling.logit_bias) or None,
+    }
+
+
+def _draw(work: Work, branch: Branch, base: int, again: bool) -> Draw:
+    sampling = work.sampling
+    return Draw(
+        work.work_id,
+        branch.sequence,
+        branch.seed,
+        base,
+        sampling.top_k,
+        sampling.top_p,
+        branch.forced if again else (),
+        awaits_first=work.mode == "decode",
+    )
+
+
+def _unsupported(param: str, problem: str) -> TandemError:
+    return TandemError("unsupported_parameter", problem, param=param)

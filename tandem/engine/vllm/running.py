@@ -1,0 +1,92 @@
+"""A work while vLLM has it: which positions its branches have come to, and its figures. No vLLM, no I/O."""
+
+from tandem.core.request import Branch
+from tandem.engine.protocol import Work, WorkStats
+from tandem.engine.vllm.requests import draws_again, request_id
+
+_REASONS_MAX = 16
+
+
+class BranchRun:
+    """One branch. `position` is the last output position that is known here, `drawn` counts vLLM's tokens."""
+
+    __slots__ = ("base", "done", "drawn", "forced", "index", "position", "request_id", "sent")
+
+    def __init__(self, work: Work, branch: Branch) -> None:
+        self.index = branch.sequence
+        self.request_id = request_id(work.work_id, branch.sequence)
+        self.forced = len(branch.forced)
+        self.base = 0 if draws_again(work) else self.forced
+        self.position = self.forced
+        self.drawn = 0
+        self.sent: float | None = None
+        """When its request was given to vLLM."""
+        self.done = False
+
+
+class WorkRun:
+    """One work."""
+
+    def __init__(self, work: Work, now: float, eos_token_ids: tuple[int, ...]) -> None:
+        self.work = work
+        self.work_id = work.work_id
+        stopping = work.stopping
+        eos = () if stopping.ignore_eos else eos_token_ids
+        self.end_tokens = tuple(dict.fromkeys((*eos, *stopping.stop_token_ids)))
+        self._ends = frozenset(self.end_tokens)
+        self._stop_tokens = frozenset(stopping.stop_token_ids)
+        self.branches = {branch.sequence: BranchRun(work, branch) for branch in work.branches}
+        self.root = next(iter(self.branches.values()))
+        """The branch whose request computes the prompt."""
+        self.live = len(self.branches)
+        self.first: list[tuple[int, int, str | None]] = []
+        """What prefill drew: (sequence, token, finish)."""
+        self.queued = now
+        self.admitted: float | None = None
+        self.prefilled: float | None = None
+        self.first_token: float | None = None
+        self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
+        self.chunks = self.preemptions = 0
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.work.prompt) // 4
+
+    def finish_of(self, token: int, position: int) -> tuple[str | None, int | None]:
+        """(finish, stop reason) that `token` at output `position` brings; the rule of every engine."""
+        if position > self.work.stopping.min_tokens and token in self._ends:
+            return "stop", (token if token in self._stop_tokens else None)
+        if position >= self.work.stopping.max_tokens:
+            return "length", None
+        return None, None
+
+    def explain(self, reason: str) -> None:
+        if len(self._reasons) < _REASONS_MAX:
+            self._reasons[reason] = None
+
+    def stats(self, now: float, staged: int = 0, fetched: int = 0) -> WorkStats:
+        """`staged` tokens were in the stage before, `fetched` came into it from elsewhere.
+
+        vLLM counts what it hoped to load; what did not come it computed.
+        """
+        loaded = min(self.tokens_loaded, staged + fetched)
+        pulled = min(fetched, loaded)
+        reused = self.tokens_reused + loaded - pulled
+        computed = self.tokens_computed + self.tokens_loaded - loaded
+        if self.prefilled is not None and computed == 0 and self.work.mode != "decode":
+            # The last token of a prompt that was all there is computed again all the same.
+            computed, reused, pulled = 1, reused - (reused > 0), pulled - (reused == 0)
+        return WorkStats(
+            tokens_computed=computed,
+            tokens_reused=reused,
+            tokens_pulled=pulled,
+            submitted=self.queued,
+            admitted=self.admitted,
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            finished=now,
+            chunks=self.chunks,
+            preemptions=self.preemptions,
+            reasons=tuple(self._reasons),
+        )

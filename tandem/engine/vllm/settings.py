@@ -1,0 +1,115 @@
+"""Settings of vLLM as the engine. Nothing here imports vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tandem.core.errors import TandemError
+
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+CPU_BLOCK_TOKENS: Final = 32
+"""vLLM's CPU kernels pack whole blocks of a multiple of so many tokens."""
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """Over how many ranks one worker spreads the model. `expert` shards MoE layers by expert instead of by column."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "data"):
+            count = getattr(self, name)
+            if count < 1:
+                raise TandemError("bad_setting", f"{name} = {count}: expected at least 1", param=name)
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """What to load and how to run it. `bad_setting` errors name these fields.
+
+    How much runs at once is in `SchedulerSettings`, as for every engine.
+    """
+
+    model: str = "demo"
+    """`demo`, a model directory or a hub id."""
+    name: str | None = None
+    """What clients call the model; by default the directory's name or the hub id."""
+    dtype: str = "auto"
+    block_tokens: int | None = None
+    """By default 32 on a CPU and 16 elsewhere."""
+    blocks: int | None = None
+    """Number of KV blocks; overrides `kv_memory_bytes`."""
+    kv_memory_bytes: int | None = None
+    """KV memory of vLLM itself; by default 1 GiB on a CPU, elsewhere `gpu_memory_share` of the device."""
+    gpu_memory_share: float = 0.9
+    context_tokens: int | None = None
+    """Serve at most this context (vLLM's `max_model_len`)."""
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    quantization: str | None = None
+    """One of vLLM's methods; by default what the checkpoint says."""
+    kv_dtype: str = "auto"
+    adapters: tuple[str, ...] = ()
+    """Directories of LoRA adapters; each is served under the directory's name, or as `NAME=DIRECTORY` says."""
+    adapter_rank_max: int = 16
+    ngram_tokens: int = 0
+    """Speculate so many tokens at a time by looking for what follows earlier in the text; 0 does not."""
+    ngram_lookup: int = 4
+    """The longest run of tokens that is looked for."""
+    eager: bool | None = None
+    """Without compiling the model: starts in seconds. By default on a CPU, where compiling gains little."""
+    threads: int | None = None
+    """Threads of each rank on a CPU; by default one less than the cores this process may use, at least one."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """More of vLLM's engine arguments, as on its command line but with underscores; see `extra_args.py`."""
+    cache: Path | None = None
+    """Where hub downloads go; by default the hub's own place."""
+    directory: str | None = None
+    """Where the sockets of its processes are made; None is the system's place for temporary files."""
+    start_timeout_s: float = 600.0
+    step_timeout_s: float = 120.0
+    """How long the engine may be silent while it has work before it counts as failed."""
+
+    def __post_init__(self) -> None:
+        self._require("dtype", self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
+        self._require("kv_dtype", self.kv_dtype in KV_DTYPES, f"one of {', '.join(KV_DTYPES)}")
+        self._require("device", self.device in ("cpu", "cuda"), "cpu or cuda")
+        for name in ("block_tokens", "blocks", "kv_memory_bytes", "context_tokens", "threads"):
+            value = getattr(self, name)
+            self._require(name, value is None or value >= 1, "at least 1")
+        for name in ("adapter_rank_max", "ngram_lookup"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("ngram_tokens", self.ngram_tokens >= 0, "0 or more")
+        self._require("gpu_memory_share", 0 < self.gpu_memory_share <= 1, "above 0 and at most 1")
+        for name in ("start_timeout_s", "step_timeout_s"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        if self.device == "cpu":
+            fits = self.block_tokens is None or self.block_tokens % CPU_BLOCK_TOKENS == 0
+            self._require("block_tokens", fits, f"a multiple of {CPU_BLOCK_TOKENS} on a CPU")
+
+    @property
+    def block_size(self) -> int:
+        return self.block_tokens or (CPU_BLOCK_TOKENS if self.device == "cpu" else 16)
+
+    @property
+    def runs_eager(self) -> bool:
+        return self.device == "cpu" if self.eager is None else self.eager
+
+    @property
+    def speculates(self) -> bool:
+        return self.ngram_tokens > 0
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise TandemError("bad_setting", f"{name} = {getattr(self, name)!r}: expected {what}", param=name)

@@ -1,0 +1,1 @@
+"""A fleet simulated step by step: the bench on which routing policies compete."""

@@ -1,0 +1,216 @@
+"""The simulation: requests arrive, are placed, prefilled, handed over, decoded; events in order of virtual time.
+
+Deterministic: events of the same instant keep the order in which they were scheduled.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.fleetsim.figures import RunFigures, StageFigures, run_figures, stage_figures
+from tandem.fleetsim.job import Job
+from tandem.fleetsim.router import Decider, Knowledge
+from tandem.fleetsim.worker import Worker
+from tandem.fleetsim.worker_settings import WorkerSettings
+from tandem.fleetsim.workload import Request, Stage, Workload
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """`roles` by worker: `unified`, `prefill` or `decode`. Blocks travel at `transfer_tokens_per_s` between any two
+    workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides."""
+
+    roles: tuple[str, ...]
+    worker: WorkerSettings
+    transfer_tokens_per_s: float = 150_000.0
+    transfer_s: float = 0.002
+    event_s: float = 0.002
+
+
+DeciderOf = Callable[[Knowledge], Decider]
+
+
+class Fleet:
+    """One run. `run` may be called once."""
+
+    def __init__(self, settings: FleetSettings, decider_of: DeciderOf) -> None:
+        self._settings = settings
+        self.workers = tuple(
+            Worker(number, role, settings.worker, self) for number, role in enumerate(settings.roles)
+        )
+        self.knowledge = Knowledge(self.workers, settings.event_s)
+        self._decider = decider_of(self.knowledge)
+        self._heap: list[tuple[float, int, int, Callable[[float], None] | None]] = []
+        self._scheduled: list[float | None] = [None] * len(self.workers)
+        self._order = 0
+        self._in_flight = 0
+        self._out = [0.0] * len(self.workers)
+        self._in = [0.0] * len(self.workers)
+        self.kept: dict[int, Job] = {}
+        """By request number, prefill jobs whose blocks are being transferred."""
+
+    def run(self, workload: Workload, check_every: int = 0) -> RunFigures:
+        """Play all stages. With `check_every` the books are checked after so many events."""
+        now, told, reported = 0.0, list[StageFigures](), list[Request]()
+        for stage in workload.stages:
+            end_s = self._play(stage, now, workload.in_flight_max, check_every)
+            if not stage.warm_up:
+                told.append(stage_figures(stage, now))
+                reported += stage.requests
+            now = end_s + workload.pause_s
+        work_s = {
+            role: [worker.work_s for worker in self.workers if worker.role == role]
+            for role in dict.fromkeys(self._settings.roles)
+        }
+        return run_figures(told, reported, work_s, sum(worker.preemptions for worker in self.workers), now)
+
+    def check(self) -> None:
+        """Assert every worker's invariants."""
+        for worker in self.workers:
+            mine = [job for job in self.kept.values() if job.request.prefill == worker.index]
+            worker.check(mine)
+
+    # ---- the loop ----
+
+    def _play(self, stage: Stage, begin_s: float, in_flight_max: int, check_every: int) -> float:
+        """Until every request of the stage has ended; gives when."""
+        heap, events, now, left = self._heap, 0, begin_s, len(stage.requests)
+        arrivals = iter(stage.requests)
+        coming = next(arrivals, None)
+        while left:
+            room = self._in_flight < in_flight_max
+            if coming is not None and room and (not heap or max(now, begin_s + coming.arrival_s) <= heap[0][0]):
+                coming.arrival_s = now = max(now, begin_s + coming.arrival_s)
+                self._in_flight += 1
+                self._arrive(coming)
+                coming = next(arrivals, None)
+            else:
+                before = self._in_flight
+                now = self._next_event()
+                left -= before - self._in_flight
+            events += 1
+            if check_every and events % check_every == 0:
+                self.check()
+        return now
+
+    def _next_event(self) -> float:
+        at, _, number, action = heapq.heappop(self._heap)
+        if action is not None:
+            action(at)
+        elif self._scheduled[number] == at:
+            worker = self.workers[number]
+            self._scheduled[number] = None
+            if worker.due == at:
+                worker.advance()
+            self._schedule(worker)
+        return at
+
+    def _schedule(self, worker: Worker) -> None:
+        due = worker.due
+        if due is not None and self._scheduled[worker.index] != due:
+            self._scheduled[worker.index] = due
+            self._order += 1
+            heapq.heappush(self._heap, (due, self._order, worker.index, None))
+
+    def _at(self, at: float, action: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at, self._order, -1, action))
+
+    # ---- the life of a request ----
+
+    def _arrive(self, request: Request) -> None:
+        now = request.arrival_s
+        self.knowledge.renew(now)
+        request.decode, request.prefill = self._decider.place(request, now)
+        if request.prefill < 0:
+            self._submit(Job(request, prefill_only=False, handed_over=False), request.decode, now)
+        else:
+            self._submit(Job(request, prefill_only=True, handed_over=False), request.prefill, now)
+
+    def _submit(self, job: Job, number: int, now: float) -> None:
+        worker = self.workers[number]
+        worker.submit(job, now)
+        self._schedule(worker)
+
+    # ---- tandem.fleetsim.worker.Listener ----
+
+    def first_token(self, job: Job, now: float) -> None:
+        job.request.first_s = now
+        self._decider.first_token(job.request, now)
+
+    def finished(self, job: Job, now: float) -> None:
+        request = job.request
+        if job.left == 0:
+            job.keeps = False
+            request.end_s = now
+            self._in_flight -= 1
+            self._decider.finished(request, now)
+        elif job.prefill_only:
+            self._hand_over(job, now)
+
+    def blocks(self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float) -> None:
+        self.knowledge.heard(worker, tier, stored, removed, now)
+
+    def wake_at(self, worker: int, at: float, action: Callable[[float], None]) -> None:
+        def then(now: float) -> None:
+            action(now)
+            self._schedule(self.workers[worker])
+
+        self._at(at, then)
+
+    def offer(self, worker: int, request: Request, blocks: int, now: float) -> tuple[int, float]:
+        """What a worker could fetch of others beyond its first so many blocks: (up to which, when it would be there);
+        nothing when the sources have lost it."""
+        for source, _ in request.sources:
+            have = self._leading(source, request)
+            if have > blocks:
+                tokens = request.leading(have) - request.leading(blocks)
+                begin = max(now, self._out[source], self._in[worker])
+                return have, begin + self._settings.transfer_s + tokens / self._settings.transfer_tokens_per_s
+        return blocks, now
+
+    def fetch(self, worker: int, request: Request, blocks: int, now: float) -> None:
+        """Carry out what was offered."""
+        source = next(source for source, _ in request.sources if self._leading(source, request) > blocks)
+        have, at = self.offer(worker, request, blocks, now)
+        begin = max(now, self._out[source], self._in[worker])
+        self._out[source] = self._in[worker] = at
+        self._decider.transferred(request, request.leading(have) - request.leading(blocks), at - begin)
+
+    def _leading(self, worker: int, request: Request) -> int:
+        """Leading blocks that a worker has, wherever."""
+        holder = self.workers[worker]
+        return holder.leading(request.blocks)
+
+    def _hand_over(self, job: Job, now: float) -> None:
+        """Blocks have travelled since they were computed; what is left of that, or the last chunk, is waited for."""
+        request, settings = job.request, self._settings
+        decode = self.workers[request.decode]
+        held = request.leading(decode.pool.leading(request.blocks))
+        tokens = request.input_tokens - held
+        rate = settings.transfer_tokens_per_s
+        begin = max(request.begun_s, self._out[request.prefill], self._in[request.decode])
+        last_chunk_s = min(tokens, settings.worker.max_batched_tokens) / rate
+        end = max(begin + tokens / rate, now + last_chunk_s)
+        self._out[request.prefill] = self._in[request.decode] = end
+        self.kept[request.number] = job
+
+        def arrived(at: float) -> None:
+            del self.kept[request.number]
+            prefill = self.workers[request.prefill]
+            prefill.release_kept(job, at)
+            self._schedule(prefill)
+            self._decider.transferred(request, tokens, end - begin)
+            self._submit(Job(request, prefill_only=False, handed_over=True), request.decode, at)
+
+        self._at(end + settings.transfer_s, arrived)
+
+
+def simulate(settings: FleetSettings, decider_of: DeciderOf, workload: Workload) -> RunFigures:
+    """Play a workload through a fleet once."""
+    return Fleet(settings, decider_of).run(workload)
+
+
+def roles(unified: int = 0, prefill: int = 0, decode: int = 0) -> tuple[str, ...]:
+    """So many workers of each kind."""
+    return ("unified",) * unified + ("prefill",) * prefill + ("decode",) * decode

@@ -1,0 +1,164 @@
+"""The router's own placement at work in a simulated fleet: policy, cost model and worker views as they are.
+
+What the fleet and dispatch of a real router do around a policy is done here in their order: views take load figures
+when they come, attempts are noted when sent, when their first token comes and when they end, and the cost model hears
+of loads, prompts, pulls and answers from what workers report.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from router.placement import CostModel, Placement, PlacementRequest, Unplaced, Work, WorkerView, make_policy
+from router.settings import CostPriors, PlacementSettings
+from tandem.core.entropy import SeededEntropy
+from tandem.core.kv import Layout
+from tandem.core.messages import Load, TierCost
+from tandem.core.spans import Attribute, Span
+from tandem.fleetsim.router import Knowledge
+from tandem.fleetsim.worker import Worker
+from tandem.fleetsim.workload import Request
+
+_MODEL: Final = "m"
+_ROOT: Final = b"r" * 16
+_LOAD_LAG_S: Final = 0.15
+"""`router.settings.FleetSettings.load_lag_s`."""
+
+
+@dataclass(frozen=True)
+class OursSettings:
+    """`token_bytes` is what a token's KV takes, `context_tokens` the longest sequence workers take. A real router
+    refuses where all workers have `sequences_per_worker_max` sequences; here nobody does, as peers do not."""
+
+    token_bytes: int
+    context_tokens: int = 1 << 20
+    placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
+    priors: CostPriors = field(default_factory=CostPriors)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    asked: PlacementRequest
+    placement: Placement
+    decode: Work
+    prefill: Work | None
+    alone: bool
+    prompts: int
+
+
+class OursDecider:
+    """`tandem.fleetsim.router.Decider`."""
+
+    def __init__(self, knowledge: Knowledge, settings: OursSettings, seed: int) -> None:
+        self._knowledge = knowledge
+        self._settings = settings
+        self._policy = make_policy(settings.placement, SeededEntropy(seed, "placement"))
+        self._costs = CostModel(settings.priors)
+        self._views = tuple(_view(worker, knowledge.ids[worker.index], settings) for worker in knowledge.workers)
+        self._loads: list[Load] = [worker.load for worker in knowledge.workers]
+        self._attempts: dict[int, _Attempt] = {}
+
+    def place(self, request: Request, now: float) -> tuple[int, int]:
+        self._take_loads(now)
+        names = self._knowledge.names(request)
+        asked = PlacementRequest(
+            model=_MODEL,
+            prompt_tokens=request.input_tokens,
+            sequences=1,
+            max_tokens=request.max_tokens,
+            held=self._knowledge.index.longest(names),
+            names={_ROOT: names},
+            request_id=str(request.number),
+        )
+        placement = self._policy.choose(asked, self._views, self._costs, self._settings.placement, None, now)
+        assert not isinstance(placement, Unplaced), f"request {request.number}: {placement.reasons}"
+        self._policy.placed(asked, placement, now)
+        return self._sent(request, asked, placement, now)
+
+    def first_token(self, request: Request, now: float) -> None:
+        attempt = self._attempts[request.number]
+        if attempt.prefill is None:
+            view = self._views[request.decode]
+            attempt.decode = view.computed(attempt.decode)
+        else:
+            view = self._views[request.prefill]
+            view.released(attempt.prefill)
+        alone = attempt.alone and view.prompts == attempt.prompts and request.fetched == 0
+        spans = (_prefill_span(request, now),)
+        self._costs.observe_spans(view.worker_id, spans, alone=alone)
+
+    def finished(self, request: Request, now: float) -> None:
+        attempt = self._attempts.pop(request.number)
+        self._views[request.decode].released(attempt.decode)
+        self._policy.ended(attempt.asked, attempt.placement, request.output_tokens, now)
+        self._costs.observe_answer(request.max_tokens, request.output_tokens)
+
+    def transferred(self, request: Request, tokens: int, seconds: float) -> None:
+        if tokens > 0 and seconds > 0:
+            moved = tokens * self._settings.token_bytes
+            attributes: dict[str, Attribute] = {"bytes": moved, "gb_per_s": moved / seconds / 1e9}
+            worker_id = self._views[request.decode].worker_id
+            self._costs.observe_spans(worker_id, (_span("kv.pull", 0.0, seconds, attributes),))
+
+    def _take_loads(self, now: float) -> None:
+        """Figures that are new since the last decision."""
+        for number, worker in enumerate(self._knowledge.workers):
+            if worker.load is not self._loads[number]:
+                self._loads[number] = load = worker.load
+                view = self._views[number]
+                view.loaded(load, now, _LOAD_LAG_S)
+                self._costs.observe_load(view.worker_id, load, view.attended_tokens)
+
+    def _sent(self, request: Request, asked: PlacementRequest, placement: Placement, now: float) -> tuple[int, int]:
+        numbers = self._knowledge.numbers
+        decode = numbers[placement.decode]
+        prefill = -1 if placement.prefill is None else numbers[placement.prefill]
+        computing = self._views[decode if prefill < 0 else prefill]
+        alone = computing.queued_prompt_tokens == 0 and computing.prompt_tokens_in_flight == 0
+        on_decode, on_prefill = placement.work(1)
+        self._views[decode].submitted(now, on_decode)
+        if on_prefill is not None:
+            self._views[prefill].submitted(now, on_prefill)
+        self._attempts[request.number] = _Attempt(asked, placement, on_decode, on_prefill, alone, computing.prompts)
+        request.sources = tuple((numbers[source.holder], source.blocks) for source in placement.sources)
+        return decode, prefill
+
+
+def ours(settings: OursSettings, seed: int) -> Callable[[Knowledge], OursDecider]:
+    """For one run."""
+    return lambda knowledge: OursDecider(knowledge, settings, seed)
+
+
+def _view(worker: Worker, worker_id: str, settings: OursSettings) -> WorkerView:
+    size = worker.settings.block_tokens
+    layout = Layout("simulated", "plain", "u8", 1, 1, size, 1, settings.token_bytes // 2)
+    tiers = tuple(
+        TierCost(tier.name, tier.tokens // size, tier.tokens_per_s * settings.token_bytes, tier.latency_s)
+        for tier in worker.settings.tiers
+    )
+    return WorkerView(
+        worker_id=worker_id,
+        epoch=1,
+        role=worker.role,
+        model=_MODEL,
+        revision="",
+        pairing=0,
+        root=_ROOT,
+        layout=layout,
+        blocks=worker.blocks,
+        context_tokens=settings.context_tokens,
+        load=worker.load,
+        tiers=tiers,
+    )
+
+
+def _prefill_span(request: Request, now: float) -> Span:
+    attributes: dict[str, Attribute] = {
+        "tokens_computed": request.computed,
+        "tokens_reused": request.reused + request.fetched,
+    }
+    return _span("prefill", request.begun_s, now, attributes)
+
+
+def _span(name: str, start_s: float, end_s: float, attributes: dict[str, Attribute]) -> Span:
+    return Span("", "", "", name, "worker", start_s, end_s, attributes)

@@ -1,0 +1,60 @@
+"""What a peer's policy is asked, and the shape they all have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Seen:
+    """One candidate as its router sees it. `in_flight` and `prefill_tokens` it counts itself: requests it sent that
+    have not ended, and their uncached prompt tokens while no first token has come; `waiting` and `kv_usage` (a share)
+    it scrapes. `hbm`, `dram` and `nvme` are leading prompt tokens by where they are, as told by block events."""
+
+    in_flight: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prefill_tokens: int = 0
+    hbm: int = 0
+    dram: int = 0
+    nvme: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Leading prompt tokens in whatever tier."""
+        return self.hbm + self.dram + self.nvme
+
+
+@dataclass(slots=True)
+class PeerAsk:
+    """One request and its candidates. A choice is a position in `seen`."""
+
+    number: int
+    blocks: Sequence[int]
+    block_tokens: int
+    input_tokens: int
+    seen: Sequence[Seen]
+    now: float = 0.0
+
+    def tokens(self, blocks: int) -> int:
+        """In the first so many blocks."""
+        return min(blocks * self.block_tokens, self.input_tokens)
+
+
+class Peer:
+    """A policy over a fixed pool of candidates. What it does not need it does not override."""
+
+    def choose(self, ask: PeerAsk) -> int:
+        """The candidate for a request, which is sent there in any case."""
+        raise NotImplementedError
+
+    def first_token(self, number: int, chosen: int) -> None:
+        """The prompt of request `number` has been computed."""
+
+    def finished(self, number: int, chosen: int) -> None:
+        """The request has ended."""
+
+
+def least(costs: Sequence[float]) -> list[int]:
+    """All positions with the least cost."""
+    best = min(costs)
+    return [position for position, cost in enumerate(costs) if cost == best]

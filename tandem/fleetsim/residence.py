@@ -1,0 +1,58 @@
+"""Jobs and the pool: who has which blocks, what becomes of them when a job ends or has to give way."""
+
+from tandem.fleetsim.job import Job
+from tandem.fleetsim.pool import Pool
+
+
+def take_room(pool: Pool, job: Job, spare: int) -> int | None:
+    """Pin the prompt's leading blocks that are here and reserve the rest, leaving `spare` tokens free. Gives the
+    number of those blocks; None, and nothing has changed, when there is no room."""
+    request = job.request
+    here = pool.leading(request.blocks)
+    names = request.blocks[:here]
+    shared = request.leading(here)
+    if job.total - shared + pool.unused_tokens(names) + spare > pool.free:
+        return None
+    pool.pin(names)
+    job.pinned, job.published = names, here
+    job.private = job.total - shared
+    pool.reserve(job.private)
+    return here
+
+
+def publish(pool: Pool, job: Job, known: int) -> list[int]:
+    """Name the blocks that are whole once `known` tokens are known; gives those that are new here.
+
+    A block that is here under its name already stays private, and so do all behind it: blocks are unpinned from the
+    tail on.
+    """
+    request = job.request
+    blocks, first = request.blocks, job.published
+    last = len(blocks) if known >= request.input_tokens else known // request.block_tokens
+    if last <= first:
+        return []
+    job.published = last
+    if len(job.pinned) != first:
+        return []
+    for place in range(first, last):
+        size = request.leading(place + 1) - request.leading(place)
+        if not pool.publish(blocks[place], size):
+            last = place
+            break
+        job.private -= size
+    job.pinned = blocks[:last]
+    return list(blocks[first:last])
+
+
+def release(pool: Pool, job: Job) -> None:
+    """The job is over: what it leaves behind may be used again, its answer's tokens being the oldest."""
+    pool.retire(job.private)
+    pool.unpin(job.pinned)
+    job.pinned, job.private = (), 0
+
+
+def give_way(pool: Pool, job: Job) -> None:
+    """The job goes back to where it began; only its prompt's blocks stay for as long as nobody needs the room."""
+    pool.unpin(job.pinned)
+    pool.give_back(job.private)
+    job.pinned, job.private, job.done = (), 0, 0

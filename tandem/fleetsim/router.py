@@ -1,0 +1,78 @@
+"""The router's side of a simulated fleet: what it knows, when it knows it, and who decides.
+
+What a router knows is late, as in reality: load figures are those of the last multiple of 50 ms, block events take
+`event_s` to arrive. What it did itself it knows at once.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from kv_transfer.memory_index import MemoryIndex
+from tandem.core.messages import Load
+from tandem.fleetsim.worker import Worker
+from tandem.fleetsim.workload import Request
+
+
+class Decider(Protocol):
+    """A routing policy: one object per run. Workers are named by their number."""
+
+    def place(self, request: Request, now: float) -> tuple[int, int]:
+        """(decode worker, prefill worker); -1 for the latter where the former computes the prompt itself. Whatever
+        the decider keeps about requests under way it notes here: the answer is always carried out."""
+        ...
+
+    def first_token(self, request: Request, now: float) -> None:
+        """The prompt has been computed."""
+        ...
+
+    def finished(self, request: Request, now: float) -> None: ...
+
+    def transferred(self, request: Request, tokens: int, seconds: float) -> None:
+        """A hand-off has ended, which moved so many tokens in so long."""
+        ...
+
+
+class Knowledge:
+    """Workers as the router sees them: their latest figures, and which blocks they have."""
+
+    def __init__(self, workers: Sequence[Worker], event_s: float = 0.002) -> None:
+        self.workers = tuple(workers)
+        self.index = MemoryIndex()
+        self._event_s = event_s
+        self._events: deque[tuple[float, int, str, tuple[int, ...], tuple[int, ...]]] = deque()
+        self._names = _Names()
+        self.ids = tuple(f"w{worker.index:03d}" for worker in workers)
+        self.numbers = {name: number for number, name in enumerate(self.ids)}
+
+    def heard(self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float) -> None:
+        """A worker has told of blocks; it takes its time."""
+        self._events.append((now + self._event_s, worker, tier, stored, removed))
+
+    def renew(self, now: float) -> None:
+        """Bring the index and all figures up to what has arrived by now."""
+        events, ids, names = self._events, self.ids, self._names
+        while events and events[0][0] <= now:
+            _, worker, tier, stored, removed = events.popleft()
+            if stored:
+                self.index.stored(ids[worker], [names[block] for block in stored], tier)
+            if removed:
+                self.index.removed(ids[worker], [names[block] for block in removed], tier)
+        for each in self.workers:
+            each.touch(now)
+
+    def load(self, worker: int) -> Load:
+        return self.workers[worker].load
+
+    def names(self, request: Request) -> list[bytes]:
+        """The names of its blocks as the index knows them."""
+        names = self._names
+        return [names[block] for block in request.blocks]
+
+
+class _Names(dict[int, bytes]):
+    """16 bytes for every block."""
+
+    def __missing__(self, block: int) -> bytes:
+        name = self[block] = block.to_bytes(16, "little")
+        return name

@@ -1,0 +1,1 @@
+"""What the policies compete on."""

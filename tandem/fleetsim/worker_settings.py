@@ -1,0 +1,42 @@
+"""How large a worker is and how it schedules; and whom it tells."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.fleetsim.bringing import Holders
+from tandem.fleetsim.job import Job
+from tandem.fleetsim.step_time import StepTime
+from tandem.fleetsim.tiers import TierSettings
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """A worker's size and its scheduler's bounds. `look_s` bounds how far steps are advanced at once while the pool
+    is full, so that what is evicted is told in time; `steps_max` how many steps (1: one by one)."""
+
+    kv_tokens: int
+    block_tokens: int
+    step_time: StepTime
+    max_batched_tokens: int = 8192
+    max_sequences: int = 256
+    tiers: tuple[TierSettings, ...] = ()
+    load_every_s: float = 0.05
+    look_s: float = 0.2
+    steps_max: int = 1 << 40
+
+
+class Listener(Holders, Protocol):
+    """What a worker tells, at the time it happens."""
+
+    def first_token(self, job: Job, now: float) -> None: ...
+
+    def finished(self, job: Job, now: float) -> None: ...
+
+    def blocks(
+        self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float
+    ) -> None: ...
+
+    def wake_at(self, worker: int, at: float, action: Callable[[float], None]) -> None:
+        """Call back then."""
+        ...

@@ -1,0 +1,77 @@
+"""What a simulated fleet is asked: requests whose prompts are named block by block."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request and what became of it. Times are in virtual seconds.
+
+    `blocks` names the prompt in blocks of `block_tokens` (the last may be shorter): equal names at the head of two
+    prompts are a shared prefix.
+    """
+
+    number: int
+    arrival_s: float
+    blocks: tuple[int, ...]
+    block_tokens: int
+    input_tokens: int
+    output_tokens: int
+    max_tokens: int
+    """What the client asked for at most: all that a router knows of the answer's length."""
+    decode: int = -1
+    prefill: int = -1
+    """Which workers it was placed on; `prefill` is -1 where one worker does both."""
+    sources: tuple[tuple[int, int], ...] = ()
+    """Who else has leading blocks that the worker may fetch: (worker, blocks), the best first."""
+    begun_s: float = -1.0
+    """When its prompt was admitted."""
+    first_s: float = -1.0
+    end_s: float = -1.0
+    emitted: int = 0
+    computed: int = 0
+    """Prompt tokens that had to be computed, again after a preemption included."""
+    fetched: int = 0
+    """Prompt tokens read from a tier below the pool or from another worker."""
+    reused: int = 0
+    """Prompt tokens found in the pool at first admission."""
+    preempted: int = 0
+
+    def leading(self, blocks: int) -> int:
+        """Tokens in the first so many blocks."""
+        return min(blocks * self.block_tokens, self.input_tokens)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.arrival_s
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of a workload, reported by itself. `rate` labels it: requests per second, or how many times faster
+    than recorded. A warm-up is not reported."""
+
+    rate: float
+    duration_s: float
+    requests: tuple[Request, ...]
+    warm_up: bool = False
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Stages one after the other: the next begins `pause_s` after the last request of the one before has ended.
+
+    Arrivals of requests are relative to their stage. A workload is used up by one run: it is built anew for the
+    next, by `name` and seed.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    pause_s: float = 1.0
+    in_flight_max: int = 1 << 30
+    """The client's bound: a request that would exceed it is sent when another has ended, and arrives only then."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        return [request for stage in self.stages for request in stage.requests]

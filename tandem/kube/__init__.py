@@ -1,0 +1,1 @@
+"""What an operator needs besides decisions: the API server as a seam, a mirror of it, a queue, a lease and events."""

@@ -1,0 +1,21 @@
+"""How long to wait after a failure."""
+
+from dataclasses import dataclass
+
+from tandem.core.entropy import Entropy, unit
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits that double from `first_s` to `most_s`."""
+
+    first_s: float
+    most_s: float
+
+    def wait_s(self, failures: int) -> float:
+        """The wait after so many failures in a row, at least one."""
+        return min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
+
+    def jittered_s(self, failures: int, entropy: Entropy) -> float:
+        """The same, between half and all of it, so that many who fail together do not come back together."""
+        return self.wait_s(failures) * (0.5 + unit(entropy) / 2)

@@ -1,0 +1,62 @@
+"""How the model is computed."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tandem.spec.quantity import Quantity
+from tandem.spec.text import SET, Argument, Count, Line, Source, Strict
+
+
+class Parallelism(Strict, frozen=True):
+    """Over how many accelerators one worker spreads the model: tensor x pipeline x data."""
+
+    tensor: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Ranks that share every layer."""
+    pipeline: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Ranks that have a part of the layers each."""
+    data: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Ranks that compute attention for different sequences; 1, as workers have one KV cache to hand over."""
+    expert: bool = False
+    """Deal out whole experts of MoE layers over the tensor x data ranks, instead of a part of every expert."""
+
+    @property
+    def ranks(self) -> int:
+        """Accelerators of one worker."""
+        return self.tensor * self.pipeline * self.data
+
+
+class EngineSpec(Strict, frozen=True):
+    """How the model is computed. What is not given is left to the engine."""
+
+    type: Literal["torch", "vllm", "simulated"] = "torch"
+    """The same in every pool."""
+    preset: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    """Whose step times the simulated engine has."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    """Of weights and computing."""
+    device: Literal["cpu", "cuda"] | None = None
+    """By default cpu."""
+    block_tokens: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """Tokens per KV block."""
+    kv_memory: Quantity | None = None
+    """KV memory of each worker, a size such as `512Mi`."""
+    parallelism: Parallelism = Parallelism()
+    """For vllm."""
+    context_tokens: Count | None = None
+    """For vllm: serve at most this context."""
+    quantization: Line | None = None
+    """For vllm: one of its methods; by default what the checkpoint says."""
+    kv_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
+    """For vllm: numbers in the KV cache."""
+    adapters: Annotated[tuple[Source, ...], Meta(max_length=64, extra_json_schema=SET)] = ()
+    """For vllm: directories of LoRA adapters, each `NAME=DIRECTORY` or `DIRECTORY`."""
+    ngram_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
+    """For vllm: speculate so many tokens at a time from what the text has had before."""
+    eager: bool | None = None
+    """For vllm: do not compile the model."""
+    extra_args: Annotated[dict[Argument, str | int | float | bool], Meta(max_length=32)] = msgspec.field(
+        default_factory=dict
+    )
+    """For vllm: more of its own arguments, in its spelling with underscores."""

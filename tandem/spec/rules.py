@@ -1,0 +1,286 @@
+"""Rules over several fields at once: the same for files and for the API server.
+
+Each is said twice, as CEL for the CRD (`x-kubernetes-validations`) and as a Python predicate for everybody else, with
+one sentence for people. Both get values with defaults filled in; tests hold them against the same cases.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem.engine.simulated.presets import PRESETS
+from tandem.spec.engine import EngineSpec, Parallelism
+from tandem.spec.engine_pool import EnginePoolSpec
+from tandem.spec.model import Model
+from tandem.spec.pool import Autoscaling, Pool
+from tandem.spec.rollout import Rollout
+from tandem.spec.service import STORE, ModelService, Spec, StoreSpec, TiersSpec
+from tandem.spec.text import camel
+
+NAME_MAX: Final = 40
+_SOURCES: Final = ("file", "hf", "oci", "pvc", "s3")
+_ROUTER: Final = "router"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold of every value of the type `of`, whose fields CEL calls `self`.
+
+    `field` is the field that is named when it does not, None for the value as a whole. A `transition` is about an
+    update: its CEL knows `oldSelf`, and its predicate takes the new and the old value.
+    """
+
+    of: type
+    cel: str
+    sentence: str
+    holds: Callable[..., bool]
+    field: str | None = None
+    transition: bool = False
+
+
+def _unchanged(of: type, field: str, sentence: str) -> Rule:
+    """A field that stays as it was first written, present or absent."""
+
+    def holds(new: Any, old: Any) -> bool:
+        return bool(getattr(new, field) == getattr(old, field))
+
+    key = camel(field)
+    cel = f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || self.{key} == oldSelf.{key})"
+    return Rule(of, cel, sentence, holds, key, transition=True)
+
+
+def _vllm_only(field: str, cel_unset: str, unset: Callable[[EngineSpec], bool]) -> Rule:
+    def holds(engine: EngineSpec) -> bool:
+        return engine.type == "vllm" or unset(engine)
+
+    key = camel(field)
+    return Rule(EngineSpec, f"self.type == 'vllm' || {cel_unset}", f"{key} is for engine type vllm", holds, key)
+
+
+def _vllm_only_if_given(field: str) -> Rule:
+    def unset(engine: EngineSpec) -> bool:
+        return getattr(engine, field) is None
+
+    return _vllm_only(field, f"!has(self.{camel(field)})", unset)
+
+
+def _agreeing(field: str) -> Rule:
+    """Of pools that have an engine of their own: a field as the service's engine has it."""
+
+    def holds(spec: Spec) -> bool:
+        engines = (pool.engine for pool in spec.pools if pool.engine is not None)
+        return all(getattr(engine, field) == getattr(spec.engine, field) for engine in engines)
+
+    key = camel(field)
+    ours, theirs = f"self.engine.{key}", f"p.engine.{key}"
+    equal = f"has({theirs}) == has({ours}) && (!has({theirs}) || {theirs} == {ours})"
+    sentence = f"workers hand KV to each other, so engine.{key} of a pool must be that of spec.engine"
+    return Rule(Spec, f"self.pools.all(p, !has(p.engine) || ({equal}))", sentence, holds, "pools")
+
+
+def _both_or_none(of: type[TiersSpec] | type[StoreSpec]) -> Rule:
+    def holds(tiers: TiersSpec | StoreSpec) -> bool:
+        return (tiers.nvme is None) == (tiers.nvme_dir is None)
+
+    return Rule(
+        of,
+        "has(self.nvme) == has(self.nvmeDir)",
+        "nvme and nvmeDir go together: how much, and where",
+        holds,
+    )
+
+
+def _spread_as_nodes_are(pool: Pool) -> bool:
+    if pool.accelerator is None or pool.parallelism is None:
+        return True
+    ranks, node = pool.parallelism.ranks, pool.accelerator.per_node
+    return ranks <= node or ranks % node == 0
+
+
+def _sleeps_as_one(spec: Spec) -> bool:
+    may = [pool.autoscaling is not None and pool.autoscaling.min_replicas == 0 for pool in spec.pools]
+    return all(may) or not any(may)
+
+
+def _known_source(model: Model) -> bool:
+    scheme, found, rest = model.source.partition("://")
+    return not found or (scheme in _SOURCES and bool(rest))
+
+
+def _moves(rollout: Rollout) -> bool:
+    return not all(share in (0, "0%") for share in (rollout.max_surge, rollout.max_unavailable))
+
+
+_NAME_CEL = f"self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= {NAME_MAX}"
+
+
+def _good_name(service: ModelService) -> bool:
+    name = service.metadata.name
+    plain = name.isascii() and name.replace("-", "a").isalnum() and name == name.lower()
+    return plain and len(name) <= NAME_MAX and name[0].isalpha() and name[-1] != "-"
+
+
+_TYPES_CEL: Final = "self.pools.all(p, !has(p.engine) || p.engine.type == self.engine.type)"
+_RANKS_CEL: Final = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+
+RULES: Final = (
+    Rule(
+        ModelService,
+        _NAME_CEL,
+        f"metadata.name must be at most {NAME_MAX} lower-case letters, digits and dashes, a letter first: it is in "
+        "the names of all parts of the service",
+        _good_name,
+    ),
+    Rule(
+        Model,
+        f"!self.source.contains('://') || self.source.matches('^({'|'.join(_SOURCES)})://.+')",
+        "source must be demo, a directory, a hub id, or begin with file://, hf://, oci://, pvc:// or s3://",
+        _known_source,
+        "source",
+    ),
+    _unchanged(Model, "name", "name is what clients ask for and cannot be changed; make another ModelService"),
+    Rule(
+        EngineSpec,
+        f"!has(self.preset) || (self.type == 'simulated' && self.preset in [{', '.join(map(repr, PRESETS))}])",
+        f"preset is for engine type simulated, which has {', '.join(PRESETS)}",
+        lambda engine: engine.preset is None or (engine.type == "simulated" and engine.preset in PRESETS),
+        "preset",
+    ),
+    _vllm_only("parallelism", f"{_RANKS_CEL} == 1", lambda engine: engine.parallelism.ranks == 1),
+    _vllm_only_if_given("context_tokens"),
+    _vllm_only_if_given("quantization"),
+    _vllm_only_if_given("kv_dtype"),
+    _vllm_only("adapters", "!has(self.adapters) || size(self.adapters) == 0", lambda engine: not engine.adapters),
+    _vllm_only_if_given("ngram_tokens"),
+    _vllm_only_if_given("eager"),
+    _vllm_only("extra_args", "!has(self.extraArgs)", lambda engine: not engine.extra_args),
+    Rule(
+        EngineSpec,
+        "!has(self.ngramTokens) || self.ngramTokens == 0 || self.parallelism.pipeline == 1",
+        "ngramTokens cannot be combined with parallelism.pipeline above 1",
+        lambda engine: not engine.ngram_tokens or engine.parallelism.pipeline == 1,
+        "ngramTokens",
+    ),
+    Rule(
+        Parallelism,
+        "self.data == 1",
+        "data must be 1: each of its engines would have a KV cache of its own, and a worker hands over one; give the "
+        "pool so many times the replicas instead",
+        lambda parallel: parallel.data == 1,
+        "data",
+    ),
+    Rule(
+        Parallelism,
+        "!self.expert || self.tensor * self.data > 1",
+        "experts are dealt out over tensor x data ranks, and there is one",
+        lambda parallel: not parallel.expert or parallel.tensor * parallel.data > 1,
+        "expert",
+    ),
+    Rule(
+        Pool,
+        f"!(self.name in ['{_ROUTER}', '{STORE}'])",
+        f"{_ROUTER} and {STORE} are names of other processes; give the pool another one",
+        lambda pool: pool.name not in (_ROUTER, STORE),
+        "name",
+    ),
+    _unchanged(Pool, "role", "role cannot be changed; add a pool with the new role and then remove this one"),
+    Rule(
+        Pool,
+        "!(has(self.replicas) && has(self.autoscaling))",
+        "give replicas or autoscaling, not both: only one can have the number",
+        lambda pool: pool.replicas is None or pool.autoscaling is None,
+        "replicas",
+    ),
+    Rule(
+        Pool,
+        "!has(self.autoscaling) || self.spare < self.autoscaling.maxReplicas",
+        "spare must be below autoscaling.maxReplicas, or nothing is left for load",
+        lambda pool: pool.autoscaling is None or pool.spare < pool.autoscaling.max_replicas,
+        "spare",
+    ),
+    Rule(
+        Pool,
+        "!has(self.accelerator) || !has(self.parallelism) || "
+        f"{_RANKS_CEL} <= self.accelerator.perNode || ({_RANKS_CEL}) % self.accelerator.perNode == 0",
+        "tensor x pipeline x data must be at most accelerator.perNode, or a multiple of it: a worker has whole nodes",
+        _spread_as_nodes_are,
+        "parallelism",
+    ),
+    Rule(
+        Autoscaling,
+        "self.minReplicas <= self.maxReplicas",
+        "minReplicas must not be above maxReplicas",
+        lambda scaling: scaling.min_replicas <= scaling.max_replicas,
+        "minReplicas",
+    ),
+    Rule(
+        Autoscaling,
+        "self.minReplicas > 0 || has(self.idleAfterSeconds)",
+        "minReplicas 0 needs idleAfterSeconds: how long without requests before the service goes to sleep",
+        lambda scaling: scaling.min_replicas > 0 or scaling.idle_after_seconds is not None,
+        "minReplicas",
+    ),
+    Rule(
+        Autoscaling,
+        "!has(self.schedule) || self.schedule.all(s, s.replicas <= self.maxReplicas)",
+        "a floor in schedule must not be above maxReplicas",
+        lambda scaling: all(floor.replicas <= scaling.max_replicas for floor in scaling.schedule),
+        "schedule",
+    ),
+    Rule(
+        Rollout,
+        "!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])",
+        "maxSurge and maxUnavailable must not both be 0: no worker could ever be replaced",
+        _moves,
+        "maxSurge",
+    ),
+    _both_or_none(TiersSpec),
+    _both_or_none(StoreSpec),
+    Rule(
+        Spec,
+        "self.pools.exists(p, p.role != 'prefill')",
+        "pools has none that can decode: add one of role decode or unified",
+        lambda spec: any(pool.role != "prefill" for pool in spec.pools),
+        "pools",
+    ),
+    Rule(
+        Spec,
+        _TYPES_CEL,
+        "engine.type must be the same in every pool: one engine cannot read another's KV",
+        lambda spec: all(pool.engine is None or pool.engine.type == spec.engine.type for pool in spec.pools),
+        "pools",
+    ),
+    _agreeing("dtype"),
+    _agreeing("block_tokens"),
+    _agreeing("kv_dtype"),
+    Rule(
+        Spec,
+        "self.engine.type != 'torch' || self.pools.all(p, !has(p.parallelism) || "
+        "p.parallelism.tensor * p.parallelism.pipeline * p.parallelism.data == 1)",
+        "engine type torch runs on one accelerator; take vllm for parallelism",
+        lambda spec: (
+            spec.engine.type != "torch"
+            or all(pool.parallelism is None or pool.parallelism.ranks == 1 for pool in spec.pools)
+        ),
+        "pools",
+    ),
+    Rule(
+        Spec,
+        "self.pools.all(p, has(p.autoscaling) && p.autoscaling.minReplicas == 0) || "
+        "self.pools.all(p, !has(p.autoscaling) || p.autoscaling.minReplicas > 0)",
+        "going to sleep is one decision for the whole service: give minReplicas 0 to every pool, or to none",
+        _sleeps_as_one,
+        "pools",
+    ),
+    Rule(
+        Spec,
+        "!has(self.redis) || self.redis.startsWith('redis://') || self.redis.startsWith('rediss://') || "
+        "self.redis.startsWith('unix://')",
+        "redis must be a URL that begins with redis://, rediss:// or unix://",
+        lambda spec: spec.redis is None or spec.redis.startswith(("redis://", "rediss://", "unix://")),
+        "redis",
+    ),
+    _unchanged(EnginePoolSpec, "model_service_name", "modelServiceName cannot be changed; it is set at creation"),
+    _unchanged(EnginePoolSpec, "pool", "pool cannot be changed; it is set at creation"),
+    _unchanged(EnginePoolSpec, "role", "role cannot be changed; it is set at creation"),
+)

@@ -1,0 +1,45 @@
+"""An engine specification as vLLM's settings; what they refuse is refused before a worker starts."""
+
+from tandem.core.errors import TandemError
+from tandem.engine.vllm.arguments import refuse_unfit
+from tandem.engine.vllm.extra_args import read_extra
+from tandem.engine.vllm.settings import Parallelism as RankCounts
+from tandem.engine.vllm.settings import VllmSettings
+from tandem.spec.engine import EngineSpec
+
+
+def vllm_problem(engine: EngineSpec) -> str | None:
+    """What vLLM would not start with, in one sentence, or None."""
+    if engine.type != "vllm":
+        return None
+    try:
+        refuse_unfit(vllm_settings(engine))
+        read_extra({name: plain(value) for name, value in engine.extra_args.items()})
+    except TandemError as error:
+        return error.message
+    return None
+
+
+def vllm_settings(engine: EngineSpec) -> VllmSettings:
+    """Raises `bad_setting`."""
+    given = {
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "block_tokens": engine.block_tokens,
+        "context_tokens": engine.context_tokens,
+        "quantization": engine.quantization,
+        "kv_dtype": engine.kv_dtype,
+        "ngram_tokens": engine.ngram_tokens,
+        "eager": engine.eager,
+    }
+    shards = engine.parallelism
+    return VllmSettings(
+        parallelism=RankCounts(shards.tensor, shards.pipeline, shards.data, shards.expert),
+        adapters=engine.adapters,
+        **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+
+
+def plain(value: str | int | float | bool) -> str:
+    """An argument as text."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,78 @@
+"""The transports of a process that serves KV, and what it says of them when it starts: which are encrypted."""
+
+import logging
+import os
+from typing import Final
+
+from kv_transfer.nixl import SCHEME as NIXL
+from kv_transfer.nixl import NixlSettings, NixlTransport
+from kv_transfer.nixl_preflight import RDMA_DEVICES, expected
+from kv_transfer.shm import ShmSettings, ShmTransport
+from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.tcp_tls import encryption
+from kv_transfer.transport import Transport
+from tandem.core.errors import TandemError
+from tandem.core.metrics import Meter
+from tandem.service.logs import event
+from tandem.service.system import SystemEntropy
+from tandem.service.tls_settings import TlsSettings
+from tandem.worker.process_settings import KvSettings
+
+_log = logging.getLogger(__name__)
+
+STORE_SCHEMES: Final = ("shm", "tcp")
+WORKER_SCHEMES: Final = (*STORE_SCHEMES, NIXL)
+
+
+class KvPaths:
+    """Opens transports. `serving` are the certificates shown to those who pull from this process, `dialing` those
+    shown where it pulls."""
+
+    def __init__(
+        self,
+        who: str,
+        kv: KvSettings,
+        socket_directory: str | None,
+        meter: Meter,
+        serving: TlsSettings,
+        dialing: TlsSettings,
+    ) -> None:
+        self._who = who
+        self._kv = kv
+        self._socket_directory = socket_directory
+        self._meter = meter
+        self._serving = serving
+        self._dialing = dialing
+
+    def open(self, schemes: tuple[str, ...]) -> tuple[Transport, ...]:
+        """Those of the settings, each of which has to be among `schemes`. Raises `bad_setting`."""
+        for scheme in self._kv.transports:
+            if scheme not in schemes:
+                problem = f"kv.transports = {scheme!r}: expected {', '.join(schemes[:-1])} or {schemes[-1]}"
+                raise TandemError("bad_setting", problem, param="kv.transports")
+        makers = {"shm": self._shm, "tcp": self._tcp, NIXL: self._nixl}
+        return tuple(makers[scheme]() for scheme in self._kv.transports)
+
+    def _shm(self) -> Transport:
+        return ShmTransport(ShmSettings(self._socket_directory, self._kv.limits))
+
+    def _tcp(self) -> Transport:
+        kv = self._kv
+        ours = encryption(kv.tls, self._serving, self._dialing)
+        self._tell("tcp", ours.on, ours.reason, alarming=not ours.on and self._serving.certificate is not None)
+        return TcpTransport(TcpSettings(kv.host, kv.port, kv.advertise, limits=kv.limits), ours, self._meter)
+
+    def _nixl(self) -> Transport:
+        """Over whatever UCX has, which is said at once."""
+        kv = self._kv
+        devices = sorted(os.listdir(RDMA_DEVICES)) if os.path.isdir(RDMA_DEVICES) else []
+        fabric = expected(devices, os.environ)
+        self._tell(NIXL, False, fabric.reason, alarming=not fabric.fast, fabric=fabric.name)
+        name = f"{self._who}-{SystemEntropy().token(6).hex()}"
+        return NixlTransport(NixlSettings(name, kv.host, kv.nixl_port, kv.advertise, fabric.name, kv.limits))
+
+    def _tell(self, path: str, encrypted: bool, reason: str, *, alarming: bool, **more: str) -> None:
+        level = logging.WARNING if alarming else logging.INFO
+        event(
+            _log, "kv_preflight", level=level, worker=self._who, path=path, encrypted=encrypted, reason=reason, **more
+        )

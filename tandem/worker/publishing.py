@@ -1,0 +1,18 @@
+"""Whether, and where else than to its links, a worker or store tells which blocks it has."""
+
+from kv_transfer.redis_settings import RedisSettings
+from tandem.core.clock import Clock
+from tandem.core.metrics import Meter
+from tandem.worker.parts import OpenPublisher
+
+
+def publishing(settings: RedisSettings, clock: Clock, meter: Meter) -> OpenPublisher | None:
+    """Who makes the publisher; None when the settings name no Redis."""
+    if not settings.redis_url:
+        return None
+    # Imported on use: without Redis its client is not even loaded.
+    from kv_transfer.redis_client import redis_client
+    from kv_transfer.redis_publisher import RedisPublisher
+
+    connect = redis_client(settings)
+    return lambda hello, names: RedisPublisher(settings, hello, names, clock, meter, connect)

@@ -1,0 +1,142 @@
+"""What of a prompt is brought from own tiers and other holders: asks who has it, at what cost, and decides."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from math import inf
+from typing import Final
+
+from kv_transfer.fetch import Bringing
+from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.tiers.tiers import Tiers
+from tandem.core.clock import Clock
+from tandem.core.messages import Load, Source, Submit
+from tandem.engine.protocol import BlockSpace
+from tandem.worker.rates import Rates
+from tandem.worker.worth import Stretch, Worth, worth_bringing
+
+_STRETCHES_MAX: Final = 16
+"""Places among which the end of what is brought from tiers is chosen."""
+_ELSEWHERE: Final = ("peer", "store")
+_NOTHING: Final = Bringing()
+
+
+class Reuse:
+    """Owned by the desk of one worker. Without tiers and sources nothing is ever brought."""
+
+    def __init__(self, space: BlockSpace | None, tiers: Tiers | None, clock: Clock, how: str = "auto") -> None:
+        self._space = space
+        self._tiers = tiers
+        self._clock = clock
+        self._how = how
+        self._rates = Rates()
+        self._load: Load | None = None
+
+    def heard(self, load: Load) -> None:
+        """The engine's latest figures."""
+        self._load = load
+
+    def learn(self, report: FetchReport, submitted: float) -> None:
+        """The fetch of a work that was submitted then has ended."""
+        now = self._clock.now()
+        if report.brought and not report.handed_over:
+            self._rates.begun(min(brought.started for brought in report.brought) - submitted)
+        own = [brought for brought in report.brought if brought.origin not in _ELSEWHERE]
+        for brought in report.brought:
+            if brought.origin in _ELSEWHERE:
+                self._rates.observe(brought.origin, brought.bytes, brought.seconds, now)
+            elif len(own) == 1:  # Of tiers that were read at the same time nobody knows which one was waited for.
+                self._rates.observe(brought.origin, brought.bytes, brought.seconds, now, self._guess(brought.origin))
+        if report.handed_over and report.gb_per_s > 0:
+            self._rates.observe("prefill", report.bytes, report.bytes / report.gb_per_s / 1e9, now)
+
+    def begin(self, work_id: int, submit: Submit) -> tuple[Bringing, str]:
+        """Tell the engine what of a work that has just been submitted is to be fetched first. Gives where from, and
+        why so."""
+        space = self._space
+        if space is None or submit.canary or self._how == "never" or (self._tiers is None and not submit.sources):
+            return _NOTHING, ""
+        prefix = space.prefix(work_id)
+        if prefix is None or prefix.here == len(prefix.names):
+            return _NOTHING, ""
+        handed_over = submit.mode == "decode"
+        otherwise = self._otherwise(space, handed_over=handed_over)
+        # A hand-off is a fetch in any case; a work that could be computed at once is held up by one.
+        begin_s = 0.0 if handed_over else self._rates.begin_s
+        stretches = tuple(self._stretches(space, prefix.names, prefix.here, submit.sources, begin_s))
+        worth = worth_bringing(stretches, prefix.here, otherwise)
+        if not worth.blocks:
+            return _NOTHING, worth.reason
+        space.bring(work_id, worth.blocks)
+        return Bringing(worth.blocks, submit.sources, _patience_s(worth)), worth.reason
+
+    def _stretches(
+        self, space: BlockSpace, names: Sequence[bytes], here: int, sources: Sequence[Source], begin_s: float
+    ) -> Iterator[Stretch]:
+        """Own tiers as far as they reach, then the sources."""
+        size, end, seconds = space.layout.block_bytes, here, begin_s
+        if self._tiers is not None:
+            found = self._tiers.where(names[here:])
+            for cut in _cuts(found):
+                seconds = begin_s + self._own_s(self._tiers, found[:cut], size)
+                end = here + cut
+                yield Stretch(end, seconds, found[cut - 1])
+        for source in sources:
+            reach = min(source.blocks, len(names))
+            if reach > end:
+                expected_s = self._rates.expected_s(source.kind, (reach - end) * size, self._clock.now())
+                # Whoever named the source expects that it pays; that is believed until it has been tried.
+                seconds += expected_s or 0.0
+                end = reach
+                yield Stretch(end, seconds, source.kind)
+
+    def _own_s(self, tiers: Tiers, found: Sequence[str], size: int) -> float:
+        """Own tiers are read at the same time. Each says what reading costs, behind what is being read; what has been
+        learned is how long all of it takes, until the engine has the blocks."""
+        now = self._clock.now()
+        learned = (self._rates.expected_s(tier, count * size, now) for tier, count in Counter(found).items())
+        return max(tiers.expected_s(found, size), *(seconds or 0.0 for seconds in learned))
+
+    def _guess(self, tier: str) -> tuple[float, float] | None:
+        shapes = self._tiers.shapes if self._tiers is not None else ()
+        return next(((shape.latency_s, shape.bytes_per_s) for shape in shapes if shape.name == tier), None)
+
+    def _otherwise(self, space: BlockSpace, *, handed_over: bool) -> Callable[[int, int], float]:
+        """What blocks cost that are not brought: pulling them from prefill, or computing them.
+
+        A prompt's last token is computed in any case, so what counts is what more tokens add to a step, not how many
+        tokens a second all steps have made: those that had one token left to compute say nothing of that.
+        """
+        if self._how == "always" or self._load is None:
+            return _unknown
+        rate = self._rates.bytes_per_s("prefill", self._clock.now()) if handed_over else None
+        layout, load = space.layout, self._load
+        if rate is not None:
+            return lambda start, end: (end - start) * layout.block_bytes / rate
+        size, token_s = layout.block_tokens, load.prefill_token_s
+        if token_s <= 0 and load.prefill_tokens_per_s > 0:
+            token_s = 1.0 / load.prefill_tokens_per_s
+        if token_s <= 0:
+            return _unknown
+        position_s = load.prefill_position_s
+        return lambda start, end: (end - start) * size * (token_s + position_s * (start + end) * size / 2)
+
+
+def _unknown(start: int, end: int) -> float:
+    return inf
+
+
+def _patience_s(worth: Worth) -> float:
+    """How long bringing may take: what doing without would."""
+    return worth.otherwise_s if worth.otherwise_s != inf else worth.seconds
+
+
+def _cuts(found: Sequence[str]) -> list[int]:
+    """After how many blocks the tier changes, the end included; not too many places, should they lie scattered."""
+    cuts, at = list[int](), 0
+    for _, run in groupby(found):
+        at += len(list(run))
+        cuts.append(at)
+    step = max(1, -(-len(cuts) // _STRETCHES_MAX))
+    chosen = cuts[step - 1 :: step]
+    return chosen if chosen[-1:] == cuts[-1:] else [*chosen, cuts[-1]]

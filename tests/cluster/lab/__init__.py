@@ -1,0 +1,1 @@
+"""A Kubernetes control plane on this machine: etcd, API server, controllers and scheduler as real processes."""

@@ -1,0 +1,84 @@
+"""The Job of a rollout's gate on the real API server and Job controller. What its pods say is written by the test."""
+
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from control_plane.objects.gate import gate_job, gate_prompts
+from control_plane.objects.installation import Installation
+from control_plane.observe.gates import read_gate
+from tandem.kube.times import timestamp
+from tandem.spec.rollout import TOO_DIFFERENT, Gate
+from tests.cluster.lab.admin import Admin
+from tests.cluster.lab.http import Json
+from tests.cluster.lab.lab import Lab
+
+pytestmark = pytest.mark.timeout(300)
+SIDE_NOT_REACHED = 1
+AT_ONCE_S = 10.0
+"""Less than the Job controller waits before it tries again, the first time."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How a gate went: how many pods it had, when the Job had failed, why, and when its verdict was known."""
+
+    pods: int
+    failed_s: float
+    reason: str
+    known_s: float
+
+
+def gate(admin: Admin, namespace: str, status: int) -> Tried:
+    """Every pod of the gate ends with this exit status at once."""
+    metadata = {"name": "chat", "namespace": namespace, "uid": "00000000-0000-4000-8000-000000000001"}
+    owner: Json = {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": metadata}
+    job = gate_job(owner, Gate(), "chat", "old", "new", "worker:1", Installation())
+    for obj in (gate_prompts(owner, "new"), job):
+        # Its owner is not there: the garbage collector would take it away.
+        del obj["metadata"]["ownerReferences"]
+        admin.applied(obj, namespace)
+    begun, known_s, ended = time.monotonic(), 0.0, set[str]()
+    pods_path = f"/api/v1/namespaces/{namespace}/pods"
+    job_path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{job['metadata']['name']}"
+    while time.monotonic() < begun + 200.0:
+        pods = admin.items(pods_path, {"tandem.dev/gate": "new"})
+        for name in {pod["metadata"]["name"] for pod in pods} - ended:
+            admin.patch(f"{pods_path}/{name}/status", {"status": ends_with(status)})
+            ended.add(name)
+        now = admin.done("GET", job_path)
+        known = read_gate(now, admin.items(pods_path, {"tandem.dev/gate": "new"})).result == "failed"
+        known_s = known_s or (time.monotonic() - begun if known else 0.0)
+        for condition in (now.get("status") or {}).get("conditions") or ():
+            if condition["type"] == "Failed" and condition["status"] == "True":
+                return Tried(len(ended), time.monotonic() - begun, condition["reason"], known_s)
+        time.sleep(0.1)
+    raise AssertionError(f"the Job has not failed: {now.get('status')}")
+
+
+def ends_with(status: int) -> Json:
+    """Of a pod as a kubelet writes it."""
+    ended = {"exitCode": status, "reason": "Error", "startedAt": None, "finishedAt": timestamp(time.time())}
+    container = {"name": "verify", "state": {"terminated": ended}, "ready": False, "restartCount": 0}
+    return {
+        "phase": "Failed",
+        "containerStatuses": [{**container, "image": "worker:1", "imageID": ""}],
+    }
+
+
+def test_a_gate_that_refused_is_not_asked_again(complete_lab: Lab, admin: Admin, namespace: str) -> None:
+    tried = gate(admin, namespace, TOO_DIFFERENT)
+    assert (tried.pods, tried.reason) == (1, "PodFailurePolicy")
+    sys.stdout.write(f"refused: {tried}\n")
+    assert tried.failed_s < AT_ONCE_S, tried
+    assert tried.known_s < AT_ONCE_S, tried
+
+
+def test_a_gate_that_could_not_ask_is_tried_again(complete_lab: Lab, admin: Admin, namespace: str) -> None:
+    tried = gate(admin, namespace, SIDE_NOT_REACHED)
+    sys.stdout.write(f"not asked: {tried}\n")
+    assert (tried.pods, tried.reason) == (3, "BackoffLimitExceeded")
+    assert tried.failed_s > 2 * AT_ONCE_S, "it waits before each try"
+    assert tried.failed_s - tried.known_s < 1.0, "an answer that nobody got is no verdict"

@@ -1,0 +1,265 @@
+"""Who may do what at the API server, and who may talk to whom."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tandem.kube import kinds
+from tandem.kube.kinds import Kind
+from tests.helm.charts import NAMESPACE, Json, containers, of_kind, rendered, selects, workloads
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RENDERED: Final = rendered()
+every = pytest.mark.parametrize("objects", RENDERED.values(), ids=RENDERED.keys())
+_WORKER: Final = {"tandem.dev/service": "demo", "tandem.dev/pool": "decode", "app.kubernetes.io/managed-by": "tandem"}
+
+
+# -- rights --
+
+
+def rules_of(objects: list[Json], account: str, namespace: str) -> list[Json]:
+    """Every rule that holds for a service account in a namespace."""
+    found: list[Json] = []
+    for binding in (*of_kind(objects, "RoleBinding"), *of_kind(objects, "ClusterRoleBinding")):
+        here = binding["kind"] == "ClusterRoleBinding" or binding["metadata"]["namespace"] == namespace
+        if not here or account not in [subject["name"] for subject in binding["subjects"]]:
+            continue
+        for role in of_kind(objects, binding["roleRef"]["kind"], binding["roleRef"]["name"]):
+            if role["metadata"].get("namespace") == binding["metadata"].get("namespace"):
+                found += role["rules"]
+    return found
+
+
+def allowed(rules: list[Json], kind: Kind, verb: str, part: str = "", name: str | None = None) -> bool:
+    resource = f"{kind.plural}/{part}" if part else kind.plural
+    return any(
+        kind.group in rule["apiGroups"]
+        and resource in rule["resources"]
+        and verb in rule["verbs"]
+        and ("resourceNames" not in rule or name in rule["resourceNames"])
+        for rule in rules
+    )
+
+
+def kinds_in(package: str) -> set[str]:
+    """The constants of `tandem.kube.kinds` that a package uses."""
+    known = {name for name, value in vars(kinds).items() if isinstance(value, Kind)}
+    trees = (ast.parse(path.read_text("utf-8")) for path in (ROOT / package).rglob("*.py"))
+    imports = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return known & {alias.name for node in imports for alias in node.names}
+
+
+_READ: Final = ("get", "list", "watch")
+_MADE: Final = (*_READ, "create", "patch", "delete")
+_OPERATOR: Final[dict[str, tuple[str, ...]]] = {
+    "MODEL_SERVICE": _READ,
+    "ENGINE_POOL": _MADE,
+    "POD": (*_READ, "patch"),
+    "SERVICE": _MADE,
+    "CONFIG_MAP": _MADE,
+    "DEPLOYMENT": _MADE,
+    "CONTROLLER_REVISION": _MADE,
+    "POD_DISRUPTION_BUDGET": _MADE,
+    "JOB": _MADE,
+    "SCALED_OBJECT": _MADE,
+    "TRIGGER_AUTHENTICATION": _MADE,
+    "LEADER_WORKER_SET": _MADE,
+    "EVENT": ("create", "patch"),
+}
+_AT_HOME: Final[dict[str, tuple[str, ...]]] = {
+    "LEASE": ("create", "get", "update"),
+    "CUSTOM_RESOURCE": ("get",),
+    "POD": _READ,
+}
+_PARTS: Final = {
+    ("tandem.dev", f"{plural}/{part}"): {verb}
+    for plural in ("modelservices", "enginepools")
+    for part, verb in (("status", "patch"), ("finalizers", "update"))
+}
+
+
+def rights(rules: list[Json]) -> dict[tuple[str, str], set[str]]:
+    """Verbs by group and resource."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in rules:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault((group, resource), set()).update(rule["verbs"])
+    return found
+
+
+def wanted(table: dict[str, tuple[str, ...]]) -> dict[tuple[str, str], set[str]]:
+    named = ((getattr(kinds, name), verbs) for name, verbs in table.items())
+    return {(kind.group, kind.plural): set(verbs) for kind, verbs in named}
+
+
+def test_the_operator_may_do_what_it_does_and_no_more() -> None:
+    objects = RENDERED["two namespaces"]
+    cluster = {("apiextensions.k8s.io", "customresourcedefinitions"): {"get"}}
+    for namespace in ("llm", "search"):
+        found = rights(rules_of(objects, "tandem-operator", namespace))
+        assert found == {**wanted(_OPERATOR), **_PARTS, **cluster}
+    assert rights(rules_of(objects, "tandem-operator", NAMESPACE)) == wanted(_AT_HOME)
+    everywhere = rights(rules_of(RENDERED["all namespaces"], "tandem-operator", "any"))
+    assert everywhere == {**wanted(_OPERATOR), **_PARTS, **cluster}
+
+
+def test_leases_and_definitions_are_named_one_by_one() -> None:
+    home = rules_of(RENDERED["defaults"], "tandem-operator", NAMESPACE)
+    assert allowed(home, kinds.LEASE, "create")
+    assert allowed(home, kinds.LEASE, "update", name="tandem-operator")
+    assert not allowed(home, kinds.LEASE, "update", name="kube-scheduler")
+    assert allowed(home, kinds.CUSTOM_RESOURCE, "get", name="modelservices.tandem.dev")
+    assert not allowed(home, kinds.CUSTOM_RESOURCE, "get", name="certificates.cert-manager.io")
+
+
+def test_the_control_plane_touches_what_it_has_rights_to() -> None:
+    touched = kinds_in("control_plane")
+    assert touched - {"LEASE", "EVENT"} == (_OPERATOR.keys() | _AT_HOME.keys()) - {"LEASE", "EVENT"}
+    # Those two are written by what the control plane stands on.
+    assert {"LEASE", "EVENT"} <= kinds_in("tandem/kube")
+
+
+def test_every_kind_that_routers_and_stores_touch_is_among_their_rights() -> None:
+    for package, account in (("router", "tandem-router"), ("kv_store", "tandem-kv-store")):
+        rules = rules_of(RENDERED["everything"], account, "llm")
+        assert rules
+        for name in kinds_in(package):
+            assert all(allowed(rules, getattr(kinds, name), verb) for verb in _READ), (package, name)
+
+
+@every
+def test_nobody_reads_secrets_or_has_rights_to_everything(objects: list[Json]) -> None:
+    for role in (*of_kind(objects, "Role"), *of_kind(objects, "ClusterRole")):
+        for rule in role["rules"]:
+            asked = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert not asked & {"*", "secrets", "escalate", "bind", "impersonate", "pods/exec"}
+    for account in ("tandem-router", "tandem-kv-store"):
+        for rule in rules_of(objects, account, "llm"):
+            assert set(rule["verbs"]) <= set(_READ)
+
+
+def test_rights_end_at_the_namespaces_that_are_named() -> None:
+    objects = RENDERED["two namespaces"]
+    assert not allowed(rules_of(objects, "tandem-operator", "else"), kinds.MODEL_SERVICE, "get")
+    assert not allowed(rules_of(objects, "tandem-operator", NAMESPACE), kinds.DEPLOYMENT, "patch")
+    assert not allowed(rules_of(objects, "tandem-router", "else"), kinds.POD, "list")
+    assert of_kind(RENDERED["no policies, rights, budgets"], "Role") == []
+
+
+# -- policies --
+
+
+def policies(objects: list[Json], namespace: str, labels: Json) -> list[Json]:
+    found = of_kind(objects, "NetworkPolicy")
+    return [
+        one["spec"]
+        for one in found
+        if one["metadata"]["namespace"] == namespace and selects(one["spec"]["podSelector"], labels)
+    ]
+
+
+def admits(peers: list[Json] | None, home: str, namespace: str, labels: Json) -> bool:
+    """Whether a rule's peers have such a pod among them; `home` is where the policy is."""
+    if not peers:
+        return True
+    for peer in peers:
+        if "ipBlock" in peer:
+            continue
+        place = peer.get("namespaceSelector")
+        there = namespace == home if place is None else selects(place, {"kubernetes.io/metadata.name": namespace})
+        if there and selects(peer.get("podSelector"), labels):
+            return True
+    return False
+
+
+def open_between(objects: list[Json], source: tuple[str, Json], target: tuple[str, Json], port: int) -> bool:
+    """Whether policies of both ends let the one open a TCP connection to the other."""
+
+    def passes(side: str, end: tuple[str, Json], other: tuple[str, Json]) -> bool:
+        key = "from" if side == "ingress" else "to"
+        mine = [spec for spec in policies(objects, *end) if side.capitalize() in spec["policyTypes"]]
+        rules = (rule for spec in mine for rule in spec.get(side, ()))
+        return not mine or any(
+            admits(rule.get(key), end[0], *other)
+            and ("ports" not in rule or any(each.get("port") == port for each in rule["ports"]))
+            for rule in rules
+        )
+
+    return passes("egress", source, target) and passes("ingress", target, source)
+
+
+def pods_of(objects: list[Json]) -> Iterator[tuple[str, tuple[str, Json], list[int]]]:
+    for one in workloads(objects):
+        template = one["spec"]["template"]
+        ports = [port["containerPort"] for each in containers(one) for port in each["ports"]]
+        yield one["metadata"]["name"], (one["metadata"]["namespace"], template["metadata"]["labels"]), ports
+
+
+@every
+def test_every_port_has_a_policy_and_nothing_else_is_open(objects: list[Json]) -> None:
+    if not of_kind(objects, "NetworkPolicy"):
+        return
+    for name, end, ports in pods_of(objects):
+        mine = policies(objects, *end)
+        assert {kind for spec in mine for kind in spec["policyTypes"]} == {"Ingress", "Egress"}, name
+        rules = [rule for spec in mine for rule in spec.get("ingress", ())]
+        named = {each["port"] for rule in rules for each in rule.get("ports", ())}
+        if name != "tandem-kv-store":
+            assert named <= set(ports)
+            expected = set(ports)
+            if "nobody" in _variant(objects):
+                expected -= {8080, 9090}
+            assert named == expected, name
+        else:
+            assert named <= set(ports)
+            assert any("ports" not in rule for rule in rules), "blocks travel over ports of the transports' choice"
+
+
+def _variant(objects: list[Json]) -> str:
+    return next(name for name, each in RENDERED.items() if each is objects)
+
+
+@pytest.mark.parametrize("variant", ["defaults", "everything", "two namespaces", "all namespaces"])
+def test_those_who_belong_together_can_talk(variant: str) -> None:
+    objects = RENDERED[variant]
+    ends = {name: end for name, end, _ in pods_of(objects)}
+    home = "llm" if variant in ("everything", "two namespaces") else NAMESPACE
+    worker, other = (home, _WORKER), (home, {**_WORKER, "tandem.dev/pool": "prefill"})
+    operator, router = ends["tandem-operator"], ends["tandem-router"]
+    assert open_between(objects, router, worker, 7400)
+    assert open_between(objects, worker, other, 7401)
+    assert open_between(objects, operator, router, 8443)
+    assert open_between(objects, worker, router, 8000), "the gate of a rollout"
+    assert open_between(objects, ("keda", {"app": "keda-operator"}), operator, 9090)
+    assert open_between(objects, ("monitoring", {"app": "prometheus"}), worker, 7480)
+    assert open_between(objects, ("monitoring", {"app": "prometheus"}), router, 8000)
+    for end in (operator, router):
+        assert open_between(objects, end, ("kube-system", {"k8s-app": "kube-dns"}), 53)
+    if "tandem-redis" in ends:
+        assert open_between(objects, router, ends["tandem-redis"], 6379)
+        assert open_between(objects, worker, ends["tandem-redis"], 6379)
+        assert not open_between(objects, ("else", {"app": "x"}), ends["tandem-redis"], 6379)
+    if "tandem-kv-store" in ends:
+        store = ends["tandem-kv-store"]
+        assert open_between(objects, router, store, 7400)
+        assert open_between(objects, store, worker, 7400)
+        assert open_between(objects, worker, store, 7401)
+
+
+@pytest.mark.parametrize("variant", ["defaults", "everything", "two namespaces"])
+def test_strangers_cannot(variant: str) -> None:
+    objects = RENDERED[variant]
+    ends = {name: end for name, end, _ in pods_of(objects)}
+    home = "llm" if variant in ("everything", "two namespaces") else NAMESPACE
+    stranger = (home, {"app": "stranger"})
+    assert not open_between(objects, stranger, (home, _WORKER), 7400)
+    assert not open_between(objects, stranger, (home, _WORKER), 7401)
+    assert not open_between(objects, stranger, ends["tandem-operator"], 9090)
+    assert not open_between(objects, ends["tandem-router"], stranger, 5432)
+    asks = open_between(objects, ("else", {"app": "client"}), ends["tandem-router"], 8000)
+    assert asks is (variant != "everything"), "only where clients are not named may everybody ask"
+    assert open_between(objects, ("gateways", {"app": "gateway"}), ends["tandem-router"], 8000)

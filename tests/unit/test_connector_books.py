@@ -1,0 +1,338 @@
+"""The connector's bookkeeping: every load is reported exactly once, whatever comes in whatever order."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.connectors.load_book import LoadBook
+from kv_transfer.connectors.orders import LoadOrder, PageTarget
+from kv_transfer.connectors.request_book import Progress, RequestBook
+from tandem.engine.vllm.conduit_messages import Closed, DrawFirst, First, Landed, NoMore, Spoiled, Withheld
+from tandem.engine.vllm.stage_params import NO_SLOT, StageParams, for_sequence, stage_params
+
+
+def order(request: str = "a", work: int = 1, blocks: int = 3, *, first: bool = True, sequence: int = 0) -> LoadOrder:
+    return LoadOrder(request, work, sequence, tuple(PageTarget(i, 10 + i, 100 + i) for i in range(blocks)), first)
+
+
+# -- loads --
+
+
+def test_a_load_is_over_when_all_blocks_are_copied_and_the_next_position_is_known() -> None:
+    book = LoadBook()
+    book.begin(order())
+    book.hear(Landed(1, (0, 2)))
+    assert [target.index for target in book.next_copies(9)] == [0, 2]
+    assert book.take() == []
+    book.hear(Landed(1, (1,)))
+    assert book.take() == [], "it has landed, but is not copied"
+    assert [(target.slot, target.block) for target in book.next_copies(9)] == [(11, 101)]
+    assert book.take() == [], "the next position is not known"
+    book.hear(First(1, 0, 42))
+    (ended,) = book.take()
+    assert (ended.request_id, ended.copied, ended.failed, ended.first) == ("a", 3, (), 42)
+    assert book.take() == []
+    assert book.waiting == 0
+
+
+def test_what_was_said_before_the_load_began_counts() -> None:
+    book = LoadBook()
+    book.hear(Landed(1, (0, 1, 2)))
+    book.hear(First(1, 0, 42))
+    book.begin(order())
+    assert len(book.next_copies(2)) == 2
+    assert len(book.next_copies(2)) == 1
+    assert len(book.take()) == 1
+
+
+def test_what_does_not_come_has_failed() -> None:
+    book = LoadBook()
+    book.begin(order())
+    book.hear(Landed(1, (0,)))
+    book.next_copies(9)
+    book.hear(First(1, 0, 42))
+    assert book.take() == []
+    book.hear(NoMore(1))
+    (ended,) = book.take()
+    assert (ended.copied, ended.failed, ended.first) == (1, (101, 102), 42)
+
+
+def test_a_block_without_a_slot_has_failed_from_the_start() -> None:
+    book = LoadBook()
+    targets = (PageTarget(0, NO_SLOT, 100), PageTarget(1, 11, 101))
+    book.begin(LoadOrder("a", 1, 0, targets, first=False))
+    book.hear(Landed(1, (1,)))
+    book.next_copies(9)
+    (ended,) = book.take()
+    assert ended.failed == (100,)
+
+
+def test_a_position_that_is_drawn_here_is_not_awaited() -> None:
+    book = LoadBook()
+    book.begin(order(blocks=0))
+    assert book.take() == []
+    book.hear(DrawFirst(1))
+    (ended,) = book.take()
+    assert ended.first is None
+
+
+def test_a_block_that_turns_out_to_be_damaged_has_failed_even_if_it_was_copied() -> None:
+    book = LoadBook()
+    book.begin(order())
+    book.hear(Landed(1, (0, 1, 2)))
+    book.next_copies(9)
+    book.hear(Spoiled(1, (1,)))
+    book.hear(First(1, 0, 42))
+    (ended,) = book.take()
+    assert (ended.copied, ended.failed) == (2, (101,))
+
+
+@pytest.mark.parametrize("told", [None, Closed(1), NoMore(1)])
+def test_an_aborted_load_is_reported_once_and_fills_nothing(told: Closed | NoMore | None) -> None:
+    book = LoadBook()
+    book.begin(order())
+    book.hear(Landed(1, (0,)))
+    book.abort("a")
+    if told is not None:
+        book.hear(told)
+    assert book.next_copies(9) == []
+    (ended,) = book.take()
+    assert (ended.failed, ended.first, ended.aborted) == ((), None, True)
+    book.abort("a")
+    assert book.take() == []
+
+
+def test_an_abort_of_what_was_reported_or_is_unknown_reports_nothing() -> None:
+    book = LoadBook()
+    book.begin(order(blocks=0, first=False))
+    assert len(book.take()) == 1
+    book.abort("a")
+    book.abort("never heard of")
+    assert book.take() == []
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_without_a_stage_every_load_ends(lost_first: bool) -> None:
+    book = LoadBook()
+    if lost_first:
+        book.lose()
+    book.begin(order())
+    if not lost_first:
+        book.lose()
+    (ended,) = book.take()
+    assert ended.failed == (100, 101, 102)
+
+
+def test_a_load_of_a_closed_work_ends() -> None:
+    book = LoadBook()
+    book.hear(Landed(1, (0,)))
+    book.hear(Closed(1))
+    book.hear(Landed(1, (1,)))
+    book.begin(order())
+    assert book.next_copies(9) == [], "its slots are others' by now"
+    assert len(book.take()) == 1
+
+
+def test_sequences_of_a_work_load_the_same_blocks_and_await_their_own_position() -> None:
+    book = LoadBook()
+    book.begin(order("a"))
+    book.begin(order("b", sequence=1))
+    book.hear(Landed(1, (0, 1, 2)))
+    assert len(book.next_copies(9)) == 6
+    book.hear(First(1, 1, 7))
+    assert [(ended.request_id, ended.first) for ended in book.take()] == [("b", 7)]
+    book.hear(First(1, 0, 8))
+    assert [(ended.request_id, ended.first) for ended in book.take()] == [("a", 8)]
+
+
+def test_slots_that_are_complete_or_withheld_are_not_written() -> None:
+    book = LoadBook()
+    book.hear(Landed(1, (0,)))
+    book.hear(Withheld(1, (2,)))
+    assert [book.held(1, index) for index in range(3)] == [True, False, True]
+    book.saved(1, 1)
+    assert book.held(1, 1)
+    assert not book.held(2, 0)
+
+
+MESSAGES = st.one_of(
+    st.builds(Landed, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+    st.builds(Spoiled, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=2).map(tuple)),
+    st.builds(Withheld, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=2).map(tuple)),
+    st.builds(First, st.integers(1, 3), st.integers(0, 1), st.integers(0, 9)),
+    st.builds(NoMore, st.integers(1, 3)),
+    st.builds(DrawFirst, st.integers(1, 3)),
+    st.builds(Closed, st.integers(1, 3)),
+)
+
+
+@dataclass
+class Scheduler:
+    """vLLM's side: dies of a report for a request that does not wait, as the real one does."""
+
+    book: LoadBook = field(default_factory=LoadBook)
+    waiting: dict[str, int] = field(default_factory=dict)
+    begun: int = 0
+    copied: dict[str, set[int]] = field(default_factory=dict)
+
+    def begin(self, work: int, blocks: int, first: bool) -> None:
+        self.begun += 1
+        name = f"r{self.begun}"
+        self.waiting[name] = work
+        targets = tuple(PageTarget(i, i - (i == 3), 1000 * self.begun + i) for i in range(blocks))
+        self.book.begin(LoadOrder(name, work, self.begun % 2, targets, first))
+
+    def step(self, limit: int) -> None:
+        for target in self.book.next_copies(limit):
+            mine = self.copied.setdefault(f"r{target.block // 1000}", set())
+            assert target.block not in mine, "copied twice"
+            mine.add(target.block)
+        for ended in self.book.take():
+            del self.waiting[ended.request_id]
+            if not ended.aborted:
+                assert ended.copied <= len(self.copied.get(ended.request_id, ()))
+
+
+ACTIONS = st.one_of(
+    MESSAGES,
+    st.tuples(st.just("begin"), st.integers(1, 3), st.integers(0, 4), st.booleans()),
+    st.tuples(st.just("step"), st.integers(0, 3)),
+    st.tuples(st.just("abort"), st.integers(1, 9)),
+    st.tuples(st.just("save"), st.integers(1, 3), st.integers(0, 3)),
+    st.just(("lose",)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ACTIONS, max_size=40), st.booleans())
+def test_every_load_is_reported_exactly_once_and_always_ends(actions: list[object], by_closing: bool) -> None:
+    engine = Scheduler()
+    for action in actions:
+        match action:
+            case ("begin", int(work), int(blocks), bool(first)):
+                engine.begin(work, blocks, first)
+            case ("step", int(limit)):
+                engine.step(limit)
+            case ("abort", int(number)):
+                engine.book.abort(f"r{number}")
+            case ("save", int(work), int(index)):
+                engine.book.saved(work, index)
+            case ("lose",):
+                engine.book.lose()
+            case _:
+                engine.book.hear(action)  # type: ignore[arg-type]
+    for work in (1, 2, 3):
+        for message in (Closed(work),) if by_closing else (NoMore(work), DrawFirst(work)):
+            engine.book.hear(message)
+    engine.step(1000)
+    assert engine.waiting == {}
+    assert engine.book.waiting == 0
+
+
+# -- requests --
+
+
+def params(
+    blocks: int, *, load: int = 0, save: int = 0, held: tuple[int, ...] = (), first: bool = False
+) -> StageParams:
+    return StageParams(1, 0, tuple(range(blocks)), load, save, held, first)
+
+
+def test_parameters_travel_as_a_dictionary() -> None:
+    sent = params(3, load=16, save=1, held=(0,), first=True)
+    assert stage_params(sent.as_dict()) == sent
+    assert stage_params(None) is None
+    assert stage_params({"do_remote_decode": True}) is None
+    other = stage_params(for_sequence(sent.as_dict(), 2))
+    assert other is not None
+    assert (other.sequence, other.save, other.load) == (2, 3, 16)
+
+
+def test_what_is_in_the_engines_own_cache_is_not_loaded() -> None:
+    book = RequestBook(8)
+    book.add("a", params(3, load=20, save=3, first=True), 20)
+    assert book.matched("a", 8) == 12
+    assert book.matched("a", 8) == 12, "asking changes nothing"
+    book.allocated("a", [50, 51, 52], 12)
+    (load,) = book.step([], idle=True).loads
+    assert [(target.index, target.slot, target.block) for target in load.targets] == [(1, 1, 51), (2, 2, 52)]
+    assert (load.cached, load.loading, load.first) == (8, 12, True)
+    assert book.step([], idle=True).loads == ()
+    assert book.matched("a", 0) == 0, "a load is tried once"
+    assert book.matched("somebody else's", 0) == 0
+
+
+def test_a_load_without_its_first_block_is_none_unless_a_position_is_awaited() -> None:
+    for first in (False, True):
+        book = RequestBook(8)
+        book.add("a", StageParams(1, 0, (NO_SLOT, 1), 16, 2, (), first), 17)
+        assert book.matched("a", 0) == (16 if first else 0)
+        assert book.matched("a", 8) == 8
+
+
+def test_blocks_are_saved_as_they_complete_and_the_tail_at_the_end() -> None:
+    book = RequestBook(8)
+    book.add("a", params(3, held=(0,)), 20)
+    blocks = [50, 51, 52]
+    step = book.step([Progress("a", 0, 10, blocks)], idle=False)
+    assert step.saves == ()
+    assert step.tracked == {"a": (1, 0)}
+    step = book.step([Progress("a", 10, 18, blocks)], idle=False)
+    assert [target.index for target in step.saves[0].targets] == [1]
+    assert step.blank == (52,), "the tail's block is blanked in the step that writes to it first"
+    step = book.step([Progress("a", 18, 20, blocks)], idle=False)
+    assert [target.index for target in step.saves[0].targets] == [2]
+    assert step.blank == ()
+    assert book.step([Progress("a", 20, 21, blocks)], idle=False).saves == ()
+
+
+def test_what_was_saved_before_a_preemption_is_not_saved_again() -> None:
+    book = RequestBook(8)
+    book.add("a", params(3), 20)
+    assert len(book.step([Progress("a", 0, 16, [50, 51, 52])], idle=False).saves[0].targets) == 2
+    again = book.step([Progress("a", 0, 20, [60, 61, 62])], idle=False)
+    assert [(target.index, target.block) for target in again.saves[0].targets] == [(2, 62)]
+    assert again.blank == (62,)
+
+
+def test_a_request_that_ends_before_its_step_loads_nothing() -> None:
+    book = RequestBook(8)
+    book.add("a", params(2, load=16), 17)
+    book.allocated("a", [1, 2, 3], 16)
+    book.finished("a")
+    book.finished("a")
+    step = book.step([Progress("a", 0, 8, [1, 2, 3])], idle=False)
+    assert (step.loads, step.saves) == ((), ())
+    assert step.tracked == {"a": (1, 0)}, "the workers hear of its end too"
+    assert len(book) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.lists(st.integers(1, 15), min_size=1, max_size=40),
+    st.sets(st.integers(0, 5)),
+    st.sets(st.integers(0, 39)),
+)
+def test_every_block_that_is_not_held_is_saved_exactly_once(
+    prompt: int, chunks: list[int], held: set[int], preempted: set[int]
+) -> None:
+    book = RequestBook(8)
+    blocks = -(-prompt // 8)
+    book.add("a", params(blocks, held=tuple(sorted(held))), prompt)
+    saved: list[int] = []
+    at = 0
+    for number, chunk in enumerate([*chunks, prompt]):
+        at = 0 if number in preempted else at
+        end = min(prompt, at + chunk)
+        if end > at:
+            for save in book.step([Progress("a", at, end, range(blocks))], idle=False).saves:
+                assert all(end >= min(prompt, 8 * (target.index + 1)) for target in save.targets)
+                saved += [target.index for target in save.targets]
+            at = end
+    if at < prompt:
+        for save in book.step([Progress("a", at, prompt, range(blocks))], idle=False).saves:
+            saved += [target.index for target in save.targets]
+    assert sorted(saved) == [index for index in range(blocks) if index not in held]

@@ -1,0 +1,110 @@
+"""What of a `ModelService` `tandem up` runs, what it says has no effect, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tandem.cli.launches import Places, members_of
+from tandem.cli.one_machine import REPLICAS_MAX, check_here, source_here, without_effect
+from tandem.cli.up_options import parse
+from tandem.core.errors import TandemError
+from tandem.service.settings import load_settings
+from tandem.spec.reading import service_of
+from tandem.spec.service import ModelService
+from tandem.worker.process_settings import WorkerSettings
+from tests.cluster.bad_model_services import over
+from tests.cluster.good_model_services import GOOD, LLAMA_70B, SMALLEST
+
+PLACES = Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
+
+
+def changed(text: str, upper: str) -> ModelService:
+    return service_of(over(yaml.safe_load(text), yaml.safe_load(upper)))
+
+
+def settings_of(service: ModelService) -> list[Any]:
+    """Of every worker, as it would read them."""
+    members = members_of(service, PLACES, cores=2, environment={})
+    workers = [member for member in members if member.role in ("prefill", "decode", "unified")]
+    return [load_settings(WorkerSettings, list(worker.command.argv[4:]), {}) for worker in workers]
+
+
+def test_what_only_a_cluster_can_do_is_said_in_one_line() -> None:
+    line = without_effect(service_of(yaml.safe_load(LLAMA_70B)))
+    assert line == (
+        "on one machine these have no effect: spec.model.revision, spec.model.credentialsSecret, "
+        "spec.rollout.gate, spec.slo, spec.routing.maxQueueSeconds, autoscaling of prefill and decode, accelerator "
+        "of prefill and decode, topology of prefill and decode, image of prefill, spare of decode"
+    )
+
+
+def test_nothing_is_said_when_everything_counts() -> None:
+    assert without_effect(service_of(yaml.safe_load(SMALLEST))) is None
+
+
+@pytest.mark.parametrize("name", ["smallest", "70B, TP 4, P/D, autoscaled", "asleep at night"])
+def test_services_for_clusters_are_taken(name: str) -> None:
+    check_here(service_of(yaml.safe_load(GOOD[name])))
+
+
+def test_a_pool_without_a_number_has_one_worker() -> None:
+    service = service_of(yaml.safe_load(LLAMA_70B))
+    assert [settings.worker_id for settings in settings_of(service)] == ["prefill-0", "decode-0"]
+
+
+def test_workers_of_a_pool_run_its_engine() -> None:
+    service = changed(
+        GOOD["AMD, engines per pool"], "spec: {model: {source: 'file:///models/qwen'}, engine: {device: cuda}}"
+    )
+    prefill, decode = settings_of(service)
+    assert (prefill.vllm.eager, decode.vllm.eager) == (True, None)
+    assert (prefill.vllm.ngram_tokens, decode.vllm.ngram_tokens) == (0, 4)
+    assert [one.vllm.parallelism.tensor for one in (prefill, decode)] == [2, 2]
+    assert prefill.model == "/models/qwen"
+
+
+def test_the_router_is_told_its_policy() -> None:
+    plain, chosen = (
+        members_of(service, PLACES, cores=2, environment={})[0].command.argv
+        for service in (
+            service_of(yaml.safe_load(SMALLEST)),
+            changed(SMALLEST, "spec: {routing: {policy: least_loaded}}"),
+        )
+    )
+    assert "--core.placement.policy" not in plain
+    assert chosen[chosen.index("--core.placement.policy") + 1] == "least_loaded"
+
+
+@pytest.mark.parametrize(
+    ("upper", "said"),
+    [
+        ("spec: {model: {source: 'pvc://models/x'}}", "spec.model.source 'pvc://models/x' is for a cluster"),
+        ("spec: {pools: [{name: all, role: unified, replicas: 0}]}", "spec.pools has no worker that can decode"),
+        (
+            f"spec: {{pools: [{{name: all, role: unified, replicas: {REPLICAS_MAX + 1}}}]}}",
+            "spec.pools[0].replicas is 257: one machine takes at most 256",
+        ),
+    ],
+)
+def test_what_cannot_run_here_is_refused(upper: str, said: str) -> None:
+    with pytest.raises(TandemError) as caught:
+        check_here(changed(SMALLEST, upper))
+    assert (caught.value.code, said in caught.value.message) == ("bad_setting", True)
+
+
+def test_a_file_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "asleep.yaml"
+    file.write_text(SMALLEST.replace("role: unified", "role: unified, replicas: 0"))
+    with pytest.raises(TandemError, match=r"asleep\.yaml: spec\.pools has no worker that can decode"):
+        parse([str(file)])
+    file.write_text(LLAMA_70B)
+    assert parse([str(file), "--port", "0"]).service.spec.slo.ttft_ms == 800
+
+
+@pytest.mark.parametrize(
+    ("source", "here"), [("demo", "demo"), ("file:///models/x", "/models/x"), ("hf://org/x", "org/x"), ("a/b", "a/b")]
+)
+def test_sources(source: str, here: str) -> None:
+    assert source_here(source) == here

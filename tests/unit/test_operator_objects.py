@@ -1,0 +1,280 @@
+"""The objects that a service consists of."""
+
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from control_plane.objects.children import disruption_budget, engine_pool, headless_service, scaled_object
+from control_plane.objects.gate import gate_job
+from control_plane.objects.installation import Installation, completed
+from control_plane.objects.merging import merged
+from control_plane.objects.names import POOL, REVISION, ROLE, SERVICE
+from control_plane.objects.pods import pod_template
+from control_plane.objects.revisions import controller_revision, read_revision, rendered
+from control_plane.objects.worker_flags import settings_map
+from control_plane.objects.workload import workload
+from tandem.kube.kinds import Json
+from tandem.service.settings import load_settings
+from tandem.spec.reading import service_of
+from tandem.spec.revision import revision_of
+from tandem.spec.rollout import TOO_DIFFERENT, Gate
+from tandem.spec.service import ModelService
+from tandem.worker.process_settings import WorkerSettings
+from tests.cluster.good_model_services import GOOD
+
+INSTALLATION = Installation(worker_image="worker:1", vllm_image="vllm:1", tls_secret="tandem-tls")
+OWNER: Json = {
+    "apiVersion": "tandem.dev/v1alpha1",
+    "kind": "EnginePool",
+    "metadata": {"name": "x-pool", "namespace": "llm", "uid": "u1"},
+}
+MULTI_NODE = "MoE with experts"
+
+
+def read(name: str, installation: Installation = INSTALLATION) -> ModelService:
+    plain = yaml.safe_load(GOOD[name])
+    plain["metadata"]["namespace"] = "llm"
+    return completed(service_of(plain), installation)
+
+
+def template(name: str, pool: int = 0, installation: Installation = INSTALLATION) -> Json:
+    service = read(name, installation)
+    return pod_template(service, service.spec.pools[pool], "abc", installation)
+
+
+def worker(pod: Json) -> Json:
+    return next(each for each in pod["spec"]["containers"] if each["name"] == "worker")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_workers_understand_what_they_are_told(name: str) -> None:
+    """What the kubelet hands to the process is what its settings take."""
+    service = read(name)
+    for index, pool in enumerate(service.spec.pools):
+        pod = template(name, index)
+        data = settings_map(service, pool, "abc", INSTALLATION)["data"]
+        argv = [each.replace("$(POD_IP)", "10.1.2.3") for each in worker(pod)["args"]]
+        settings = load_settings(WorkerSettings, argv, {**data, "TANDEM_WORKER_ID": "pod-1"})
+        assert (settings.worker_id, settings.role, settings.revision) == ("pod-1", pool.role, "abc")
+        assert settings.link.bind == "10.1.2.3:7400"
+        assert settings.metrics_bind == "10.1.2.3:7480"
+        assert settings.deadlines.drain_s == pool.drain_seconds
+        assert settings.model_name == service.model_name
+        assert settings.link.tls.certificate is not None
+        assert settings.link.tls.server_name == "tandem-worker", "workers pull from each other by address"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_pod_is_restricted_and_can_be_found(name: str) -> None:
+    for index, pool in enumerate(read(name).spec.pools):
+        pod = template(name, index)
+        labels = pod["metadata"]["labels"]
+        assert labels[SERVICE] == read(name).metadata.name
+        assert (labels[POOL], labels[ROLE], labels[REVISION]) == (pool.name, pool.role, "abc")
+        assert pod["metadata"]["annotations"]["tandem.dev/link-port"] == "7400"
+        spec, container = pod["spec"], worker(pod)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["terminationGracePeriodSeconds"] == pool.drain_seconds + 30
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert container["livenessProbe"]["httpGet"]["path"] == "/alive"
+        assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+def test_accelerators_places_and_patches() -> None:
+    pod = template("one node")
+    container = worker(pod)
+    assert container["image"] == "vllm:1"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "64Gi"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    assert volumes["model"]["persistentVolumeClaim"]["claimName"] == "models"
+    assert volumes["dshm"]["emptyDir"]["sizeLimit"] == "8Gi"
+    assert pod["spec"]["tolerations"] == [{"key": "gpu", "operator": "Exists"}], "a patch replaces such lists"
+    spot = template("one node", 1)["spec"]
+    assert {"key": "karpenter.sh/capacity-type", "operator": "Equal", "value": "spot"} in spot["tolerations"]
+    assert "nodeAffinity" not in spot.get("affinity", {})
+    assert "nodeAffinity" in pod["spec"]["affinity"], "who cannot be taken away keeps off such nodes"
+    near = template("70B, TP 4, P/D, autoscaled")["spec"]["affinity"]["podAffinity"]
+    term = near["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]
+    assert term["topologyKey"] == "topology.kubernetes.io/zone"
+    labelled = template("one node", 0, Installation(accelerator_label="gpu-type"))["spec"]
+    assert labelled["nodeSelector"] == {"gpu-type": "l40s"}
+
+
+def test_rdma_brings_its_transport_and_its_right() -> None:
+    service = read("smallest")
+    plain = worker(template("smallest"))
+    assert plain["args"][plain["args"].index("--kv.transports") + 1] == "tcp"
+    assert "add" not in plain["securityContext"]["capabilities"]
+    limits = {"resources": {"limits": {"rdma/ib": 1}}}
+    patch = {"spec": {"containers": [{"name": "worker", **limits}]}}
+    pool = service.spec.pools[0].__class__(name="all", role="unified", image="i", template=patch)
+    fast = worker(pod_template(service, pool, "abc", INSTALLATION))
+    assert fast["args"][fast["args"].index("--kv.transports") + 1] == "nixl,tcp"
+    assert fast["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+
+
+def test_a_template_cannot_take_away_what_others_rely_on() -> None:
+    service = read("smallest")
+    patch: Json = {"metadata": {"labels": {POOL: "other", "team": "a"}}, "spec": {"priorityClassName": "high"}}
+    pool = service.spec.pools[0].__class__(name="all", role="unified", image="i", template=patch)
+    pod = pod_template(service, pool, "abc", INSTALLATION)
+    assert pod["metadata"]["labels"][POOL] == "all"
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["spec"]["priorityClassName"] == "high"
+
+
+def test_a_worker_that_spans_nodes_is_a_group() -> None:
+    service = read(MULTI_NODE)
+    record = rendered(service, "abc", 1, INSTALLATION)
+    group = workload(service.metadata.name, record.pools["decode"], "abc", 2, OWNER)
+    assert group["kind"] == "LeaderWorkerSet"
+    inner = group["spec"]["leaderWorkerTemplate"]
+    assert inner["size"] == 4
+    leader, follower = inner["leaderTemplate"], inner["workerTemplate"]
+    assert worker(leader)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    args = worker(leader)["args"]
+    assert args[args.index("--vllm.extra.nnodes") + 1] == "4"
+    assert ROLE not in follower["metadata"]["labels"], "routers take only the first pod for a worker"
+    assert worker(follower)["command"][:2] == ["vllm", "serve"]
+    assert "readinessProbe" not in worker(follower)
+    packed = leader["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/exclusive-topology"]
+    assert packed == "topology.kubernetes.io/rack"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_record_is_read_as_it_was_written(name: str) -> None:
+    service = read(name)
+    revision = revision_of(service.spec)
+    record = rendered(service, revision, 3, INSTALLATION)
+    obj = controller_revision(record, {**OWNER, "metadata": {**OWNER["metadata"], "name": service.metadata.name}})
+    assert read_revision(obj) == record
+
+
+def test_images_make_revisions() -> None:
+    one, other = read("smallest"), read("smallest", Installation(worker_image="worker:2"))
+    assert revision_of(one.spec) != revision_of(other.spec)
+
+
+DIGEST = f"sha256:{'5' * 64}"
+
+
+def of_model(installation: Installation = INSTALLATION, **model: str) -> Json:
+    """The first pool's pods, of a service with another model."""
+    name = next(iter(GOOD))
+    service = read(name, installation)
+    spec = msgspec.structs.replace(service.spec, model=msgspec.structs.replace(service.spec.model, **model))
+    service = msgspec.structs.replace(service, spec=spec)
+    return pod_template(service, service.spec.pools[0], revision_of(service), installation)["spec"]
+
+
+def test_weights_of_a_bucket_are_brought_before_the_worker_starts() -> None:
+    installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
+    pod = of_model(installation, source="s3://bucket/llama", digest=DIGEST, credentials_secret="keys")
+    (fetch,) = pod["initContainers"]
+    assert fetch["command"] == ["python", "-m", "tandem.cli", "fetch"]
+    assert fetch["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert fetch["args"][0] == "s3://bucket/llama"
+    assert fetch["args"][-2:] == ["--digest", DIGEST]
+    link = fetch["args"][fetch["args"].index("--link") + 1]
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts[str(PurePath(link).parent)] in {volume["name"] for volume in pod["volumes"]}
+    assert {"name": "cache", "hostPath": {"path": "/var/lib/models", "type": "DirectoryOrCreate"}} in pod["volumes"]
+    cache = fetch["args"][fetch["args"].index("--cache") + 1]
+    assert any(cache.startswith(path) for path in mounts), "the link leads to where the worker sees it"
+
+
+def test_a_claim_that_is_pinned_is_checked_and_a_hub_model_is_fetched_by_its_worker() -> None:
+    (check,) = of_model(source="pvc://claim/llama", digest=DIGEST)["initContainers"]
+    assert check["args"] == ["/models/llama", "--digest", DIGEST]
+    assert "initContainers" not in of_model(source="pvc://claim/llama")
+    assert "initContainers" not in of_model(source="hf://org/llama")
+    assert of_model(source="hf://org/llama", digest=DIGEST)["initContainers"][0]["args"][0] == "hf://org/llama"
+
+
+def test_replicas_are_said_only_where_the_service_says_them() -> None:
+    service, scaled = read("one node"), read("70B, TP 4, P/D, autoscaled")
+    assert engine_pool(OWNER, service.spec.pools[0])["spec"]["replicas"] == 2
+    assert "replicas" not in engine_pool(OWNER, scaled.spec.pools[0])["spec"]
+
+
+def test_what_scales_names_the_pool_and_leaves_decisions_to_the_scaler() -> None:
+    service = read("70B, TP 4, P/D, autoscaled")
+    pool = service.spec.pools[1]
+    assert pool.autoscaling is not None
+    spec = scaled_object("llama-70b", pool, pool.autoscaling, OWNER, INSTALLATION)["spec"]
+    assert spec["scaleTargetRef"]["name"] == "llama-70b-decode"
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 16)
+    assert spec["triggers"][0]["metadata"]["pool"] == "decode"
+    for direction in spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"].values():
+        assert direction == {"stabilizationWindowSeconds": 0, "tolerance": "0"}
+
+
+def test_services_are_headless_and_budgets_let_nodes_drain() -> None:
+    pool = read("smallest").spec.pools[0]
+    assert headless_service("demo", pool, OWNER)["spec"]["clusterIP"] == "None"
+    assert disruption_budget("demo", pool, OWNER)["spec"]["maxUnavailable"] == 1
+
+
+def test_a_gate_asks_both_revisions_and_reports_in_its_last_words() -> None:
+    job = gate_job(OWNER, Gate(agreement=0.9, kl=0.2), "m", "old", "new", "image", INSTALLATION)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    line = " ".join([*container["command"], *container["args"]])
+    assert "verify http://tandem-router:8000 http://tandem-router:8000 --model-a m@old --model-b m@new" in line
+    assert "--threshold agreement=0.9,kl=0.2 --json /dev/termination-log" in line
+    assert container["env"] == []
+
+
+def test_a_gate_asks_with_a_key_where_routers_want_one() -> None:
+    keyed = replace(INSTALLATION, gate_key_secret="api-keys/operator")
+    job = gate_job(OWNER, Gate(), "m", "old", "new", "image", keyed)
+    (variable,) = job["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "api-keys", "key": "operator"}}
+    # `tandem verify` sends what it finds there.
+    assert variable["name"] == "OPENAI_API_KEY"
+
+
+def test_a_gate_is_asked_again_only_where_nothing_was_compared() -> None:
+    spec = gate_job(OWNER, Gate(), "m", "old", "new", "image", INSTALLATION)["spec"]
+    made, evicted = spec["podFailurePolicy"]["rules"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["template"]["spec"]["restartPolicy"] == "Never", "what a policy for failures needs"
+    assert made["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [TOO_DIFFERENT]}
+    assert (made["action"], evicted["action"], spec["backoffLimit"]) == ("FailJob", "Ignore", 2)
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"b": None, "c": {"d": None, "e": 1}}, {"a": 1, "c": {"e": 1}}),
+        ({"args": [1, 2]}, {"args": [3]}, {"args": [3]}),
+        (
+            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+            {"env": [{"name": "B", "value": "3"}, {"name": "C", "value": "4"}]},
+            {
+                "env": [
+                    {"name": "A", "value": "1"},
+                    {"name": "B", "value": "3"},
+                    {"name": "C", "value": "4"},
+                ]
+            },
+        ),
+        (
+            {"env": [{"name": "A"}, {"name": "B"}]},
+            {"env": [{"name": "A", "$patch": "delete"}]},
+            {"env": [{"name": "B"}]},
+        ),
+        ({"a": {"b": 1}}, {"a": {"$patch": "replace", "c": 2}}, {"a": {"c": 2}}),
+        ({"env": [{"name": "A"}]}, {"env": [{"$patch": "replace"}, {"name": "Z"}]}, {"env": [{"name": "Z"}]}),
+    ],
+)
+def test_patches_merge_as_kubectl_merges_them(base: Any, patch: Any, expected: Any) -> None:
+    assert merged(base, patch) == expected

@@ -1,0 +1,157 @@
+"""What placement learns of costs: from loads, spans and answers to expected milliseconds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement import CostModel
+from router.placement.learning.answer_lengths import AnswerLengths
+from router.placement.learning.fit import Fit
+from router.placement.learning.pace import Paces
+from router.settings import CostPriors
+from tandem.core.messages import TierCost
+from tandem.core.spans import Attribute, Span
+from tests.unit.test_router_placement import load
+
+TRUE_TOKEN_MS, TRUE_POSITION_MS = 0.05, 2e-6
+
+
+def span(name: str, ms: float, **attributes: Attribute) -> Span:
+    return Span("0" * 32, "1" * 16, "2" * 16, name, "worker", 100.0, 100.0 + ms / 1e3, attributes)
+
+
+def prefill_span(computed: int, reused: int, ms: float | None = None) -> Span:
+    true_ms = computed * (TRUE_TOKEN_MS + TRUE_POSITION_MS * (reused + computed / 2))
+    return span("prefill", true_ms if ms is None else ms, tokens_computed=computed, tokens_reused=reused)
+
+
+def test_a_fit_finds_what_made_the_measurements() -> None:
+    fit = Fit((1.0, 1.0, 1.0), (0.001, 0.001, 0.001), 0.99)
+    for first in range(1, 40):
+        second = first * 7 % 11
+        fit.observe((1.0, first, second), 2.0 + 0.5 * first + 3.0 * second)
+    assert fit.coefficients == pytest.approx((2.0, 0.5, 3.0), rel=0.02)
+
+
+def test_a_fit_keeps_to_its_priors_until_the_inputs_have_varied() -> None:
+    fit = Fit((0.0, 0.1, 0.0), (0.05, 0.001, 0.05), 0.99)
+    for _ in range(50):
+        fit.observe((1.0, 1000.0, 500_000.0), 200.0)
+    constant, token, position = fit.coefficients
+    assert 1000 * token == pytest.approx(200.0, rel=0.1)
+    assert constant + 500_000 * position < 20.0
+    assert constant + 1000 * token + 500_000 * position == pytest.approx(200.0, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e5), st.floats(1, 1e5), st.floats(0.01, 1e6)), max_size=40))
+def test_no_coefficient_is_ever_negative_or_no_number(measured: list[tuple[float, float, float]]) -> None:
+    fit = Fit((1.0, 0.1, 0.1), (0.001, 0.02, 0.02), 0.99)
+    for first, second, value in measured:
+        fit.observe((1.0, first, second), value)
+        assert all(0.0 <= coefficient < 1e12 for coefficient in fit.coefficients)
+
+
+def test_long_prompts_are_learned_to_take_more_per_token() -> None:
+    costs = CostModel(CostPriors())
+    for computed, reused in [(500, 0), (8000, 0), (2000, 30_000), (60_000, 0), (1000, 100_000), (20_000, 5000)] * 8:
+        costs.observe_spans("w", (prefill_span(computed, reused),), alone=True)
+    for computed, reused in [(100_000, 0), (4000, 0), (10_000, 90_000)]:
+        true_ms = computed * (TRUE_TOKEN_MS + TRUE_POSITION_MS * (reused + computed / 2))
+        assert costs.prefill_ms("w", computed, reused) == pytest.approx(true_ms, rel=0.05)
+        assert costs.prefill_ms("new", computed, reused) == pytest.approx(true_ms, rel=0.05)
+
+
+def test_prompts_that_shared_a_worker_or_waited_for_blocks_do_not_teach() -> None:
+    costs = CostModel(CostPriors())
+    before = costs.prefill_ms("w", 1000)
+    costs.observe_spans("w", (prefill_span(1000, 0, 9e5),), alone=False)
+    costs.observe_spans("w", (prefill_span(1000, 0, 9e5), span("kv.pull", 1.0, bytes=0, gb_per_s=0.0)), alone=True)
+    assert costs.prefill_ms("w", 1000) == before
+
+
+def test_the_steps_beside_a_prompt_are_not_its_own_cost() -> None:
+    costs = CostModel(CostPriors())
+    for running in (0, 40, 10, 80, 0, 20) * 20:
+        step_ms = 10.0 + 0.5 * running
+        for _ in range(4):
+            costs.observe_load("w", load(running=running, step_s=step_ms / 1e3), running * 1000)
+        ms = 1000 * TRUE_TOKEN_MS + (step_ms if running else 0.0)
+        costs.observe_spans("w", (prefill_span(1000, 0, ms),), alone=True)
+    assert costs.prefill_ms("w", 1000) == pytest.approx(1000 * TRUE_TOKEN_MS, rel=0.15)
+
+
+def test_a_slower_machine_is_told_from_noise() -> None:
+    costs = CostModel(CostPriors())
+    for turn in range(120):
+        for worker, factor in (("a", 1.0), ("b", 0.97), ("c", 1.04), ("slow", 3.0)):
+            computed = 500 + 400 * (turn % 7)
+            costs.observe_spans(worker, (prefill_span(computed, 0, factor * computed * TRUE_TOKEN_MS),), alone=True)
+    assert costs.prefill_ms("a", 1000) == costs.prefill_ms("b", 1000) or costs.prefill_ms("slow", 1000) > 0
+    assert costs.prefill_ms("slow", 1000) > 2.0 * costs.prefill_ms("a", 1000)
+    costs.forget("slow")
+    assert costs.prefill_ms("slow", 1000) < 2.0 * costs.prefill_ms("a", 1000)
+
+
+def test_before_a_worker_had_a_prompt_alone_its_best_rate_counts() -> None:
+    costs = CostModel(CostPriors())
+    for rate in (3000.0, 8000.0, 4000.0, 5000.0):
+        costs.observe_load("w", load(prefill_tokens_per_s=rate))
+    assert costs.prefill_ms("w", 8000) == pytest.approx(1000, rel=0.05)
+
+
+def test_steps_are_learned_by_sequences_and_by_what_they_attend_to() -> None:
+    costs = CostModel(CostPriors())
+    batches = [(4, 9000), (60, 50_000), (20, 400_000), (100, 700_000), (8, 300_000), (50, 20_000)]
+    for running, attended in batches * 60:
+        step_ms = 14.0 + 0.06 * running + 5e-5 * attended
+        costs.observe_load("w", load(running=running, step_s=step_ms / 1e3), attended)
+    assert costs.step_ms("w", 80, 500_000) == pytest.approx(14.0 + 4.8 + 25.0, rel=0.05)
+
+
+def test_steps_with_prompts_in_them_do_not_count() -> None:
+    costs = CostModel(CostPriors())
+    for turn in range(400):
+        running = 5 + turn % 40
+        step_ms = 10.0 + 0.2 * running
+        costs.observe_load("w", load(running=running, step_s=0.5, queued_prompt_tokens=9000))
+        costs.observe_load("w", load(running=running, step_s=(8.0 if turn % 10 == 0 else 1.0) * step_ms / 1e3))
+    assert costs.step_ms("w", 20) == pytest.approx(14.0, rel=0.1)
+
+
+def test_transfers_are_learned_by_kind_and_reads_by_worker_and_tier() -> None:
+    costs = CostModel(CostPriors(transfer_bytes_per_s=1e9))
+    for _ in range(40):
+        pulls = (
+            span("kv.pull", 1.0, bytes=1 << 20, gb_per_s=4.0),
+            span("kv.pull", 1.0, bytes=1 << 20, gb_per_s=0.5, kind="store"),
+            span("kv.pull", 1.0, bytes=1 << 20, gb_per_s=8.0, kind="dram"),
+            span("kv.pull", 1.0, bytes=100, gb_per_s=99.0),
+        )
+        costs.observe_spans("w", pulls)
+    assert costs.transfer_ms(4_000_000) == pytest.approx(1.0, rel=0.01)
+    assert costs.transfer_ms(500_000, "store") == pytest.approx(1.0, rel=0.01)
+    tier = TierCost("dram", 100, 1e9, 0.001)
+    assert costs.transfers.read_ms("w", tier, 8_000_000) == pytest.approx(2.0, rel=0.01)
+    assert costs.transfers.read_ms("other", tier, 8_000_000) == pytest.approx(9.0)
+
+
+def test_answers_are_expected_as_long_as_those_of_like_bounds_were() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected(4096, 128) == 128
+    assert lengths.expected(16, 128) == 16
+    for _ in range(100):
+        lengths.observe(4096, 700.0)
+    assert lengths.expected(5000, 128) == pytest.approx(700)
+    assert lengths.expected(600, 128) == 128
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.01, 100)), max_size=60))
+def test_paces_are_relative(told: list[tuple[str, float]]) -> None:
+    paces = Paces(0.2)
+    for worker, ratio in told:
+        paces.observe(worker, ratio)
+    known = [worker for worker in "abcd" if worker in paces]
+    for worker in known:
+        assert abs(paces.telling(worker) - 1.0) <= abs(paces.measured(worker) - 1.0)
+    if known:
+        assert sum(paces.measured(worker) for worker in known) / len(known) == pytest.approx(1.0)

@@ -1,0 +1,137 @@
+"""What is wrong with a block in DRAM is noticed before its tokens are used, with a checksum and without one."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.tiers.dram import DramShelf
+from kv_transfer.tiers.local import LocalTiers
+from kv_transfer.tiers.memory_shelf import MemoryDisk
+from kv_transfer.tiers.passes import PIECE_BYTES
+from kv_transfer.tiers.proof import Prove, fastest
+from kv_transfer.tiers.tiers import Lost, Restored
+from tandem.service.metrics import PrometheusMeter
+from tandem.service.system import SystemClock
+from tests.contract.block_space import block_layout, content
+from tests.contract.tier_stage import BLOCK, Pool, Stage, named, settings_for
+
+pytestmark = pytest.mark.timeout(60)
+NAMES = [named(i) for i in range(8)]
+PROVES = pytest.mark.parametrize("prove", [fastest(), None], ids=["checksum", "words"])
+
+
+@asynccontextmanager
+async def dram(
+    folder: Path, prove: Prove | None, block_bytes: int = BLOCK
+) -> AsyncGenerator[tuple[Stage, DramShelf], None]:
+    """DRAM alone, and its shelf, into whose memory a test can reach."""
+    pool, meter, clock = Pool(block_layout(block_bytes), 16), PrometheusMeter(), SystemClock()
+    settings = settings_for("dram", 16, folder)
+    shelf = DramShelf(16, pool.layout, 2, settings.stall_s, prove)
+    tiers = LocalTiers(pool, (shelf,), clock, meter, settings)
+    tiers.open()
+    try:
+        yield Stage("dram", pool, tiers, meter, MemoryDisk(), folder), shelf
+    finally:
+        await tiers.close()
+    assert not pool.held
+
+
+def place_of(b: Stage, name: bytes) -> int:
+    copy = b.tiers.levels[0].book.find(name)
+    assert copy is not None
+    assert copy.place is not None
+    return copy.place
+
+
+def test_the_fastest_checksum_is_at_hand_and_depends_on_the_name() -> None:
+    prove = fastest()
+    assert prove is not None, "xxhash belongs to the development environment"
+    one, other = prove(NAMES[0]), prove(NAMES[1])
+    one.update(b"some ")
+    one.update(memoryview(b"bytes"))
+    other.update(b"some bytes")
+    assert len(one.digest()) == 16
+    assert one.digest() != other.digest()
+
+
+@PROVES
+@pytest.mark.parametrize("at", [0, 777, BLOCK - 1])
+async def test_a_byte_that_flipped_in_dram_is_a_miss_and_forgotten(
+    tmp_path: Path, prove: Prove | None, at: int
+) -> None:
+    async with dram(tmp_path, prove) as (b, shelf):
+        await b.keep(NAMES)
+        assert shelf.memory is not None
+        shelf.memory.block(place_of(b, NAMES[2]))[at] ^= 16
+        outcomes = await b.restore(NAMES)
+        assert outcomes[2] == Lost(2, "digest")
+        assert all(isinstance(outcome, Restored) for number, outcome in enumerate(outcomes) if number != 2)
+        assert b.figure("tandem_tier_misses_total", "dram", "digest") == 1
+        assert len(b.tiers.where(NAMES)) == 2
+        await b.keep(NAMES[2:3])
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+@PROVES
+async def test_a_byte_that_flips_in_any_piece_of_a_large_block_is_noticed(
+    tmp_path: Path, prove: Prove | None
+) -> None:
+    size = 3 * PIECE_BYTES
+    async with dram(tmp_path, prove, size) as (b, shelf):
+        await b.keep(NAMES[:4])
+        assert shelf.memory is not None
+        for number in range(3):
+            shelf.memory.block(place_of(b, NAMES[number]))[number * PIECE_BYTES + 5] ^= 1
+        outcomes = await b.restore(NAMES[:4])
+        assert outcomes[:3] == [Lost(number, "digest") for number in range(3)]
+        assert isinstance(outcomes[3], Restored)
+        assert b.landed(3) == content(NAMES[3], size)
+
+
+@PROVES
+async def test_a_block_that_was_damaged_before_it_was_copied_never_comes_back(
+    tmp_path: Path, prove: Prove | None
+) -> None:
+    async with dram(tmp_path, prove) as (b, _):
+        offers = b.pool.compute(NAMES)
+        b.pool.memory.block(3)[9] ^= 4
+        b.tiers.offer(offers)
+        await b.tiers.settle()
+        assert len(b.tiers.where(NAMES)) == (3 if prove else 8)
+        lost = (await b.restore(NAMES))[3]
+        assert lost == Lost(3, "absent" if prove else "digest")
+        assert b.figure("tandem_tier_dropped_total", "dram", "digest") == (1 if prove else 0)
+        await b.keep(NAMES)
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_a_whole_block_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
+    async with dram(tmp_path, fastest()) as (b, _):
+        await b.keep(NAMES)
+        book = b.tiers.levels[0].book
+        zero, one = place_of(b, NAMES[0]), place_of(b, NAMES[1])
+        assert book.move(NAMES[0], one)
+        assert book.move(NAMES[1], zero)
+        outcomes = await b.restore(NAMES)
+        assert outcomes[:2] == [Lost(0, "digest"), Lost(1, "digest")]
+        assert all(isinstance(outcome, Restored) for outcome in outcomes[2:])
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+async def test_a_place_that_somebody_else_filled_is_compared_with_its_words(tmp_path: Path, flipped: bool) -> None:
+    async with dram(tmp_path, fastest()) as (b, shelf):
+        level, name = b.tiers.levels[0], NAMES[0]
+        await b.keep([name])
+        b.tiers.forget([name], "test")
+        assert level.reserve(name, "")
+        place = shelf.take()
+        assert shelf.memory is not None
+        shelf.memory.block(place)[:] = content(name, BLOCK)
+        shelf.filled(place, name, b.pool.words(name))
+        level.settle(name, place)
+        shelf.memory.block(place)[1] ^= int(flipped)
+        outcomes = await b.restore([name])
+        assert outcomes == [Lost(0, "digest")] if flipped else b.good([name], outcomes)

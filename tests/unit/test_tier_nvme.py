@@ -1,0 +1,478 @@
+"""Whatever happens to the disk or to what lies on it is a miss with a reason, and passes."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.tickets import Keyring, TicketKey
+from kv_transfer.tiers.disk import SystemDisk, aligned_buffer
+from kv_transfer.tiers.local import LocalTiers
+from kv_transfer.tiers.mac import Seals, available
+from kv_transfer.tiers.memory_shelf import MemoryDisk
+from kv_transfer.tiers.nvme import NvmeShelf
+from kv_transfer.tiers.record import ALIGN, shape_of
+from kv_transfer.tiers.tiers import Lost, Pinning
+from tandem.core.entropy import SeededEntropy
+from tandem.core.kv import Layout
+from tandem.engine.digest import Digester
+from tandem.service.metrics import PrometheusMeter
+from tandem.service.system import SystemClock
+from tests.contract.block_space import block_layout, content
+from tests.contract.tier_stage import (
+    BLOCK,
+    KEYRING,
+    ROOT,
+    SEGMENT,
+    STRIDE,
+    Pool,
+    Stage,
+    named,
+    settings_for,
+    stage,
+    until,
+)
+from tests.unit.failing_disk import FailingDisk
+
+pytestmark = pytest.mark.timeout(60)
+NAMES = [named(i) for i in range(8)]
+
+
+@asynccontextmanager
+async def failing(
+    folder: Path, blocks: int = 32, layout: Layout | None = None, **changes: object
+) -> AsyncGenerator[tuple[Stage, FailingDisk], None]:
+    """NVMe alone, over a disk that fails when told to."""
+    settings = settings_for("nvme", blocks, folder, **{"stall_s": 0.2, **changes})
+    meter, clock, disk = PrometheusMeter(), SystemClock(), FailingDisk(folder)
+    pool = Pool(layout or block_layout(BLOCK), 64)
+    shape, seals = shape_of(pool.layout, ROOT), Seals(KEYRING)
+    shelf = NvmeShelf(disk, shape, Digester(pool.layout), seals, settings, clock, SeededEntropy(1), meter)
+    tiers = LocalTiers(pool, (shelf,), clock, meter, settings)
+    tiers.open()
+    made = Stage("nvme", pool, tiers, meter, MemoryDisk(), folder)
+    tiers.watch(made.told)
+    try:
+        await until(lambda: tiers.usable, within_s=1.0, strict=False)
+        yield made, disk
+    finally:
+        disk.going.set()
+        await tiers.close()
+    assert not pool.held
+    assert disk.open_files == 0, "a file is still open"
+
+
+def files(b: Stage) -> list[Path]:
+    return sorted(b.folder.glob("*.kv"))
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+# ---- what lies on the disk --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"),
+    [(4096 + 60, "forged"), (4096 + 4096 + 700, "torn"), (4096 + 1, "torn"), (4096 + 8, "forged")],
+    ids=["head", "body", "magic", "length"],
+)
+async def test_a_changed_record_is_a_miss_and_forgotten(tmp_path: Path, at: int, reason: str) -> None:
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        flip(files(b)[0], at)
+        first, *others = await b.restore(NAMES)
+        assert first == Lost(0, reason)
+        assert not any(isinstance(outcome, Lost) for outcome in others)
+        assert b.figure("tandem_tier_misses_total", "nvme", reason) == 1
+        assert b.tiers.where(NAMES) == ()
+        await b.keep(NAMES[:1])
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_records_that_changed_places_are_misses(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        path = files(b)[0]
+        data = bytearray(path.read_bytes())
+        one, two = slice(4096, 4096 + STRIDE), slice(4096 + STRIDE, 4096 + 2 * STRIDE)
+        data[one], data[two] = data[two], data[one]
+        path.write_bytes(data)
+        outcomes = await b.restore(NAMES)
+        assert outcomes[:2] == [Lost(0, "forged"), Lost(1, "forged")]
+        assert all(not isinstance(outcome, Lost) for outcome in outcomes[2:])
+
+
+async def test_a_block_that_was_damaged_in_memory_is_not_written(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path) as b:
+        offers = b.pool.compute(NAMES)
+        b.pool.memory.block(3)[9] ^= 4
+        b.tiers.offer(offers)
+        await b.tiers.settle()
+        assert len(b.tiers.where(NAMES)) == 3
+        assert b.figure("tandem_tier_dropped_total", "nvme", "digest") == 1
+        assert b.tiers.where(NAMES[4:]) == ("nvme",) * 4
+
+
+async def test_a_file_cut_short_loses_what_was_beyond(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        os.truncate(files(b)[0], 4096 + 3 * STRIDE + 4096)
+        outcomes = await b.restore(NAMES)
+        assert outcomes[3:] == [Lost(index, "truncated") for index in range(3, 8)]
+    async with stage("nvme", tmp_path) as b:
+        assert b.tiers.where(NAMES) == ("nvme",) * 4
+        fourth = await b.restore(NAMES[3:4])
+        assert fourth == [Lost(0, "truncated")]
+
+
+async def test_forged_heads_are_not_believed_at_the_start(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        path = files(b)[0]
+    flip(path, 4096 + STRIDE + 30)
+    async with stage("nvme", tmp_path) as b:
+        assert b.tiers.where(NAMES) == ("nvme",)
+        assert b.figure("tandem_tier_found_total", "forged") == 1
+        assert b.figure("tandem_tier_found_total", "kept") == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"keyring": Keyring(TicketKey("k2", b"another key of enough bytes"))}, "segment_other_key"),
+        ({"keyring": Keyring(TicketKey("k1", b"other bytes under the same name"))}, "segment_forged"),
+        ({"layout": block_layout(BLOCK, packing="other", block_tokens=16)}, "segment_foreign"),
+        ({"root": b"another model..."}, "segment_foreign"),
+    ],
+    ids=["key", "secret", "layout", "model"],
+)
+async def test_segments_of_others_are_ignored_counted_and_the_first_to_go(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        await b.keep([named(i, "old") for i in range(24)])
+        old = files(b)
+    async with stage("nvme", tmp_path, blocks=32, **changes) as b:  # type: ignore[arg-type]
+        assert b.tiers.snapshot() == {"nvme": ()}
+        assert b.figure("tandem_tier_found_total", reason) == len(old) == 3
+        many = [named(i) for i in range(32)]
+        await b.keep(many)
+        assert len(b.tiers.where(many)) == 32
+        assert not set(old) & set(files(b))
+        assert len(files(b)) * SEGMENT <= 5 * SEGMENT
+
+
+async def test_a_rotated_key_still_reads_what_the_old_one_wrote(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+    rotated = Keyring(TicketKey("k2", b"another key of enough bytes"), KEYRING.current)
+    async with stage("nvme", tmp_path, keyring=rotated) as b:
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "worker.2f.1"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / f"{9:016x}.kv").write_bytes(b"not a segment")
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        assert b.good(NAMES, await b.restore(NAMES))
+        assert b.figure("tandem_tier_found_total", "segment_damaged") == 1
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+async def test_what_is_used_survives_the_segment_it_was_in(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        await b.keep([named(i) for i in range(8)])
+        hot = [named(2), named(5)]
+        for start in range(8, 80, 8):
+            assert b.good(hot, await b.restore(hot))
+            await b.keep([named(i) for i in range(start, start + 8)])
+        assert b.good(hot, await b.restore(hot))
+        assert not b.tiers.where([named(0)])
+        assert len(files(b)) <= 5
+
+
+async def test_a_second_process_does_not_get_the_same_directory(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        async with stage("nvme", tmp_path) as other:
+            assert not other.tiers.usable
+            other.tiers.offer(other.pool.compute(NAMES))
+            await other.tiers.settle()
+            assert other.tiers.where(NAMES) == ()
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+# ---- the disk itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.ENOSPC, "disk_full"), (errno.EROFS, "read_only"), (errno.EFBIG, "disk_full")],
+)
+async def test_a_disk_that_takes_no_more_is_still_read_and_tried_again(
+    tmp_path: Path, code: int, reason: str
+) -> None:
+    async with failing(tmp_path) as (b, disk):
+        await b.keep(NAMES)
+        disk.fail = {"write": code, "create": code}
+        await b.keep([named(20)])
+        assert b.figure("tandem_tier_dropped_total", "nvme", reason) == 1
+        assert not b.tiers.usable
+        assert b.good(NAMES, await b.restore(NAMES))
+        disk.fail = {}
+        await until(lambda: b.tiers.usable)
+        await b.keep([named(20)])
+        assert b.tiers.where([named(20)])
+
+
+async def test_a_disk_with_less_room_than_promised_gives_up_the_oldest(tmp_path: Path) -> None:
+    async with failing(tmp_path, blocks=64) as (b, disk):
+        await b.keep([named(i) for i in range(24)])
+        create, disk_create = disk._disk.create, 0
+
+        def full_once(name: str, size: int) -> object:
+            nonlocal disk_create
+            disk_create += 1
+            if disk_create == 1:
+                raise OSError(errno.ENOSPC, "full")
+            return create(name, size)
+
+        disk._disk.create = full_once  # type: ignore[method-assign, assignment]
+        await b.keep([named(30)])
+        assert b.tiers.where([named(30)])
+        assert not b.tiers.where([named(0)])
+        assert b.tiers.where([named(8)])
+        assert b.figure("tandem_tier_removed_total", "nvme", "disk_full") == 8
+
+
+async def test_a_disk_that_fails_to_read_is_done_without_and_found_again(tmp_path: Path) -> None:
+    async with failing(tmp_path, batch_bytes=1) as (b, disk):
+        await b.keep(NAMES)
+        disk.fail = {"read": errno.EIO}
+        outcomes = await b.restore(NAMES[:2])
+        assert outcomes == [Lost(0, "io_error"), Lost(1, "io_error")]
+        assert b.tiers.usable
+        outcomes = await b.restore(NAMES[2:5])
+        assert all(isinstance(outcome, Lost) for outcome in outcomes)
+        assert not b.tiers.usable
+        assert b.views["nvme"] == {}
+        disk.fail = {}
+        await until(lambda: b.tiers.usable)
+        assert b.good(NAMES[5:], await b.restore(NAMES[5:]))
+
+
+async def test_a_disk_that_fails_to_write_is_done_without_and_tried_again(tmp_path: Path) -> None:
+    async with failing(tmp_path) as (b, disk):
+        await b.keep(NAMES[:4])
+        disk.fail = {"write": errno.EIO}
+        b.tiers.offer(b.pool.compute(NAMES[4:]))
+        await b.tiers.settle()
+        failed, late = (b.figure("tandem_tier_dropped_total", "nvme", reason) for reason in ("io_error", "off"))
+        assert failed > 0
+        assert failed + late == 4
+        assert not b.tiers.usable
+        disk.fail = {}
+        await until(lambda: b.tiers.usable)
+        await b.keep(NAMES[4:])
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
+    async with failing(tmp_path) as (b, disk):
+        await b.keep(NAMES)
+        disk.going.clear()
+        targets = b.pool.targets(NAMES)
+        restoring = b.tiers.restore(targets, b.pool.memory, SystemClock().now() + 0.05)
+        async with asyncio.timeout(1.0):
+            assert [outcome async for batch in restoring for outcome in batch] == [
+                Lost(index, "deadline") for index in range(8)
+            ]
+        async with asyncio.timeout(2.0):
+            outcomes = await b.restore(NAMES)
+        assert outcomes == [Lost(index, "stalled") for index in range(8)]
+        assert not b.tiers.usable
+        disk.going.set()
+        await until(lambda: b.tiers.usable)
+        assert not any(any(b.landed(index)) for index in range(8)), "bytes landed after the restore was over"
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_a_disk_that_does_not_answer_to_writes_lets_go_of_the_slots(tmp_path: Path) -> None:
+    async with failing(tmp_path) as (b, disk):
+        await b.keep(NAMES[:1])
+        disk.going.clear()
+        b.tiers.offer(b.pool.compute(NAMES[1:]))
+        async with asyncio.timeout(2.0):
+            await b.tiers.settle()
+        assert not b.pool.held
+        assert b.figure("tandem_tier_dropped_total", "nvme", "stalled") == 7
+        disk.going.set()
+        await until(lambda: b.tiers.usable)
+        await b.keep(NAMES)
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_a_directory_that_cannot_be_had_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with stage("nvme", tmp_path / "file", retry_s=0.02) as b:
+        assert not b.tiers.usable
+        b.tiers.offer(b.pool.compute(NAMES))
+        await b.tiers.settle()
+        assert b.figure("tandem_tier_dropped_total", "nvme", "off") == 8
+        (tmp_path / "file").unlink()
+        await until(lambda: b.tiers.usable)
+        await b.keep(NAMES)
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+_LIMITED = """
+import asyncio, resource, sys
+from pathlib import Path
+from tests.contract.tier_stage import SEGMENT, named, stage
+
+async def main():
+    async with stage("nvme", Path(sys.argv[1])) as b:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SEGMENT - 4096, SEGMENT - 4096))
+        await b.keep([named(0)])
+        print(b.tiers.where([named(0)]), b.figure("tandem_tier_dropped_total", "nvme", "disk_full"))
+
+asyncio.run(main())
+"""
+
+
+def test_a_real_limit_of_the_operating_system_is_a_miss_too(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["()", "1.0"]
+    assert list(tmp_path.glob("*/*.kv")) == []
+
+
+# ---- tenants, keys ----------------------------------------------------------------------------------------------
+
+
+async def test_pins_move_with_their_segments_even_if_all_of_one_is_pinned(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path, blocks=64, pin_share=0.5) as b:
+        kept = [named(i, "kept") for i in range(16)]
+        assert b.tiers.pin(kept, Pinning(0, 60.0)) == 16
+        await b.keep(kept)
+        for start in range(0, 256, 8):
+            await b.keep([named(i) for i in range(start, start + 8)])
+        assert b.good(kept, await b.restore(kept))
+
+
+@pytest.mark.parametrize("algorithm", sorted(available()))
+async def test_every_algorithm_seals(tmp_path: Path, algorithm: str) -> None:
+    seals = Seals(KEYRING, {algorithm: available()[algorithm]})
+    seal = seals.current
+    assert seal.algorithm == algorithm
+    body = seal.body()
+    body.update(b"one")
+    body.update(b"two")
+    again = seal.body()
+    again.update(b"onetwo")
+    assert body.digest() == again.digest() != seal.head(b"onetwo")
+    assert len(body.digest()) == 32
+    assert seals.find("k1", algorithm) == replace(seal)
+    assert seals.find("k1", "none") is None
+    assert seals.find("k9", algorithm) is None
+
+
+async def test_of_records_that_are_written_anew_together_a_damaged_one_is_lost(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        await b.keep(NAMES)
+        hot = NAMES[1:5]
+        assert b.good(hot, await b.restore(hot))
+        first = files(b)[0]
+        flip(first, 4096 + 2 * STRIDE + 20)
+        for start in range(8, 40, 8):
+            b.tiers.offer(b.pool.compute(hot))  # Wanted again: they are here already.
+            await b.keep([named(i) for i in range(start, start + 8)])
+        assert not first.exists()
+        assert [bool(b.tiers.where([name])) for name in hot] == [True, False, True, True]
+        assert b.figure("tandem_tier_removed_total", "nvme", "reclaimed") == 5
+        kept = [hot[0], *hot[2:]]
+        assert b.good(kept, await b.restore(kept))
+
+
+# ---- large blocks, which the disk takes from where they are --------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [64 << 10, (64 << 10) + 2048], ids=["in place", "padded"])
+async def test_large_blocks_come_back_and_are_found_again(tmp_path: Path, size: int) -> None:
+    shape = block_layout(size)
+    async with stage("nvme", tmp_path, layout=shape, segment_bytes=1 << 20, nvme_bytes=8 << 20) as b:
+        offers = b.pool.compute(NAMES)
+        b.pool.memory.block(5)[size - 1] ^= 1
+        b.tiers.offer(offers)
+        await b.tiers.settle()
+        assert len(b.tiers.where(NAMES)) == 5
+        assert b.figure("tandem_tier_dropped_total", "nvme", "digest") == 1
+    async with stage("nvme", tmp_path, layout=shape, segment_bytes=1 << 20, nvme_bytes=8 << 20) as b:
+        await until(lambda: len(b.views.get("nvme", {})) == 7)
+        outcomes = await b.restore(NAMES)
+        assert outcomes[5] == Lost(5, "absent")
+        for number in (0, 1, 2, 3, 4, 6, 7):
+            assert b.landed(number) == content(NAMES[number], size)
+        flip(files(b)[0], 4096 + 4096 + size // 2)
+        assert (await b.restore(NAMES[:1])) == [Lost(0, "torn")]
+
+
+async def test_bytes_that_change_while_a_disk_takes_them_are_a_miss(tmp_path: Path) -> None:
+    shape = block_layout(64 << 10)
+    async with failing(tmp_path, layout=shape, segment_bytes=1 << 20, nvme_bytes=8 << 20, stall_s=2.0) as (b, disk):
+        await b.keep(NAMES[:1])
+        disk.going.clear()
+        b.tiers.offer(b.pool.compute(NAMES[1:2]))
+        await until(lambda: disk.waiting > 0)
+        b.pool.memory.block(1)[100] ^= 1
+        disk.going.set()
+        await b.tiers.settle()
+        assert len(b.tiers.where(NAMES[:2])) == 2
+        outcomes = await b.restore(NAMES[:2])
+        assert outcomes[1] == Lost(1, "torn")
+        assert b.landed(0) == content(NAMES[0], 64 << 10)
+
+
+def test_a_write_that_stops_short_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SystemDisk(tmp_path)
+    file = disk.create("x", 6 * ALIGN)
+    pieces = [aligned_buffer(pages * ALIGN) for pages in (1, 2, 3)]
+    for number, piece in enumerate(pieces):
+        piece[:] = bytes([number + 1]) * len(piece)
+    whole = os.pwritev
+
+    def short(fd: int, buffers: list[memoryview], offset: int) -> int:
+        return whole(fd, [buffers[0][:ALIGN]], offset)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    file.write(pieces, 0)
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
+    with pytest.raises(OSError, match="takes no more"):
+        file.write(pieces, 0)
+    monkeypatch.undo()
+    got = aligned_buffer(6 * ALIGN)
+    assert file.read(got, 0) == 6 * ALIGN
+    assert bytes(got) == b"".join(bytes(piece) for piece in pieces)
+    file.close()

@@ -1,0 +1,60 @@
+"""A worker that speculates says what one that does not would say, and counts what came of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tandem.cli.supervisor import ROUTER
+from tests.vllm.plain_llm import answers
+from tests.vllm.serving import Serving, serving, token_ids
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+TOKENS = 60
+PROMPTS = [[3 + (base * 37 + at * (base + 5)) % 900 for at in range(12)] * (base + 1) for base in range(6)]
+"""They repeat themselves, so that looking up what followed finds something."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def speculating() -> AsyncIterator[Serving]:
+    async with serving(["--prefill", "0", "--decode", "1", "--ngram", "3"]) as running:
+        yield running
+
+
+async def test_greedy_tokens_are_those_without_speculation(speculating: Serving) -> None:
+    sampling = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
+    plain = asyncio.create_task(
+        asyncio.to_thread(answers, [{"prompt": prompt, "sampling": sampling} for prompt in PROMPTS])
+    )
+    async with speculating.client() as api:
+        told = [
+            await api.completions.create(
+                model=speculating.model, prompt=prompt, max_tokens=TOKENS, temperature=0.0,
+                extra_body={"return_token_ids": True, "ignore_eos": True},
+            )
+            for prompt in PROMPTS
+        ]  # fmt: skip
+    assert [token_ids(answer.choices[0]) for answer in told] == await plain
+
+
+async def test_what_became_of_drafts_is_told(speculating: Serving) -> None:
+    """Of the requests above and one more, whose steps all count."""
+    async with speculating.client() as api:
+        answer = await api.completions.create(
+            model=speculating.model, prompt=PROMPTS[5], max_tokens=TOKENS, temperature=0.0,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == TOKENS
+    (worker,) = [member.name for member in speculating.platform.members if member.role != ROUTER]
+    tokens = 'tandem_speculation_tokens_total{outcome="%s"}'
+    accepted = await speculating.figure(worker, tokens % "accepted", lambda count: count > 0)
+    wasted = await speculating.figure(worker, tokens % "wasted", lambda count: count > 0)
+    share = await speculating.figure(worker, "tandem_speculation_acceptance_ratio", lambda ratio: 0 < ratio < 1)
+    assert share == pytest.approx(accepted / (accepted + wasted))
+    assert await speculating.figure(worker, "tandem_speculation_accepted_tokens_sum", lambda _: True) == accepted
+    drafts = await speculating.figure(worker, "tandem_speculation_accepted_tokens_count", lambda _: True)
+    # A draft has one to three tokens.
+    assert drafts <= accepted + wasted <= 3 * drafts
