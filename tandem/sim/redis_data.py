@@ -20,6 +20,9 @@ class RedisData:
     """Value and expiry by key."""
     scores: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     buckets: dict[bytes, Bucket] = field(default_factory=dict)
+    displaced: dict[bytes, set[bytes]] = field(default_factory=dict)
+    """By record of a living holder the names in which it gave way to others. Redis has no such key: the simulation
+    judges by it what Redis should say."""
 
     def copy(self) -> "RedisData":
         """The same again, on its own."""
@@ -28,6 +31,7 @@ class RedisData:
             dict(self.records),
             {key: dict(scores) for key, scores in self.scores.items()},
             {key: Bucket(dict(bucket.fields), bucket.expires) for key, bucket in self.buckets.items()},
+            {record: set(names) for record, names in self.displaced.items()},
         )
 
     def record(self, key: bytes, now: int) -> bytes | None:

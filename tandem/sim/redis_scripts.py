@@ -99,7 +99,9 @@ def _change(data: RedisData, now: int, arguments: Arguments) -> int:
         key, rest = _place(prefix, name)
         bucket = data.bucket(key, now)
         value = bucket.fields.get(rest) if bucket is not None else None
-        left = change.of(value or b"")
+        left, displaced = change.of(value or b"")
+        if displaced is not None:
+            data.displaced.setdefault(data.records[prefix + b"h%d" % displaced][0], set()).add(name)
         if left:
             if left != value:
                 data.put(key, rest, left, now)
@@ -123,9 +125,10 @@ class _Change:
     most: int
     lives: Callable[[Entry], bool]
 
-    def of(self, value: bytes) -> bytes:
-        """What becomes of a name's entries: those of others that have not expired, then its own."""
-        kept, tiers = list[Entry](), 0
+    def of(self, value: bytes) -> tuple[bytes, int | None]:
+        """What becomes of a name's entries: those of others that have not expired, then its own. Also the number of a
+        living holder that had to give way."""
+        kept, tiers, displaced = list[Entry](), 0, None
         for number, held, expires in _ENTRY.iter_unpack(value):
             if expires <= self.second:
                 continue
@@ -136,17 +139,13 @@ class _Change:
         tiers = tiers | self.tier if self.storing else tiers & ~self.tier
         if tiers:
             if len(kept) >= self.most:
-                kept = _without_one(kept, self.lives)
+                # Without the holders that are gone, or else without the entry that would expire first.
+                living = [entry for entry in kept if self.lives(entry)]
+                if len(living) == len(kept):
+                    displaced = living.pop(min(range(len(living)), key=lambda at: living[at][2]))[0]
+                kept = living
             kept.append((self.number, tiers, self.expires))
-        return b"".join(_ENTRY.pack(*entry) for entry in kept)
-
-
-def _without_one(entries: list[Entry], lives: Callable[[Entry], bool]) -> list[Entry]:
-    """Room for one more: without the holders that are gone, or else without the entry that would expire first."""
-    living = [entry for entry in entries if lives(entry)]
-    if len(living) == len(entries):
-        del living[min(range(len(living)), key=lambda at: living[at][2])]
-    return living
+        return b"".join(_ENTRY.pack(*entry) for entry in kept), displaced
 
 
 def _look_up(data: RedisData, now: int, arguments: Arguments) -> list[bytes]:

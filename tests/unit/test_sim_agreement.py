@@ -1,32 +1,77 @@
-"""What Redis must say of a holder: everything, but where others have taken all the places that a name has."""
+"""What Redis must say of a holder: everything, but what it had to give up to others and has not told of again."""
 
-from collections import Counter
+import struct
 
-from kv_transfer.redis_scripts import ENTRIES_MAX
-from tandem.sim.agreement import expected, places
-from tandem.sim.redis_scripts import Told
+import pytest
 
-NAME = b"a name"
+from kv_transfer.redis_scripts import CHANGE, ENTRIES_MAX, REGISTER
+from tandem.sim.agreement import expected
+from tandem.sim.redis_data import RedisData
+from tandem.sim.redis_scripts import SCRIPTS, told_by
 
-
-def holding(*tiers: str) -> Told:
-    return {tier: {NAME: None} if tier in tiers else {} for tier in ("hbm", "dram", "nvme")}
-
-
-def test_a_name_with_a_place_left_is_expected() -> None:
-    taken = places([holding("hbm")] * (ENTRIES_MAX - 1))
-    assert expected([NAME], holding(), taken) == {NAME}
+PREFIX = b"t:"
+NAME, OTHER = b"a" * 16, b"b" * 16
 
 
-def test_a_name_without_a_place_left_is_not() -> None:
-    taken = places([holding("hbm")] * ENTRIES_MAX)
-    assert expected([NAME], holding(), taken) == frozenset()
+@pytest.mark.parametrize(
+    ("told", "displaced", "wanted"),
+    [
+        pytest.param({}, {}, {NAME, OTHER}, id="never given up"),
+        pytest.param({}, {NAME}, {OTHER}, id="given up"),
+        pytest.param({NAME}, {NAME}, {NAME, OTHER}, id="told again"),
+    ],
+)
+def test_expected(told: set[bytes], displaced: set[bytes], wanted: set[bytes]) -> None:
+    assert expected([NAME, OTHER], told, displaced) == wanted
 
 
-def test_a_holder_takes_one_place_in_however_many_tiers() -> None:
-    assert places([holding("hbm", "dram"), holding("dram", "nvme")]) == Counter({NAME: 2})
+class Holders:
+    """Holders that tell of one name, a second after each other."""
+
+    def __init__(self) -> None:
+        self.data, self.now = RedisData(), 0
+
+    def register(self, record: bytes) -> object:
+        return SCRIPTS[REGISTER](self.data, self.now, [PREFIX, record, b"60000", record, b"1"])
+
+    def tell(self, record: bytes, tier: bytes, storing: bytes = b"1") -> None:
+        self.now += 1000
+        number = next(key for key, (value, _) in self.data.records.items() if value == record and b"h" in key)
+        most = b"%d" % ENTRIES_MAX
+        arguments = [PREFIX, number.removeprefix(PREFIX + b"h"), tier, b"600", NAME, storing, most, record]
+        assert SCRIPTS[CHANGE](self.data, self.now, arguments) == 1
+
+    def told(self) -> set[bytes]:
+        told = told_by(self.data, PREFIX, self.now)
+        return {record for record, tiers in told.items() if any(tiers.values())}
 
 
-def test_who_has_a_place_tells_all_its_tiers_there() -> None:
-    taken = places([holding("hbm")] * ENTRIES_MAX)
-    assert expected([NAME], holding("hbm"), taken) == {NAME}, "in dram too: the entry has room for that"
+def test_the_holder_told_of_longest_ago_gives_way_to_one_more() -> None:
+    holders = Holders()
+    records = [struct.pack(">B", 65 + at) for at in range(ENTRIES_MAX + 1)]
+    for record in records:
+        holders.register(record)
+    for record in records[:-1]:
+        holders.tell(record, b"0")
+        holders.tell(record, b"1")
+    assert holders.data.displaced == {}, "one that keeps it in two tiers takes one place"
+
+    holders.tell(records[-1], b"0")
+
+    assert holders.data.displaced == {records[0]: {NAME}}
+    assert holders.told() == set(records[1:])
+
+
+def test_a_holder_that_is_gone_gives_way_first() -> None:
+    holders = Holders()
+    records = [struct.pack(">B", 65 + at) for at in range(ENTRIES_MAX + 1)]
+    for record in records:
+        holders.register(record)
+    for record in records[:-1]:
+        holders.tell(record, b"0")
+    holders.register(records[1])
+
+    holders.tell(records[-1], b"0")
+
+    assert holders.data.displaced == {}
+    assert holders.told() == {records[0], *records[2:]}
