@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from tests.cluster.lab.admin import Admin, path_of
-from tests.cluster.lab.http import Json
 from tests.cluster.lab.lab import Lab
 from tests.e2e.processes import Running
 
@@ -51,7 +50,8 @@ class Site:
         # Of a scheduler that is not there: nobody tries to place it.
         spec = {"containers": containers, "schedulerName": "none", "automountServiceAccountToken": False}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        self._admin.until(lambda: self._apply(pod), f"pod {name} is not taken", 30.0)
+        # A controller makes its namespace's service account first.
+        self._admin.until(lambda: self._admin.applied(pod, self._namespace), f"pod {name} is not taken", 30.0)
         ready = {"type": "Ready", "status": "True"}
         status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "conditions": [ready]}
         self._admin.patch(f"{path_of(pod, self._namespace)}/status", {"status": status})
@@ -63,9 +63,6 @@ class Site:
         revisions = [{"name": {"old": OLD, "new": NEW}[name], "weight": each} for name, each in weights.items()]
         path = f"{path_of(named, self._namespace)}/status"
         self._admin.patch(path, {"status": {"revisions": revisions}})
-
-    def _apply(self, pod: Json) -> bool:
-        return self._admin.apply(pod, self._namespace).status < 400
 
     @asynccontextmanager
     async def router(self, kubeconfig: Path) -> AsyncIterator[httpx.AsyncClient]:

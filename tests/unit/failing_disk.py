@@ -10,7 +10,7 @@ from kv_transfer.tiers.disk import DiskFile, SystemDisk
 
 class FailingDisk:
     """Each of `fail` (`create`, `read`, `write`, `open`, `claim`) has the errno it raises for now. Reads and writes
-    wait while `going` is cleared; `waiting` counts writes that do."""
+    wait while `going` is cleared, reads while `reading` is; `waiting` and `reads_waiting` count those that do."""
 
     def __init__(self, directory: Path) -> None:
         self._disk = SystemDisk(directory)
@@ -18,6 +18,9 @@ class FailingDisk:
         self.open_files = 0
         self.going = threading.Event()
         self.going.set()
+        self.reading = threading.Event()
+        self.reading.set()
+        self.reads_waiting = 0
         self.claims = 0
         self.waiting = 0
 
@@ -37,6 +40,10 @@ class FailingDisk:
         self.check("create")
         return _FailingFile(self, self._disk.create(name, size))
 
+    def reuse(self, old: str, name: str, size: int) -> DiskFile:
+        self.check("create")
+        return _FailingFile(self, self._disk.reuse(old, name, size))
+
     def open(self, name: str) -> DiskFile:
         self.check("open")
         return _FailingFile(self, self._disk.open(name))
@@ -55,7 +62,10 @@ class _FailingFile:
         disk.open_files += 1
 
     def read(self, buffer: memoryview, offset: int) -> int:
+        self._disk.reads_waiting += 1
         assert self._disk.going.wait(30)
+        assert self._disk.reading.wait(30)
+        self._disk.reads_waiting -= 1
         self._disk.check("read")
         return self._file.read(buffer, offset)
 

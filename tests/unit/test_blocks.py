@@ -246,4 +246,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True)
+TestPool.settings = settings(max_examples=100, stateful_step_count=40)

@@ -60,6 +60,23 @@ def test_a_prompt_that_is_brought_whole_computes_its_last_token_only(mode: str) 
     h.drain()
 
 
+def test_stats_tell_when_the_step_was_planned_that_computes_some_of_the_prompt() -> None:
+    h = harness()
+    brought, computed = h.submit(prompt(1, 18), bring=4), h.submit(prompt(2, 9))
+    h.step()
+    h.run()
+    assert h.stats(computed).admitted == h.stats(computed).computing, "its first step is the one that admits it"
+    h.now += 5.0
+    h.land_all(brought)
+    landed = h.now
+    h.run()
+    stats = h.stats(brought)
+    assert stats.admitted == h.stats(computed).admitted
+    assert stats.computing is not None
+    assert stats.computing > landed
+    h.drain()
+
+
 def test_blocks_that_land_can_be_pulled_from_here_at_once() -> None:
     h = harness()
     work = h.submit(prompt(1, 18), "prefill", bring=4)

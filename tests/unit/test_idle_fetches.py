@@ -206,7 +206,7 @@ def test_turns_grow_until_a_fetch_can_conclude() -> None:
     h.drain()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=2, max_size=10),
     ready_in=st.lists(st.integers(1, 60), min_size=10, max_size=10),

@@ -16,7 +16,8 @@ from control_plane.objects.names import POOL, REVISION, ROLE, SERVICE
 from control_plane.objects.pods import pod_template
 from control_plane.objects.revisions import controller_revision, read_revision, rendered
 from control_plane.objects.worker_flags import settings_map
-from control_plane.objects.workload import workload
+from control_plane.objects.workload import record_of, workload
+from tandem.engine.vllm.settings import Nodes
 from tandem.kube.kinds import Json
 from tandem.service.settings import load_settings
 from tandem.spec.reading import service_of
@@ -25,6 +26,7 @@ from tandem.spec.rollout import TOO_DIFFERENT, Gate
 from tandem.spec.service import ModelService
 from tandem.worker.process_settings import WorkerSettings
 from tests.cluster.good_model_services import GOOD
+from tests.cluster.kubelet.environment import command
 
 INSTALLATION = Installation(worker_image="worker:1", vllm_image="vllm:1", tls_secret="tandem-tls")
 OWNER: Json = {
@@ -134,6 +136,8 @@ def test_a_template_cannot_take_away_what_others_rely_on() -> None:
 
 def test_a_worker_that_spans_nodes_is_a_group() -> None:
     service = read(MULTI_NODE)
+    pool = msgspec.structs.replace(service.spec.pools[1], role="unified")
+    service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, pools=(pool,)))
     record = rendered(service, "abc", 1, INSTALLATION)
     group = workload(service.metadata.name, record.pools["decode"], "abc", 2, OWNER)
     assert group["kind"] == "LeaderWorkerSet"
@@ -141,13 +145,25 @@ def test_a_worker_that_spans_nodes_is_a_group() -> None:
     assert inner["size"] == 4
     leader, follower = inner["leaderTemplate"], inner["workerTemplate"]
     assert worker(leader)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    args = worker(leader)["args"]
-    assert args[args.index("--vllm.extra.nnodes") + 1] == "4"
+    of_group = {"POD_IP": "10.1.2.3", "LWS_LEADER_ADDRESS": "first.set.llm", "LWS_WORKER_INDEX": "3"}
+    data = {**settings_map(service, pool, "abc", INSTALLATION)["data"], "TANDEM_WORKER_ID": "pod-1"}
+    for template, rank in ((leader, 0), (follower, 3)):
+        settings = load_settings(WorkerSettings, command(worker(template), of_group)[3:], data)
+        assert settings.vllm.nodes == Nodes(4, rank, "first.set.llm", Nodes.port, "10.1.2.3")
+        assert settings.follows == (rank > 0)
     assert ROLE not in follower["metadata"]["labels"], "routers take only the first pod for a worker"
-    assert worker(follower)["command"][:2] == ["vllm", "serve"]
-    assert "readinessProbe" not in worker(follower)
-    packed = leader["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/exclusive-topology"]
+    assert "tandem.dev/link-port" not in follower["metadata"]["annotations"]
+    assert worker(follower)["readinessProbe"] == worker(leader)["readinessProbe"]
+    assert [port["name"] for port in worker(follower)["ports"]] == ["health"]
+    packed = group["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/exclusive-topology"]
     assert packed == "topology.kubernetes.io/rack"
+
+
+def test_a_group_whose_record_is_gone_stays_as_it_is() -> None:
+    service = read(MULTI_NODE)
+    record = rendered(service, "abc", 1, INSTALLATION).pools["decode"]
+    group = workload(service.metadata.name, record, "abc", 2, OWNER)
+    assert workload(service.metadata.name, record_of(group), "abc", 2, OWNER) == group
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -239,6 +239,5 @@ TestScheduler.settings = settings(
     max_examples=150,
     stateful_step_count=40,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -19,7 +19,7 @@ from kv_transfer.tiers.mac import Seals, available
 from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.nvme import NvmeShelf
 from kv_transfer.tiers.record import ALIGN, shape_of
-from kv_transfer.tiers.tiers import Lost, Pinning
+from kv_transfer.tiers.tiers import Lost, Pinning, Restored
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.engine.digest import Digester
@@ -164,7 +164,7 @@ async def test_segments_of_others_are_ignored_counted_and_the_first_to_go(
 ) -> None:
     async with stage("nvme", tmp_path, blocks=32) as b:
         await b.keep([named(i, "old") for i in range(24)])
-        old = files(b)
+    old = files(b)
     async with stage("nvme", tmp_path, blocks=32, **changes) as b:  # type: ignore[arg-type]
         assert b.tiers.snapshot() == {"nvme": ()}
         assert b.figure("tandem_tier_found_total", reason) == len(old) == 3
@@ -173,6 +173,8 @@ async def test_segments_of_others_are_ignored_counted_and_the_first_to_go(
         assert len(b.tiers.where(many)) == 32
         assert not set(old) & set(files(b))
         assert len(files(b)) * SEGMENT <= 5 * SEGMENT
+    async with stage("nvme", tmp_path, blocks=32, **changes) as b:  # type: ignore[arg-type]
+        assert len(b.tiers.where(many)) == 32, "a segment of ours went with theirs"
 
 
 async def test_a_rotated_key_still_reads_what_the_old_one_wrote(tmp_path: Path) -> None:
@@ -205,6 +207,44 @@ async def test_what_is_used_survives_the_segment_it_was_in(tmp_path: Path) -> No
         assert b.good(hot, await b.restore(hot))
         assert not b.tiers.where([named(0)])
         assert len(files(b)) <= 5
+
+
+async def test_what_a_file_had_before_is_never_found_again(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        for start in range(0, 80, 8):
+            await b.keep([named(i) for i in range(start, start + 8)])
+        await b.keep([named(80), named(81)])  # What follows in their file is what it had before.
+        kept = set(b.tiers.snapshot()["nvme"])
+        assert len(files(b)) <= 5
+        last = files(b)[-2]
+        before = last.read_bytes()[4096 + 4 * STRIDE :][: 4 * STRIDE]
+        assert before[:4] == b"TdKv", "the file was not written again"
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        await until(lambda: b.tiers.usable)
+        assert set(b.tiers.snapshot()["nvme"]) == kept
+        assert all(b.figure("tandem_tier_found_total", reason) == 0 for reason in ("forged", "torn", "empty"))
+        names = sorted(kept)
+        assert b.good(names, await b.restore(names))
+
+
+async def test_a_file_that_is_being_read_is_not_written_again(tmp_path: Path) -> None:
+    async with failing(tmp_path, stall_s=5.0) as (b, disk):
+        await b.keep(NAMES)
+        targets = b.pool.targets(NAMES)
+        disk.reading.clear()
+        restoring = asyncio.ensure_future(_all(b.tiers.restore(targets, b.pool.memory, SystemClock().now() + 5.0)))
+        await until(lambda: disk.reads_waiting > 0)
+        b.tiers.forget(NAMES, "test")  # Nothing of it has to be kept.
+        first = files(b)[0]
+        for start in range(8, 48, 8):
+            await b.keep([named(i) for i in range(start, start + 8)])
+        await until(lambda: not first.exists())
+        disk.reading.set()
+        assert b.good(NAMES, await restoring)
+
+
+async def _all(batches: AsyncGenerator[tuple[Restored | Lost, ...], None]) -> list[Restored | Lost]:
+    return [outcome async for batch in batches for outcome in batch]
 
 
 async def test_a_second_process_does_not_get_the_same_directory(tmp_path: Path) -> None:
@@ -249,13 +289,13 @@ async def test_a_disk_with_less_room_than_promised_gives_up_the_oldest(tmp_path:
         def full_once(name: str, size: int) -> object:
             nonlocal disk_create
             disk_create += 1
-            if disk_create == 1:
+            if disk_create <= 2:  # Ahead of need, and then.
                 raise OSError(errno.ENOSPC, "full")
             return create(name, size)
 
         disk._disk.create = full_once  # type: ignore[method-assign, assignment]
-        await b.keep([named(30)])
-        assert b.tiers.where([named(30)])
+        await b.keep([named(i) for i in range(30, 39)])
+        assert len(b.tiers.where([named(i) for i in range(30, 39)])) == 9
         assert not b.tiers.where([named(0)])
         assert b.tiers.where([named(8)])
         assert b.figure("tandem_tier_removed_total", "nvme", "disk_full") == 8

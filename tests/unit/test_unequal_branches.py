@@ -65,7 +65,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     blocks=st.integers(9, 24),
     budget=st.sampled_from([1, 3, 4, 7, 64]),

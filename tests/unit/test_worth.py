@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.fetch_progress import Brought, FetchReport
 from tandem.core.messages import Load, Source, Submit, TierCost
-from tandem.engine.protocol import Prefix
+from tandem.engine.protocol import Prefix, WorkStats
 from tandem.worker.rates import Rates
 from tandem.worker.reuse import Reuse
 from tandem.worker.worth import Stretch, worth_bringing
@@ -75,10 +75,37 @@ def test_what_does_not_depend_on_the_size_is_learned_apart_from_the_rate() -> No
     rates = Rates()
     for turn in range(12):
         size = (1 << 20) << turn % 6
-        rates.observe("nvme", size, 0.010 + size / 1e9, 0.0, (0.0005, 2e9))
+        rates.observe("nvme", size, 0.010 + size / 1e9, 0.0, 2e9)
     assert rates.expected_s("nvme", 512 << 10, 1.0) == pytest.approx(0.0105, rel=0.15)
     assert rates.expected_s("nvme", 64 << 20, 1.0) == pytest.approx(0.077, rel=0.1)
     assert rates.bytes_per_s("nvme", 1.0) == pytest.approx(1e9, rel=0.1)
+
+
+def test_fetches_that_something_else_held_up_do_not_make_fetching_dear() -> None:
+    rates, sizes = Rates(), [(64 << 10) * (1 + turn % 5) for turn in range(20)]
+    rates.observe("peer", sizes[0], 0.030, 0.0)
+    for turn, size in enumerate(sizes):
+        held_up_s = 0.005 if turn % 4 == 0 else 0.0
+        rates.observe("peer", size, 0.001 + size / 1e9 + held_up_s, 0.0)
+    for size in (32 << 10, 1 << 20):
+        assert rates.expected_s("peer", size, 0.0) == pytest.approx(0.001 + size / 1e9, rel=0.01)
+
+
+def test_where_fetching_became_slow_for_good_that_is_soon_believed() -> None:
+    rates = Rates()
+    for turn in range(100):
+        rates.observe("peer", (64 << 10) * (1 + turn % 5), 0.001, 0.0)
+    for turn in range(9):
+        rates.observe("peer", (64 << 10) * (1 + turn % 5), 0.100, 0.0)
+    assert rates.expected_s("peer", 128 << 10, 0.0) == pytest.approx(0.100, rel=0.1)
+
+
+def test_fetches_of_one_size_leave_the_rate_that_was_believed() -> None:
+    rates = Rates()
+    for _ in range(40):
+        rates.observe("dram", 1 << 20, 0.003, 0.0, 1e9)
+    assert rates.expected_s("dram", 1 << 20, 0.0) == pytest.approx(0.003)
+    assert rates.bytes_per_s("dram", 0.0) == pytest.approx(1e9)
 
 
 class Space(TestSpace):
@@ -167,7 +194,7 @@ def test_a_slow_source_is_left_out_once_it_has_been_tried() -> None:
     slow = Brought("peer", "u-1", "tcp", 10, 160, 10 << 20, 0.0, 1.0)
     report = FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(slow,), handed_over=False)
     assert made.begin(1, asking(source(20)))[0].blocks == 20
-    made.learn(report, 0.0)
+    made.learn(report)
     assert made.begin(1, asking(source(20)))[0].blocks == 1
     assert made.begin(1, asking(source(20, "store")))[0].blocks == 20, "another kind of holder"
 
@@ -176,7 +203,7 @@ def test_what_prefill_sends_sooner_is_not_read_from_a_slow_disk() -> None:
     handed = FetchReport(100, 100 << 20, 1.0, "shm", 2.0, None, None, 0.0)
     made = reuse(Space(4, 0), Holds(*["nvme"] * 4, ms=3.0))
     assert made.begin(1, asking(mode="decode"))[0].blocks == 4
-    made.learn(handed, 0.0)
+    made.learn(handed)
     assert made.begin(1, asking(mode="decode"))[0].blocks == 0
     assert made.begin(1, asking())[0].blocks == 4, "computing takes longer"
 
@@ -214,26 +241,47 @@ def test_what_bringing_takes_in_all_is_learned_for_own_tiers() -> None:
     assert made.begin(1, asking())[0].blocks == 4
     for _ in range(8):
         brought = Brought("nvme", "", "nvme", 2, 32, 2 << 20, 0.0, 0.022)
-        made.learn(FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(brought,), handed_over=False), 0.0)
+        made.learn(FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(brought,), handed_over=False))
     assert made.begin(1, asking())[0].blocks == 0, "each read takes much longer than the disk alone"
 
 
 def test_of_tiers_that_were_read_together_nothing_is_learned() -> None:
     made = reuse(Space(4, 0), Holds(*["nvme"] * 4, ms=1.0))
     both = tuple(Brought(tier, "", tier, 2, 32, 2 << 20, 0.0, 9.0) for tier in ("nvme", "dram"))
-    made.learn(FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=both, handed_over=False), 0.0)
+    made.learn(FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=both, handed_over=False))
     assert made.begin(1, asking())[0].blocks == 4
 
 
-def test_that_a_work_waits_for_its_fetch_to_begin_is_part_of_what_bringing_costs() -> None:
+def fetched(started: float, seconds: float, reason: str | None = None) -> FetchReport:
+    brought = Brought("dram", "", "dram", 2, 32, 2 << 20, started, seconds, reason)
+    return FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(brought,), handed_over=False)
+
+
+def test_what_a_fetch_holds_up_its_work_for_around_it_is_part_of_what_bringing_costs() -> None:
     made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
     assert made.begin(1, asking())[0].blocks == 4
-    for started in (100.004, 107.0, 100.004):
-        brought = Brought("dram", "", "dram", 2, 32, 2 << 20, started, 0.002)
-        report = FetchReport(
-            0, 0, 0.0, "", 0.0, None, None, 0.0, started=999.0, brought=(brought,), handed_over=False
-        )
-        made.learn(report, 100.0)
+    for admitted, computing in ((100.0, 100.006), (107.0, 114.0), (107.0, 107.006)):
+        made.ended(fetched(admitted + 0.003, 0.002), WorkStats(admitted=admitted, computing=computing))
     bringing, reason = made.begin(1, asking())
     assert (bringing.blocks, reason) == (0, "not brought: 4 blocks in 8.1 ms against 6.4 ms")
     assert made.begin(1, asking(mode="decode"))[0].blocks == 4, "a hand-off is a fetch in any case"
+
+
+def test_what_a_computed_prompt_waits_for_too_is_not_charged_to_bringing() -> None:
+    made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
+    for _ in range(3):
+        made.ended(fetched(50.0, 0.002), WorkStats(submitted=0.0, admitted=49.999, computing=50.003))
+    assert made.begin(1, asking())[1] == "brings 4 blocks, the last from dram, in 6.0 ms instead of 6.4 ms"
+
+
+def test_where_an_engine_does_not_tell_its_steps_a_work_waits_from_its_submission() -> None:
+    made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
+    made.ended(fetched(100.002, 0.9), WorkStats(submitted=100.0, admitted=101.0))
+    assert made.begin(1, asking())[1] == "brings 4 blocks, the last from dram, in 6.0 ms instead of 6.4 ms"
+
+
+def test_a_fetch_that_failed_says_nothing_of_what_fetches_hold_up() -> None:
+    made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
+    made.ended(fetched(100.0, 0.002, "absent"), WorkStats(admitted=100.0, computing=109.0))
+    made.ended(None, WorkStats(admitted=100.0, computing=100.0))
+    assert made.begin(1, asking())[0].blocks == 4

@@ -72,7 +72,7 @@ class Admin:
         return list(self.done("GET", path + (f"?labelSelector={selector}" if selector else "")).get("items") or ())
 
     def namespace(self, name: str) -> str:
-        """A new namespace, ready for pods where service accounts are required."""
+        """A new namespace. Pods are refused in it until a controller has made its service account."""
         self.applied({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         return name
 
@@ -91,13 +91,14 @@ class Admin:
         """Wait for something; an API server that is away just now is waited for."""
         end = time.monotonic() + bound_s
         while True:
+            why = ""
             try:
                 if holds():
                     return
-            except (Unreachable, Refused):
-                pass
+            except (Unreachable, Refused) as error:
+                why = f": {error}"
             if time.monotonic() > end:
-                raise AssertionError(f"{otherwise} after {bound_s:.0f} s")
+                raise AssertionError(f"{otherwise} after {bound_s:.0f} s{why}")
             time.sleep(_LOOK_S)
 
 
