@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from control_plane.objects.names import COST_MANAGER, HANDOVER_MANAGER, SPEC_MANAGER, STATUS_MANAGER
+from control_plane.observe.reading import OPTIONAL
 from control_plane.operator.applying import fingerprint, holds, signature, signed
 from control_plane.operator.status_pace import INTERIM_AFTER_S, interim
 from control_plane.reconcile import Deletion, Plan
@@ -16,6 +17,9 @@ from tandem.kube.kinds import Json, Ref, ref_of
 from tandem.kube.recorder import EventRecorder
 
 _AWAITED_S: Final = 10.0
+_LACKED_S: Final = 1.0
+"""When to look again at a service with objects of a kind that is not there: it goes, or is being defined anew, and
+the mirror will know soon."""
 _SLACK_S: Final = 0.001
 """A clock may stand this much before the time that was waited for."""
 
@@ -31,6 +35,8 @@ class _Memory:
     wrote_at: float = 0.0
     waiting_since: float | None = None
     """Since when statuses wait in which only counts are new; None where none does."""
+    lacked_kind: bool = False
+    """Whether an object was left out whose kind was not there, though it is mirrored."""
 
 
 class Applier:
@@ -70,7 +76,11 @@ class Applier:
     def waits_s(self, key: tuple[str, str]) -> float | None:
         """How long what was put off still has to wait; None where nothing was."""
         memory = self._memories.get(key)
-        if memory is None or memory.waiting_since is None:
+        if memory is None:
+            return None
+        if memory.lacked_kind:
+            return _LACKED_S
+        if memory.waiting_since is None:
             return None
         return max(0.0, memory.waiting_since + INTERIM_AFTER_S - self._clock.now())
 
@@ -80,6 +90,7 @@ class Applier:
         memory = self._memories.setdefault(key, _Memory())
         refused: list[TandemError] = []
         writes = 0
+        memory.lacked_kind = False
         for obj in plan.handovers:
             writes += await self._guarded(refused, self._write(memory, obj, HANDOVER_MANAGER))
         for obj in plan.costs:
@@ -139,7 +150,13 @@ class Applier:
             if holds(there, obj):
                 memory.applied[ref] = (digest, print_)
                 return 0
-        answer = await self._cluster.apply(whole, SPEC_MANAGER)
+        try:
+            answer = await self._cluster.apply(whole, SPEC_MANAGER)
+        except NotFound:
+            if ref.kind not in OPTIONAL:
+                raise
+            memory.lacked_kind = True
+            return 0
         memory.applied[ref] = (digest, fingerprint(answer))
         return self._await(memory, ref, answer, there)
 

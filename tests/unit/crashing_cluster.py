@@ -1,5 +1,6 @@
 """A cluster in memory whose clients die: before any of their writes, and without a word."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -8,6 +9,9 @@ from tandem.kube.cluster import NotFound, Selector, WatchEvent
 from tandem.kube.kinds import Json, Kind, Ref, ref_of
 from tandem.kube.memory_cluster import MemoryCluster
 from tests.unit.loop_clock import LoopClock
+
+_TOLD_S = 0.5
+"""How long watches of a kind that goes last."""
 
 
 class Crashed(Exception):
@@ -26,10 +30,12 @@ class CrashingCluster(MemoryCluster):
         self.seen: Callable[[], None] = lambda: None
 
     async def remove_kind(self, kind: Kind) -> None:
-        """As a server does whose definition of it is deleted: all objects of it go, and then it is not known."""
+        """As a server does whose definition of it is deleted: no more objects are taken, those there are go, which
+        watches still tell, and then it is not known."""
+        self.lacks |= {kind}
         for obj in self.objects(kind):
             await super().delete(ref_of(obj, kind))
-        self.lacks |= {kind}
+        await asyncio.sleep(_TOLD_S)
         self.disconnect()
 
     async def list_page(self, selector: Any, limit: int, token: str | None = None) -> Any:

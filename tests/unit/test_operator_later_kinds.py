@@ -54,6 +54,25 @@ def of_decode(world: World) -> tuple[int, dict[str, tuple[str, str]]]:
     return pool["spec"]["replicas"], conditions
 
 
+def failures(world: World) -> int:
+    """How often a look at a service failed."""
+    failed = [event for event in world.of(EVENT) if event["reason"] == "ReconcileFailed"]
+    return sum(event.get("series", {}).get("count", 1) for event in failed)
+
+
+def test_a_kind_that_is_defined_anew_has_its_objects_again() -> None:
+    async def story(world: World) -> None:
+        world.cluster.lacks = frozenset()
+        await world.run(120.0)
+        await world.cluster.remove_kind(SCALED_OBJECT)
+        await world.run(4.0)
+        world.cluster.lacks = frozenset()
+        await world.run(10.0)
+        assert scaled(world) == [f"{NAME}-decode"]
+
+    in_world(story)
+
+
 def test_keda_that_is_installed_later_is_asked_for_services_that_are_settled() -> None:
     async def story(world: World) -> None:
         assert scaled(world) == []
@@ -78,6 +97,7 @@ def test_without_keda_again_pools_are_as_they_were_before_it() -> None:
             await world.run(30.0)
             assert of_decode(world) == before
             assert world.condition("Ready")["status"] == "True"
+            assert failures(world) == 0, "a kind that goes is no fault of the service's"
             told = len(world.of(EVENT))
             await world.settle(quiet_s=400.0)
             assert of_decode(world) == before
