@@ -2,9 +2,11 @@
 
 Each figure is the median of rounds in which every contender runs in turn. Both go past the page cache and give the
 disk as many requests at a time; fio's have the size of a block, the tier puts several small blocks into one. Every
-other round goes backwards, so that nobody always comes after a write. Without fio a bare loop of `preadv` and
-`pwritev` takes its place, and the table says so. `--directory` must be on the disk to be measured. Exits non-zero
-when a limit is not met; the last line is the verdict.
+other round goes backwards, so that nobody always comes after a write. The NVMe tier is full when it is measured, as
+it is after a while in service: new segments are written into the files of old ones. Fio's file is new each time, with
+its room allocated, and fio writes one cached buffer over and over, the tier all of its blocks. Without fio a bare
+loop of `preadv` and `pwritev` takes its place, and the table says so. `--directory` must be on the disk to be
+measured. Exits non-zero when a limit is not met; the last line is the verdict.
 """
 
 import argparse
@@ -46,6 +48,8 @@ TOTAL: Final = 256 << 20
 DRAM_REPEATS: Final = 4
 READ_THREADS: Final = 4
 WRITE_THREADS: Final = 4
+SEGMENTS: Final = 6
+"""Of an NVMe tier; a round fills two."""
 _HEADS, _HEAD_DIM = 8, 64
 
 
@@ -182,7 +186,7 @@ async def nvme_rows(size: int, rounds: int, directory: Path, reference: "Referen
     space = Space(size)
     settings = TierSettings(
         nvme_dir=directory,
-        nvme_bytes=12 * (TOTAL // 2),
+        nvme_bytes=SEGMENTS * (TOTAL // 2),
         segment_bytes=TOTAL // 2,
         offers_max=1 << 20,
         read_threads=READ_THREADS,
@@ -199,7 +203,8 @@ async def nvme_rows(size: int, rounds: int, directory: Path, reference: "Referen
 
         # Every other round begins with reading what the one before has written.
         await asyncio.to_thread(reference.write, size)
-        await ours_written()
+        for _ in range(SEGMENTS // 2 + 1):
+            await ours_written()
         times = await alternate(
             {
                 "fio write": lambda: asyncio.to_thread(reference.write, size),

@@ -4,7 +4,7 @@ Decisions only: no bytes, no clock, no I/O. Capacity and quotas are counted in b
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -180,15 +180,20 @@ class TierBook:
         copy.readers += 1
         return copy
 
-    def borrow(self, name: bytes) -> Copy | None:
-        """`touch` and `acquire` in one; None when the block cannot be read from here."""
-        copy = self._copies.get(name)
-        if copy is None or copy.place is None:
-            return None
-        copy.used = True
-        copy.readers += 1
-        self._bump(copy)
-        return copy
+    def borrow(self, names: Iterable[bytes]) -> list[Copy | None]:
+        """`touch` and `acquire` in one, for many blocks; None for each that cannot be read from here."""
+        found, known, tenants = list[Copy | None](), self._copies, self._tenants
+        for name in names:
+            copy = known.get(name)
+            if copy is None or copy.place is None:
+                found.append(None)
+                continue
+            copy.used = True
+            copy.readers += 1
+            known.move_to_end(name)
+            tenants[copy.tenant].move_to_end(name)
+            found.append(copy)
+        return found
 
     def release(self, copy: Copy) -> bool:
         """A reader is done. True when the block was removed meanwhile and its place is free with this."""

@@ -72,6 +72,10 @@ class Disk(Protocol):
         """A new file with its room allocated."""
         ...
 
+    def reuse(self, old: str, name: str, size: int) -> DiskFile:
+        """A new file in the room of an old one, with what that one has. Nobody must be reading it."""
+        ...
+
     def open(self, name: str) -> DiskFile:
         """A file there is, for reading."""
         ...
@@ -110,7 +114,14 @@ class SystemDisk:
 
     def create(self, name: str, size: int) -> "SystemFile":
         path = self._directory / name
-        fd = self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        return self._with_room(path, self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), size)
+
+    def reuse(self, old: str, name: str, size: int) -> "SystemFile":
+        path = self._directory / name
+        os.rename(self._directory / old, path)
+        return self._with_room(path, self._open(path, os.O_RDWR), size)
+
+    def _with_room(self, path: Path, fd: int, size: int) -> "SystemFile":
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError:

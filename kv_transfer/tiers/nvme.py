@@ -128,8 +128,8 @@ class NvmeShelf:
         number = found.number
         for problem in (each for each in found.records if isinstance(each, str)):
             self._meter.add("tandem_tier_found_total", 1.0, problem)
-        if self._log.crowded:
-            self._writer.strays.append(Stray(number, found.segment.name, "surplus"))
+        if self._log.crowded or not found.records:
+            self._writer.strays.append(Stray(number, found.segment.name, "surplus" if found.records else "empty"))
             self._writer.let_go(found.segment)
             return
         self._writer.segments[number] = found.segment
@@ -180,6 +180,7 @@ class NvmeShelf:
         if self._life is not None:
             self._life.cancel()
             await asyncio.wait((self._life,))
+        await self._writer.finish(within_s)
         await self._writers.close(within_s)
         await self._readers.close(within_s)
         self._writer.abandon()

@@ -3,11 +3,13 @@
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from kv_transfer.tiers.crew import Crew
-from kv_transfer.tiers.disk import Disk, aligned_buffer, reason_of
+from kv_transfer.tiers.disk import Disk, DiskFile, aligned_buffer, reason_of
 from kv_transfer.tiers.mac import Seal
 from kv_transfer.tiers.nvme_scan import Stray, file_name
 from kv_transfer.tiers.record import ALIGN, SegmentHead, encode_segment
@@ -28,6 +30,15 @@ class Run:
     first: int
     items: list[Item] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """A segment of which nothing is wanted any more."""
+
+    segment: Segment
+    reusable: bool
+    """Whether the next one can be written into its file: nobody reads it, and what it has is known."""
 
 
 class SegmentWriter:
@@ -58,6 +69,8 @@ class SegmentWriter:
         self._round = 0
         """Grows when everything is let go of: what was under way then is not gone on with."""
         self._rolling = asyncio.Lock()
+        self._ahead: asyncio.Future[Segment] | None = None
+        """The segment after the open one, made beside what is being written, so that nothing has to wait for it."""
         self.segments: dict[int, Segment] = {}
         self.strays: list[Stray] = []
         """Files of no use, the newest first: the first to go when room is needed."""
@@ -135,6 +148,11 @@ class SegmentWriter:
         self._round += 1
         self._lane.clear()
         self._making_room.clear()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.done():
+            _close(ahead)
+        elif ahead is not None:
+            ahead.add_done_callback(_close)
         names = self._log.names()
         for number, segment in self.segments.items():
             self.let_go(segment)
@@ -192,21 +210,49 @@ class SegmentWriter:
                 raise
             victim = None
             await self._begin()
-        if victim is not None:
-            await self._empty(victim)
+        gone = None if victim is None else await self._empty(victim)
+        self._ahead = self._make(gone)
 
     async def _begin(self) -> None:
-        number = self._log.next_number()
-        head = SegmentHead(self._entropy.token(16), number, self._records, self._seal)
-        segment = await self._do(lambda: self._create(head))
-        self.segments[number] = segment
-        self._log.begin(number, self._records)
+        """Open the segment that was made ahead; make one where there is none, or was no room for it then."""
+        ahead = self._ahead
+        if ahead is None or (ahead.done() and _found_no_room(ahead)):
+            ahead = self._ahead = self._make(None)
+        try:
+            await self.ended(ahead)
+            if self._ahead is not ahead:
+                raise OSError(errno.EIO, "the disk was given up")
+            segment = ahead.result()
+        finally:
+            if self._ahead is ahead and ahead.done():
+                self._ahead = None
+        self.segments[segment.head.number] = segment
+        self._log.begin(segment.head.number, self._records)
 
-    def _create(self, head: SegmentHead) -> Segment:
+    def _make(self, gone: "_Gone | None") -> "asyncio.Future[Segment]":
+        """Have the next segment made: in the file of the one that is gone, or anew once that is removed."""
+        number, taken = self._log.next_number(), {stray.number for stray in self.strays}
+        while number in taken:
+            number += 1
+        before = gone.segment.head.segment_id if gone is not None and gone.reusable else bytes(16)
+        head = SegmentHead(self._entropy.token(16), number, self._records, self._seal, before)
+        future = self._making_room.submit(lambda: self._create(head, gone))
+        future.add_done_callback(_made)
+        return future
+
+    async def finish(self, within_s: float) -> None:
+        """Remove the segment that was made ahead: nothing was written to it."""
+        if self._ahead is None:
+            return
+        done, _ = await asyncio.wait((self._ahead,), timeout=within_s)
+        for ahead in done:
+            if (segment := _made(ahead)) is not None:
+                self._making_room.submit(partial(self._disk.remove, segment.name))
+
+    def _create(self, head: SegmentHead, gone: "_Gone | None") -> Segment:
         """By a thread. Raises `OSError`."""
         name = file_name(head.number)
-        self._disk.remove(name)
-        file = self._disk.create(name, self._io.shape.offset(head.records))
+        file = self._new_file(name, self._io.shape.offset(head.records), gone)
         page = aligned_buffer(ALIGN)
         page[:] = encode_segment(head, self._io.shape)
         try:
@@ -217,6 +263,15 @@ class SegmentWriter:
             raise
         return Segment(head, file, name)
 
+    def _new_file(self, name: str, size: int, gone: "_Gone | None") -> DiskFile:
+        if gone is not None and gone.reusable:
+            with suppress(FileNotFoundError):  # Somebody else has removed it.
+                return self._disk.reuse(gone.segment.name, name, size)
+        elif gone is not None:
+            self._disk.remove(gone.segment.name)
+        self._disk.remove(name)
+        return self._disk.create(name, size)
+
     async def _sacrifice(self) -> bool:
         """The disk has less room than we were promised: give up a stray or the oldest segment with all it has."""
         if self.strays:
@@ -225,11 +280,13 @@ class SegmentWriter:
         victim = self._log.oldest()
         if victim is None:
             return False
-        await self._give_up(victim, "disk_full")
+        name = self._give_up(victim, "disk_full").segment.name
+        await self._do(lambda: self._disk.remove(name))
         return True
 
-    async def _empty(self, victim: int) -> None:
+    async def _empty(self, victim: int) -> "_Gone":
         """Write anew what must be kept, then what is worth it up to half a segment; the rest goes with the segment.
+        Gives it back with nothing in it that is wanted.
 
         What must be kept is a bounded share of everything, so that some segment has room to give.
         """
@@ -240,7 +297,7 @@ class SegmentWriter:
         chosen = sorted(must + worth_it[: max(0, self._records // 2 - len(must))])
         for run in _side_by_side(chosen, self._io.batch):
             await self._move(victim, run)
-        await self._give_up(victim, "reclaimed")
+        return self._give_up(victim, "reclaimed")
 
     async def _move(self, victim: int, run: Sequence[tuple[int, bytes]]) -> None:
         """Write records of a segment anew that lie side by side: (record number, name) each."""
@@ -263,14 +320,36 @@ class SegmentWriter:
             self.unuse(source)
             self.unuse(target)
 
-    async def _give_up(self, victim: int, reason: str) -> None:
+    def _give_up(self, victim: int, reason: str) -> "_Gone":
+        """Let go of a segment with all it has. Its file is still there.
+
+        A file is written again without being removed: that, and the room for a new one, would keep the disk from
+        writing. It must have been filled with records under the present seal, which can be told from new ones.
+        """
         assert self.owner is not None
         names = [name for _, name in self._log.live(victim)]
-        segment = self.segments.pop(victim)
+        segment, filled = self.segments.pop(victim), self._log.filled(victim)
         self._log.drop(victim)
         self.owner.lost(names, reason)
         self.let_go(segment)
-        await self._do(lambda: self._disk.remove(segment.name))
+        alike = segment.head.records == self._records and segment.head.seal == self._seal
+        return _Gone(segment, filled and alike and not segment.users)
+
+
+def _made(future: "asyncio.Future[Segment]") -> Segment | None:
+    """What has been made, if it has. What kept it from being made is told to whoever needs it, not to asyncio."""
+    return None if future.cancelled() or future.exception() is not None else future.result()
+
+
+def _close(future: "asyncio.Future[Segment]") -> None:
+    """Nobody wants what is being made any more."""
+    if (segment := _made(future)) is not None:
+        segment.file.close()
+
+
+def _found_no_room(future: "asyncio.Future[Segment]") -> bool:
+    error = None if future.cancelled() else future.exception()
+    return isinstance(error, OSError) and reason_of(error) == "disk_full"
 
 
 def _side_by_side(records: Sequence[tuple[int, bytes]], most: int) -> list[list[tuple[int, bytes]]]:

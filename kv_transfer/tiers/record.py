@@ -1,11 +1,12 @@
 """What lies in a segment file: a header page, then records of equal size, each a header page and a block's bytes.
 
 Everything is little-endian and starts at a multiple of `ALIGN`, as direct I/O asks. A record's head is sealed
-together with the segment's id and the record's number, so that a record is only believed where it was written.
+together with the segment's id and the record's number, so that a record is only believed where it was written. A
+file is written again for another segment: what the one before has left there is under another id.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -18,7 +19,8 @@ ALIGN: Final = 4096
 _SEGMENT_MAGIC: Final = b"TANDEMKV"
 _RECORD_MAGIC: Final = b"TdKv"
 _VERSION: Final = 1
-_SEGMENT: Final = struct.Struct("<8sHxxI16sQ32sQII16s16s")
+_SEGMENT_VERSION: Final = 2
+_SEGMENT: Final = struct.Struct("<8sHxxI16s16sQ32sQII16s16s")
 _RECORD: Final = struct.Struct("<4sHHI16s32s")
 _PLACE: Final = struct.Struct("<16sI")
 
@@ -72,14 +74,21 @@ class SegmentHead:
     number: int
     records: int
     seal: Seal
+    before: bytes = bytes(16)
+    """The id of the segment whose file this was: what it has left there is not taken for a forgery."""
+
+    @property
+    def left(self) -> "SegmentHead":
+        """What records are sealed with that the segment before has left."""
+        return replace(self, segment_id=self.before)
 
 
 def encode_segment(head: SegmentHead, shape: Shape) -> bytes:
     """The header page."""
     names = (head.seal.key_id.encode(), head.seal.algorithm.encode())
     assert all(len(name) <= 16 for name in names), f"{names} do not fit"
-    fixed = (_SEGMENT_MAGIC, _VERSION, head.records, head.segment_id, head.number, shape.identity)
-    body = _SEGMENT.pack(*fixed, shape.block_bytes, ALIGN, 0, *names)
+    fixed = (_SEGMENT_MAGIC, _SEGMENT_VERSION, head.records, head.segment_id, head.before, head.number)
+    body = _SEGMENT.pack(*fixed, shape.identity, shape.block_bytes, ALIGN, 0, *names)
     return (body + head.seal.head(body)).ljust(ALIGN, b"\0")
 
 
@@ -87,12 +96,12 @@ def decode_segment(page: bytes, shape: Shape, seals: Seals) -> SegmentHead:
     """Raises `Unreadable`: `damaged`, `other_version`, `other_key`, `forged`, `foreign`."""
     if len(page) < ALIGN:
         raise Unreadable("damaged")
-    magic, version, records, segment_id, number, identity, size, align, _, key_id, algorithm = _SEGMENT.unpack_from(
-        page
+    magic, version, records, segment_id, before, number, identity, size, align, _, key_id, algorithm = (
+        _SEGMENT.unpack_from(page)
     )
     if magic != _SEGMENT_MAGIC:
         raise Unreadable("damaged")
-    if version != _VERSION or align != ALIGN:
+    if version != _SEGMENT_VERSION or align != ALIGN:
         raise Unreadable("other_version")
     seal = seals.find(*(text.rstrip(b"\0").decode("ascii", "replace") for text in (key_id, algorithm)))
     if seal is None:
@@ -102,7 +111,7 @@ def decode_segment(page: bytes, shape: Shape, seals: Seals) -> SegmentHead:
         raise Unreadable("forged")
     if identity != shape.identity or size != shape.block_bytes:
         raise Unreadable("foreign")
-    return SegmentHead(segment_id, number, records, seal)
+    return SegmentHead(segment_id, number, records, seal, before)
 
 
 class RecordHead(msgspec.Struct, frozen=True, gc=False):

@@ -17,7 +17,7 @@ from kv_transfer.tiers.tiers import Lost, Restored
 from tandem.core.clock import Clock
 from tandem.engine.protocol import BlockMemory, FetchTarget
 
-STRETCH: Final = 256
+STRETCH: Final = 1024
 """Blocks: about a millisecond of bookkeeping."""
 
 
@@ -29,18 +29,20 @@ class _Part:
         self.wanted: list[Wanted] = []
         self.copies: dict[int, Copy] = {}
         """What is borrowed, by index."""
-        self._brought = 0
+        self.brought = 0
         self._reading: Reading | None = None
         self._results: AsyncGenerator[tuple[Brought | Failed, ...], None] | None = None
 
-    def borrow(self, index: int, target: FetchTarget) -> bool:
-        """Whether the block comes from here."""
-        copy = self.level.book.borrow(target.name)
-        if copy is None or copy.place is None:
-            return False
-        self.copies[index] = copy
-        self.wanted.append(Wanted(index, target.name, copy.place, target.slot))
-        return True
+    def borrow(self, targets: Sequence[tuple[int, FetchTarget]]) -> Sequence[tuple[int, FetchTarget]]:
+        """Take what comes from here; gives the rest."""
+        rest, copies = [], self.level.book.borrow(target.name for _, target in targets)
+        for (index, target), copy in zip(targets, copies, strict=True):
+            if copy is None or copy.place is None:
+                rest.append((index, target))
+                continue
+            self.copies[index] = copy
+            self.wanted.append(Wanted(index, target.name, copy.place, target.slot))
+        return rest
 
     def begin(self, memory: BlockMemory) -> None:
         if self.wanted:
@@ -51,18 +53,16 @@ class _Part:
         """The next batch; empty when there is none."""
         assert self._results is not None
         try:
-            batch = await anext(self._results)
+            return await anext(self._results)
         except StopAsyncIteration:
             return ()
-        self._brought += sum(isinstance(outcome, Brought) for outcome in batch)
-        return batch
 
     async def end(self) -> None:
         """When this returns no byte can land any more."""
         if self._reading is not None and self._results is not None:
             await self._reading.abandon()
             await self._results.aclose()
-            self.level.read_over(self._reading, self.wanted, self._brought)
+            self.level.read_over(self._reading, self.wanted, self.brought)
         self.level.release(tuple(self.copies.values()))
         self._reading = None
         self.copies.clear()
@@ -76,13 +76,12 @@ class _Stretch:
         self.parts = [_Part(level) for level in levels]
         self.ready: dict[int, Restored | Lost] = {}
         self.source: dict[int, _Part] = {}
-        for index, target in enumerate(targets):
-            for part in self.parts:
-                if part.borrow(index, target):
-                    self.source[index] = part
-                    break
-            else:
-                self.ready[index] = Lost(target.index, "absent")
+        rest: Sequence[tuple[int, FetchTarget]] = tuple(enumerate(targets))
+        for part in self.parts:
+            if rest:
+                rest = part.borrow(rest)
+                self.source.update(dict.fromkeys(part.copies, part))
+        self.ready.update((index, Lost(target.index, "absent")) for index, target in rest)
 
     def begin(self, memory: BlockMemory) -> None:
         for part in self.parts:
@@ -129,9 +128,9 @@ class Restoring:
         while index < len(stretch.targets):
             if index not in stretch.ready:
                 await self._advance(stretch, index, deadline)
-            batch = []
-            while index in stretch.ready:
-                batch.append(stretch.ready.pop(index))
+            batch, take = [], stretch.ready.pop
+            while (outcome := take(index, None)) is not None:
+                batch.append(outcome)
                 index += 1
             if batch:
                 yield tuple(batch)
@@ -147,26 +146,26 @@ class Restoring:
         if not batch:
             stretch.ready[index] = Lost(stretch.targets[index].index, "deadline")
             return
+        brought, ready, targets, tier = list[Brought](), stretch.ready, stretch.targets, part.level.tier
         for outcome in batch:
-            stretch.ready[outcome.index] = _outcome(part, outcome, stretch.targets[outcome.index])
-        await self._promote(stretch, part, batch)
+            target = targets[outcome.index]
+            if isinstance(outcome, Brought):
+                brought.append(outcome)
+                ready[outcome.index] = Restored(target.index, outcome.words, tier)
+            else:
+                part.level.missed(target.name, outcome.reason)
+                ready[outcome.index] = Lost(target.index, outcome.reason)
+        part.brought += len(brought)
+        await self._promote(stretch, part, brought)
 
-    async def _promote(self, stretch: _Stretch, part: _Part, batch: Sequence[Brought | Failed]) -> None:
+    async def _promote(self, stretch: _Stretch, part: _Part, brought: Sequence[Brought]) -> None:
         """What came from a slower tier goes into the fastest, while the slots are still nobody's."""
         top = self._levels[0]
         if part.level is top or not top.open:
             return
-        brought = [outcome for outcome in batch if isinstance(outcome, Brought)]
         targets = [stretch.targets[outcome.index] for outcome in brought]
         items = [
             Item(target.name, part.copies[outcome.index].tenant, target.slot, outcome.words)
             for outcome, target in zip(brought, targets, strict=True)
         ]
         await top.keep(items, self._memory, lambda: None)
-
-
-def _outcome(part: _Part, outcome: Brought | Failed, target: FetchTarget) -> Restored | Lost:
-    if isinstance(outcome, Brought):
-        return Restored(target.index, outcome.words, part.level.tier)
-    part.level.missed(target.name, outcome.reason)
-    return Lost(target.index, outcome.reason)

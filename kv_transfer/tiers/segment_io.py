@@ -77,8 +77,8 @@ class SegmentIo:
         self._stride = shape.stride
         self._reads = threading.BoundedSemaphore(reads)
         self._writes = threading.BoundedSemaphore(writes)
-        self.batch = min(max(1, batch_bytes // self._stride), _RECORDS_MAX)
-        """Records in one read or write."""
+        self.batch = min(max(1, batch_bytes // shape.block_bytes), _RECORDS_MAX)
+        """Records in one read or write: as many as there are blocks in what is handed over together."""
         self._passes = Passes(digester, shape.block_bytes)
         self._together = max(1, PIECE_BYTES // shape.block_bytes)
         """Blocks that are copied in one piece, where they lie one after the other."""
@@ -240,10 +240,7 @@ class SegmentIo:
             for index in range(first, first + count):
                 if segment.file.read(page, self.shape.offset(index)) < ALIGN:
                     break
-                try:
-                    found.append(decode_record(page, segment.head, index))
-                except Unreadable as problem:
-                    found.append(problem.reason)
+                found.append(_found(page, segment.head, index))
         return tuple(found)
 
     def page(self) -> AbstractContextManager[memoryview]:
@@ -260,3 +257,16 @@ class SegmentIo:
 
     def _body(self, record: memoryview) -> memoryview:
         return record[ALIGN : ALIGN + self.shape.block_bytes]
+
+
+def _found(page: memoryview, head: SegmentHead, index: int) -> RecordHead | str:
+    """A record's head, or why there is none. What the segment before has left in the file was never written here."""
+    try:
+        return decode_record(page, head, index)
+    except Unreadable as problem:
+        reason = problem.reason
+    try:
+        decode_record(page, head.left, index)
+    except Unreadable:
+        return reason
+    return "empty"

@@ -71,7 +71,7 @@ class SegmentLog:
         segment.live += 1
 
     def next_number(self) -> int:
-        """The number of the next segment."""
+        """The smallest number the next segment can have."""
         return self._next
 
     def begin(self, number: int, records: int) -> None:
@@ -120,6 +120,11 @@ class SegmentLog:
         ]
         empty = next((number for number, segment in settled if not segment.live), None)
         return empty if empty is not None else next((number for number, _ in settled), None)
+
+    def filled(self, number: int) -> bool:
+        """Whether every record of the segment was written."""
+        segment = self._segments[number]
+        return len(segment.names) == segment.records
 
     def live(self, number: int) -> Iterator[tuple[int, bytes]]:
         """(record number, name) of what is wanted of a segment, in order."""

@@ -37,6 +37,22 @@ def test_the_least_recently_used_goes_first() -> None:
     assert gone == [1, 2, 3]
 
 
+def test_what_is_borrowed_together_was_wanted_in_that_order() -> None:
+    book, names = filled(3, blocks=4), [bytes([number]) * 16 for number in (1, 0, 9, 8)]
+    book.reserve(names[3], "")
+    found = book.borrow(names)
+    assert [copy and (copy.name, copy.readers, copy.used) for copy in found] == [
+        (names[0], 1, True),
+        (names[1], 1, True),
+        None,
+        None,
+    ]
+    for copy in found:
+        assert copy is None or not book.release(copy)
+    gone = [book.reserve(bytes([100 + number]) * 16, "").evicted[0].name[0] for number in range(3)]
+    assert gone == [2, 1, 0]
+
+
 def test_a_reservation_is_neither_found_nor_evicted() -> None:
     book = filled(1, blocks=2)
     book.reserve(b"new" * 6, "")

@@ -227,6 +227,16 @@ async def test_what_a_file_had_before_is_never_found_again(tmp_path: Path) -> No
         assert b.good(names, await b.restore(names))
 
 
+async def test_a_file_that_is_gone_is_not_missed(tmp_path: Path) -> None:
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        for start in range(0, 48, 8):
+            await b.keep([named(i) for i in range(start, start + 8)])
+            files(b)[0].unlink(missing_ok=True)
+        names = [named(i) for i in range(40, 48)]
+        assert b.tiers.usable
+        assert len(b.tiers.where(names)) == 8
+
+
 async def test_a_file_that_is_being_read_is_not_written_again(tmp_path: Path) -> None:
     async with failing(tmp_path, stall_s=5.0) as (b, disk):
         await b.keep(NAMES)
