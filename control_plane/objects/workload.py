@@ -3,9 +3,11 @@
 from typing import Any, Final
 
 from control_plane.objects.names import (
+    LINK_PORT_ANNOTATION,
     POOL,
     REVISION,
     ROLE,
+    annotations_of,
     labels_of,
     owner_reference,
     pool_labels,
@@ -15,8 +17,12 @@ from control_plane.objects.names import (
 from control_plane.objects.pods import CONTAINER
 from control_plane.objects.revisions import PoolRecord
 from tandem.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, Json
+from tandem.spec.worker_settings import as_flags
 
 _PACKED: Final = "leaderworkerset.sigs.k8s.io/exclusive-topology"
+"""Annotation of the set itself: its controller passes it on to the first pods, and looks for it when it places the
+others."""
+_PROBED: Final = "health"
 _SIZE_MAX: Final = 2**31 - 1
 
 
@@ -24,6 +30,7 @@ def workload(service: str, record: PoolRecord, revision: str, replicas: int, eng
     """The Deployment or LeaderWorkerSet with `replicas` workers."""
     kind = DEPLOYMENT if record.nodes == 1 else LEADER_WORKER_SET
     labels = {**pool_labels(service, record.name, record.role), REVISION: revision}
+    packed = {} if record.pack is None or record.nodes == 1 else {"annotations": {_PACKED: record.pack}}
     spec = _deployment(service, record, revision) if record.nodes == 1 else _group(record)
     return {
         "apiVersion": kind.api_version,
@@ -32,6 +39,7 @@ def workload(service: str, record: PoolRecord, revision: str, replicas: int, eng
             "name": workers_name(service, record.name, revision),
             "namespace": engine_pool["metadata"]["namespace"],
             "labels": labels,
+            **packed,
             "ownerReferences": [owner_reference(engine_pool)],
         },
         "spec": {"replicas": replicas, **spec},
@@ -44,7 +52,8 @@ def record_of(workers: Json) -> PoolRecord:
     group = spec.get("leaderWorkerTemplate")
     template = spec["template"] if group is None else group["leaderTemplate"]
     nodes = 1 if group is None else int(group["size"])
-    return PoolRecord(labels[POOL], labels.get(ROLE, ""), nodes, template, {}, None)
+    pack = annotations_of(workers).get(_PACKED)
+    return PoolRecord(labels[POOL], labels.get(ROLE, ""), nodes, template, {}, pack)
 
 
 def _deployment(service: str, record: PoolRecord, revision: str) -> Json:
@@ -60,48 +69,45 @@ def _deployment(service: str, record: PoolRecord, revision: str) -> Json:
 
 def _group(record: PoolRecord) -> Json:
     """One pod per node. The first is the worker; the others only have ranks of its engine."""
-    template = record.template
-    if record.pack is not None:
-        metadata = template["metadata"]
-        annotations = {**metadata.get("annotations", {}), _PACKED: record.pack}
-        template = {**template, "metadata": {**metadata, "annotations": annotations}}
     group = {
         "size": record.nodes,
         "restartPolicy": "RecreateGroupOnPodRestart",
-        "leaderTemplate": _leading(template, record.nodes),
-        "workerTemplate": _following(template, record.nodes),
+        "leaderTemplate": _on_node(record.template, record.nodes, "0"),
+        "workerTemplate": _following(record.template, record.nodes),
     }
     return {"leaderWorkerTemplate": group, "startupPolicy": "LeaderCreated"}
 
 
-def _leading(template: Json, nodes: int) -> Json:
-    def lead(container: Json) -> Json:
-        ranks = ["--vllm.extra.nnodes", str(nodes), "--vllm.extra.node_rank", "0"]
-        address = ["--vllm.extra.master_addr", "$(LWS_LEADER_ADDRESS)"]
-        return {**container, "args": [*container.get("args", ()), *ranks, *address]}
-
-    return _with_worker(template, lead)
-
-
 def _following(template: Json, nodes: int) -> Json:
-    """vLLM's own program for ranks without a front. It has no links and no readiness: it is a part of the first pod's
-    worker, so it does not bear the role by which routers find workers."""
+    """The same program with the same settings, which finds its leader. It has no links: it is a part of the first
+    pod's worker, so it bears neither the role nor the port by which routers find workers."""
 
     def follow(container: Json) -> Json:
-        kept = ("startupProbe", "livenessProbe", "readinessProbe", "ports")
-        bare = {key: value for key, value in container.items() if key not in kept}
-        command = ["vllm", "serve", "$(TANDEM_MODEL)", "--headless"]
-        shards = [
-            *("--tensor-parallel-size", "$(TANDEM_VLLM__PARALLELISM__TENSOR)"),
-            *("--pipeline-parallel-size", "$(TANDEM_VLLM__PARALLELISM__PIPELINE)"),
-            *("--data-parallel-size", "$(TANDEM_VLLM__PARALLELISM__DATA)"),
-        ]
-        ranks = ["--nnodes", str(nodes), "--node-rank", "$(LWS_WORKER_INDEX)"]
-        return {**bare, "command": command, "args": [*shards, *ranks, "--master-addr", "$(LWS_LEADER_ADDRESS)"]}
+        ports = [port for port in container.get("ports", ()) if port["name"] == _PROBED]
+        return {**container, "ports": ports}
 
     metadata = template["metadata"]
     labels = {key: value for key, value in metadata["labels"].items() if key != ROLE}
-    return _with_worker({**template, "metadata": {**metadata, "labels": labels}}, follow)
+    annotations = {
+        key: value for key, value in metadata.get("annotations", {}).items() if key != LINK_PORT_ANNOTATION
+    }
+    apart = {**template, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
+    return _with_worker(_on_node(apart, nodes, "$(LWS_WORKER_INDEX)"), follow)
+
+
+def _on_node(template: Json, nodes: int, rank: str) -> Json:
+    """The variables are the LeaderWorkerSet controller's, in every pod of a group; who has been told already, in a
+    template that was read from such a set, is told once."""
+
+    where = {"count": nodes, "rank": rank, "leader": "$(LWS_LEADER_ADDRESS)", "host": "$(POD_IP)"}
+    added = as_flags({f"vllm.nodes.{key}": value for key, value in where.items()})
+
+    def told(container: Json) -> Json:
+        args = list(container.get("args", ()))
+        known = args[: -len(added)] if args[-len(added) :: 2] == added[::2] else args
+        return {**container, "args": [*known, *added]}
+
+    return _with_worker(template, told)
 
 
 def _with_worker(template: Json, change: Any) -> Json:

@@ -24,7 +24,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
     && /opt/tandem/bin/pip install --constraint /tmp/constraints.txt --no-build-isolation ".[${EXTRAS}]" \
     && /opt/tandem/bin/pip uninstall --yes tandem-serve
 COPY . .
-# The base's own `vllm`, which pods that hold further ranks run, would not find Tandem.
+# The base's own `vllm` would not find Tandem.
 RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation . \
     && /opt/tandem/bin/python -c "import vllm, importlib.metadata as m; assert m.version('tandem-serve')" \
     && /opt/tandem/bin/pip uninstall --yes pip \

@@ -48,11 +48,16 @@ Progress = Callable[[float, str], None]
 
 def build_engine(settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int, progress: Progress) -> Loaded:
     """The engine the settings ask for. Raises `bad_setting`."""
-    scheduler = replace(settings.scheduler, queue_s=settings.deadlines.queue_s)
+    scheduler = scheduler_settings(settings)
     if settings.engine == "vllm":
         return _vllm(settings, scheduler, decoder, clock, epoch, progress)
     engine = LocalEngine(_runner(settings), scheduler, clock, epoch)
     return Loaded(engine, decoder, engine.begin_epoch)
+
+
+def scheduler_settings(settings: WorkerSettings) -> SchedulerSettings:
+    """How much runs at once, and waits."""
+    return replace(settings.scheduler, queue_s=settings.deadlines.queue_s)
 
 
 def _vllm(
@@ -63,19 +68,28 @@ def _vllm(
     epoch: int,
     progress: Progress,
 ) -> Loaded:
-    if importlib.util.find_spec("vllm") is None:
-        problem = "engine = 'vllm': vLLM is not installed here; `make setup-vllm` makes an environment that has it"
-        raise TandemError("bad_setting", problem, param="engine")
+    own = vllm_settings(settings)
     # Imported on use: no other engine needs what these bring along.
     from tandem.engine.vllm.engine import VllmEngine
     from tandem.engine.vllm.stage import Stage
 
-    queue_s, directory = scheduler.queue_s, settings.stage.directory or settings.socket_directory
-    stage = Stage(replace(settings.stage, queue_s=queue_s, directory=directory), clock, epoch)
+    stage: Stage | None = None
+    # Ranks on other nodes cannot map this node's memory: such a worker hands nothing over, and keeps no tiers.
+    if own.nodes.count == 1:
+        queue_s, directory = scheduler.queue_s, settings.stage.directory or settings.socket_directory
+        stage = Stage(replace(settings.stage, queue_s=queue_s, directory=directory), clock, epoch)
+    engine = VllmEngine(own, scheduler, clock, stage, progress)
+    return Loaded(engine, decoder, engine.begin_epoch)
+
+
+def vllm_settings(settings: WorkerSettings) -> VllmSettings:
+    """Of a worker with that engine, or of a node that follows one. Raises `bad_setting` where there is no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        problem = "engine = 'vllm': vLLM is not installed here; `make setup-vllm` makes an environment that has it"
+        raise TandemError("bad_setting", problem, param="engine")
     # What a killed worker leaves behind goes with the directory of the run.
     own = replace(settings.vllm, directory=settings.vllm.directory or settings.socket_directory)
-    engine = VllmEngine(_given(settings, own), scheduler, clock, stage, progress)
-    return Loaded(engine, decoder, engine.begin_epoch)
+    return _given(settings, own)
 
 
 def _runner(settings: WorkerSettings) -> Runner:

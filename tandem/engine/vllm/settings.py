@@ -34,6 +34,31 @@ class Parallelism:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """Over how many machines one worker spreads its ranks, evenly, and which of them this is: `rank` 0 leads and is
+    the worker; the others hold ranks of its engine and follow it.
+
+    `leader` is the leader's name or address, where it listens for followers at `port`; `host` is this machine's own
+    address, as the others reach it.
+    """
+
+    count: int = 1
+    rank: int = 0
+    leader: str = "127.0.0.1"
+    port: int = 7403
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise TandemError("bad_setting", f"count = {self.count}: expected at least 1", param="count")
+        if not 0 <= self.rank < self.count:
+            problem = f"rank = {self.rank}: expected 0 to {self.count - 1}, as there are {self.count} nodes"
+            raise TandemError("bad_setting", problem, param="rank")
+        if not 1 <= self.port <= 65535:
+            raise TandemError("bad_setting", f"port = {self.port}: expected 1 to 65535", param="port")
+
+
+@dataclass(frozen=True)
 class VllmSettings:
     """What to load and how to run it. `bad_setting` errors name these fields.
 
@@ -57,6 +82,7 @@ class VllmSettings:
     device: str = "cpu"
     """`cpu` or `cuda`."""
     parallelism: Parallelism = field(default_factory=Parallelism)
+    nodes: Nodes = field(default_factory=Nodes)
     quantization: str | None = None
     """One of vLLM's methods; by default what the checkpoint says."""
     kv_dtype: str = "auto"
@@ -105,6 +131,11 @@ class VllmSettings:
     @property
     def runs_eager(self) -> bool:
         return self.device == "cpu" if self.eager is None else self.eager
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks on this machine."""
+        return max(1, self.parallelism.ranks // self.nodes.count)
 
     @property
     def speculates(self) -> bool:
