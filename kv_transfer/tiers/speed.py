@@ -18,16 +18,13 @@ class Speed:
     nothing of the rate: then the given one counts, as far as it fits the reads.
     """
 
-    def __init__(
-        self, bytes_per_s: float, latency_s: float, typical_bytes: int, trust: float = _PRIOR_WEIGHT
-    ) -> None:
-        """`trust` is how many reads the first guess counts as."""
+    def __init__(self, bytes_per_s: float, latency_s: float, typical_bytes: int) -> None:
         assert bytes_per_s > 0
         assert typical_bytes > 0
         self._weight = self._n = self._t = self._nn = self._nt = 0.0
         self._guessed_slope = 1.0 / bytes_per_s
         for size in (typical_bytes, 16 * typical_bytes):
-            self._add(size, latency_s + size / bytes_per_s, trust / 2)
+            self._add(size, latency_s + size / bytes_per_s, _PRIOR_WEIGHT / 2)
 
     def observe(self, size: int, seconds: float) -> None:
         """A read of `size` bytes took `seconds`, from asking to the last byte."""

@@ -93,6 +93,8 @@ class WorkStats:
     tokens_pulled: int = 0
     submitted: float = 0.0
     admitted: float | None = None
+    computing: float | None = None
+    """When the first step was planned that computes some of its prompt, as far as the engine knows."""
     prefilled: float | None = None
     first_token: float | None = None
     finished: float | None = None

@@ -188,6 +188,7 @@ class Scheduler:
         step = None
         if not draft.empty:
             self._steps += 1
+            self._note_computing(draft, now)
             step = draft.step(self._steps, self.residence.take_landed(), self.info.layout.block_tokens)
             self._flight = draft
         return step, self.take_report()
@@ -277,6 +278,12 @@ class Scheduler:
     def _fail(self, job: Job, code: str, message: str, now: float) -> None:
         self._outbox.fail(job.work.work_id, code, message)
         self._end(job, now, completed=False)
+
+    def _note_computing(self, draft: Draft, now: float) -> None:
+        for entry in draft.entries.values():
+            job = entry.sequence.job
+            if entry.prefill and job.computing is None:
+                job.computing = now
 
     def _note_prefilled(self, job: Job, now: float) -> None:
         if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):

@@ -218,6 +218,7 @@ class Job:
         self.withdrawn = False
         """Its blocks went to others; it waits for its fetch to end, and then for new ones."""
         self.admitted: float | None = None
+        self.computing: float | None = None
         self.prefilled: float | None = None
         self.first_token: float | None = None
         self.tokens_computed = self.tokens_reused = self.tokens_pulled = 0
@@ -280,6 +281,7 @@ class Job:
             tokens_pulled=self.tokens_pulled,
             submitted=self.submitted,
             admitted=self.admitted,
+            computing=self.computing,
             prefilled=self.prefilled,
             first_token=self.first_token,
             finished=now,

@@ -192,6 +192,7 @@ class AttemptDesk:
         for ended in report.ended:
             if (found := self._table.remove(ended.work_id)) is not None:
                 self._table.keep_lease(found)
+                self._reuse.ended(found.fetch, ended.stats)
                 self._on_end(found)
                 self._report(found, ended.stats)
         self._figures.step(report)
@@ -200,7 +201,7 @@ class AttemptDesk:
 
     def fetched(self, attempt: Attempt, fetched: FetchReport) -> None:
         """The fetch of an attempt has ended. Of a hand-off its router hears at once."""
-        self._reuse.learn(fetched, attempt.submitted)
+        self._reuse.learn(fetched)
         if fetched.handed_over:
             self._transferred(attempt, fetched)
 

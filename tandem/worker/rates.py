@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kv_transfer.tiers.speed import Speed
+from tandem.worker.median_line import MedianLine
 
 _BYTES_MIN: Final = 1 << 16
 """Of other processes' blocks: less is mostly tails, which are not brought for themselves."""
@@ -11,9 +11,7 @@ _KEPT_S: Final = 60.0
 """How long figures count. Afterwards nothing is known, so that what was slow once is tried again."""
 _DOWN: Final = 0.5
 _UP: Final = 0.02
-"""A fetch may begin late because others wait, so the ones that begin soon say what it takes."""
-_TRUST: Final = 1.0
-"""How many fetches the first guess counts as."""
+"""Besides its fetch a work may wait for others, so those that went on soon say what it takes."""
 _BYTES_PER_S: Final = 1e9
 """What a peer or a store of which nothing is known is thought to bring once it has begun: the rest of a first fetch
 was waiting, which a larger one does not repeat. Where that hopes for too much the next fetches say so; where one
@@ -22,7 +20,7 @@ despaired there would be no next one. Hand-offs take place whatever they cost, s
 
 @dataclass
 class _Learned:
-    speed: Speed
+    line: MedianLine
     seen: float
 
 
@@ -34,46 +32,44 @@ class Rates:
 
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = {}
-        self.begin_s = 0.0
-        """From a work's submission to its fetch, when nothing else waits: the engine is told, and asks."""
+        self.around_s = 0.0
+        """What a fetch holds up its work for besides the fetch itself, when nothing else waits: it is asked for, and
+        what it brought waits for the next step."""
 
-    def observe(
-        self, kind: str, size: int, seconds: float, now: float, guess: tuple[float, float] | None = None
-    ) -> None:
-        """So many bytes came in so many seconds. `guess` (latency in s, bytes/s) is what was believed of the origin
-        before; without it the first fetch says it."""
+    def observe(self, kind: str, size: int, seconds: float, now: float, guess: float | None = None) -> None:
+        """So many bytes came in so many seconds. `guess` (bytes/s) is the rate that was believed before; without it
+        the first fetch says it."""
         if size <= 0 or seconds <= 0 or (guess is None and size < _BYTES_MIN):
             return
         known = self._fresh(kind, now)
         if known is None:
-            latency_s, rate = guess if guess is not None else _first_guess(kind, size, seconds)
-            known = self._learned[kind] = _Learned(Speed(rate, latency_s, size, _TRUST), now)
-        known.speed.observe(size, seconds)
+            rate = guess if guess is not None else _first_guess(kind, size, seconds)
+            known = self._learned[kind] = _Learned(MedianLine(rate), now)
+        known.line.observe(size, seconds)
         known.seen = now
 
-    def begun(self, seconds: float) -> None:
-        """A fetch has begun so long after its work was submitted."""
-        if not self.begin_s:
-            self.begin_s = max(0.0, seconds)
+    def held_up(self, seconds: float) -> None:
+        """A work waited for so long because of a fetch, beyond the fetch itself."""
+        if not self.around_s:
+            self.around_s = max(0.0, seconds)
             return
-        weight = _DOWN if seconds < self.begin_s else _UP
-        self.begin_s += weight * (min(max(0.0, seconds), 4 * self.begin_s) - self.begin_s)
+        weight = _DOWN if seconds < self.around_s else _UP
+        self.around_s += weight * (min(max(0.0, seconds), 4 * self.around_s) - self.around_s)
 
     def expected_s(self, kind: str, size: int, now: float) -> float | None:
         """How long so many bytes will take, or None when nothing was seen of late."""
         known = self._fresh(kind, now)
-        return known.speed.expected_s(size) if known is not None else None
+        return known.line.expected_s(size) if known is not None else None
 
     def bytes_per_s(self, kind: str, now: float) -> float | None:
         """At what rate more bytes would come in a fetch that takes place anyway."""
         known = self._fresh(kind, now)
-        return known.speed.line[1] if known is not None else None
+        return known.line.bytes_per_s if known is not None else None
 
     def _fresh(self, kind: str, now: float) -> _Learned | None:
         known = self._learned.get(kind)
         return known if known is not None and now - known.seen <= _KEPT_S else None
 
 
-def _first_guess(kind: str, size: int, seconds: float) -> tuple[float, float]:
-    rate = size / seconds if kind == "prefill" else max(_BYTES_PER_S, size / seconds)
-    return seconds - size / rate, rate
+def _first_guess(kind: str, size: int, seconds: float) -> float:
+    return size / seconds if kind == "prefill" else max(_BYTES_PER_S, size / seconds)

@@ -7,11 +7,11 @@ from math import inf
 from typing import Final
 
 from kv_transfer.fetch import Bringing
-from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.fetch_progress import Brought, FetchReport
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.clock import Clock
 from tandem.core.messages import Load, Source, Submit
-from tandem.engine.protocol import BlockSpace
+from tandem.engine.protocol import BlockSpace, WorkStats
 from tandem.worker.rates import Rates
 from tandem.worker.worth import Stretch, Worth, worth_bringing
 
@@ -36,11 +36,9 @@ class Reuse:
         """The engine's latest figures."""
         self._load = load
 
-    def learn(self, report: FetchReport, submitted: float) -> None:
-        """The fetch of a work that was submitted then has ended."""
+    def learn(self, report: FetchReport) -> None:
+        """The fetch of a work has ended."""
         now = self._clock.now()
-        if report.brought and not report.handed_over:
-            self._rates.begun(min(brought.started for brought in report.brought) - submitted)
         own = [brought for brought in report.brought if brought.origin not in _ELSEWHERE]
         for brought in report.brought:
             if brought.origin in _ELSEWHERE:
@@ -49,6 +47,13 @@ class Reuse:
                 self._rates.observe(brought.origin, brought.bytes, brought.seconds, now, self._guess(brought.origin))
         if report.handed_over and report.gb_per_s > 0:
             self._rates.observe("prefill", report.bytes, report.bytes / report.gb_per_s / 1e9, now)
+
+    def ended(self, report: FetchReport | None, stats: WorkStats) -> None:
+        """A work has ended, which waited for this fetch if for any."""
+        if report is None or report.handed_over or not report.brought:
+            return
+        if all(brought.reason is None for brought in report.brought):
+            self._rates.held_up(_around_s(report.brought, stats))
 
     def begin(self, work_id: int, submit: Submit) -> tuple[Bringing, str]:
         """Tell the engine what of a work that has just been submitted is to be fetched first. Gives where from, and
@@ -62,8 +67,8 @@ class Reuse:
         handed_over = submit.mode == "decode"
         otherwise = self._otherwise(space, handed_over=handed_over)
         # A hand-off is a fetch in any case; a work that could be computed at once is held up by one.
-        begin_s = 0.0 if handed_over else self._rates.begin_s
-        stretches = tuple(self._stretches(space, prefix.names, prefix.here, submit.sources, begin_s))
+        around_s = 0.0 if handed_over else self._rates.around_s
+        stretches = tuple(self._stretches(space, prefix.names, prefix.here, submit.sources, around_s))
         worth = worth_bringing(stretches, prefix.here, otherwise)
         if not worth.blocks:
             return _NOTHING, worth.reason
@@ -71,14 +76,14 @@ class Reuse:
         return Bringing(worth.blocks, submit.sources, _patience_s(worth)), worth.reason
 
     def _stretches(
-        self, space: BlockSpace, names: Sequence[bytes], here: int, sources: Sequence[Source], begin_s: float
+        self, space: BlockSpace, names: Sequence[bytes], here: int, sources: Sequence[Source], around_s: float
     ) -> Iterator[Stretch]:
         """Own tiers as far as they reach, then the sources."""
-        size, end, seconds = space.layout.block_bytes, here, begin_s
+        size, end, seconds = space.layout.block_bytes, here, around_s
         if self._tiers is not None:
             found = self._tiers.where(names[here:])
             for cut in _cuts(found):
-                seconds = begin_s + self._own_s(self._tiers, found[:cut], size)
+                seconds = around_s + self._own_s(self._tiers, found[:cut], size)
                 end = here + cut
                 yield Stretch(end, seconds, found[cut - 1])
         for source in sources:
@@ -97,9 +102,9 @@ class Reuse:
         learned = (self._rates.expected_s(tier, count * size, now) for tier, count in Counter(found).items())
         return max(tiers.expected_s(found, size), *(seconds or 0.0 for seconds in learned))
 
-    def _guess(self, tier: str) -> tuple[float, float] | None:
+    def _guess(self, tier: str) -> float | None:
         shapes = self._tiers.shapes if self._tiers is not None else ()
-        return next(((shape.latency_s, shape.bytes_per_s) for shape in shapes if shape.name == tier), None)
+        return next((shape.bytes_per_s for shape in shapes if shape.name == tier), None)
 
     def _otherwise(self, space: BlockSpace, *, handed_over: bool) -> Callable[[int, int], float]:
         """What blocks cost that are not brought: pulling them from prefill, or computing them.
@@ -120,6 +125,18 @@ class Reuse:
             return _unknown
         position_s = load.prefill_position_s
         return lambda start, end: (end - start) * size * (token_s + position_s * (start + end) * size / 2)
+
+
+def _around_s(brought: Sequence[Brought], stats: WorkStats) -> float:
+    """By how much a fetch held up its work beyond the time in which blocks came.
+
+    A prompt of which nothing is brought is computed by the step that is planned when it is admitted. So what counts
+    is the time from then to the step that computed what was left; that a work waits to be admitted, it does in any
+    case. An engine that does not tell its steps has the prompt from its submission on, and goes on when all is here.
+    """
+    if stats.computing is None or stats.admitted is None:
+        return min(each.started for each in brought) - stats.submitted
+    return stats.computing - stats.admitted - sum(each.seconds for each in brought)
 
 
 def _unknown(start: int, end: int) -> float:

@@ -62,7 +62,7 @@ def test_a_prompt_that_is_brought_whole_computes_its_last_token_only(mode: str) 
 
 def test_stats_tell_when_the_step_was_planned_that_computes_some_of_the_prompt() -> None:
     h = harness()
-    brought, computed = h.submit(prompt(1, 18), bring=4), h.submit(prompt(2, 9))
+    brought, computed = h.submit(prompt(1, 18), bring=4), h.submit(prompt(2, 70))
     h.step()
     h.run()
     assert h.stats(computed).admitted == h.stats(computed).computing, "its first step is the one that admits it"
