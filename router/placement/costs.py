@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from router.placement.learning.answer_lengths import AnswerLengths
 from router.placement.learning.prefill_costs import PrefillCosts
-from router.placement.learning.stalls import Stalls
 from router.placement.learning.step_costs import StepCosts
 from router.placement.learning.transfer_costs import TransferCosts
 from router.settings import CostPriors
@@ -13,13 +12,12 @@ from tandem.core.spans import Span
 
 
 class CostModel:
-    """Prompts, decode steps and what holds them up, transfers and the length of answers: what teaches them, and what
-    they are expected to take. Times are in milliseconds."""
+    """Prompts, decode steps, transfers and the length of answers: what teaches them, and what they are expected to
+    take. Times are in milliseconds."""
 
     def __init__(self, priors: CostPriors) -> None:
         self.prefill = PrefillCosts(priors.prefill_tokens_per_s)
         self.steps = StepCosts(priors.step_ms, priors.step_ms_per_sequence, priors.step_ms_per_1k_context / 1e3)
-        self.stalls = Stalls()
         self.transfers = TransferCosts(priors.transfer_bytes_per_s)
         self.answers = AnswerLengths()
         self._batches: dict[str, tuple[int, int]] = {}
@@ -30,7 +28,6 @@ class CostModel:
         positions its running sequences attend to, as far as the router knows."""
         if load.prefill_tokens_per_s > 0:
             self.prefill.observe_rate(worker_id, load.prefill_tokens_per_s)
-        self._observe_stalls(worker_id, load, attended_tokens)
         self.steps.observe(worker_id, load, attended_tokens)
         self._batches[worker_id] = load.running, attended_tokens
 
@@ -51,7 +48,6 @@ class CostModel:
         """The worker is gone; its successor may be another machine."""
         self.prefill.forget(worker_id)
         self.steps.forget(worker_id)
-        self.stalls.forget(worker_id)
         self.transfers.forget(worker_id)
         self._batches.pop(worker_id, None)
 
@@ -66,13 +62,6 @@ class CostModel:
     def transfer_ms(self, moved_bytes: int, kind: str = "peer") -> float:
         """Moving so many bytes from a holder of this kind, without what it takes to begin."""
         return moved_bytes * 1e3 / self.transfers.rate(kind)
-
-    def _observe_stalls(self, worker_id: str, load: Load, attended_tokens: int) -> None:
-        """On a worker without work nothing would hold an answer up, whatever its last steps were."""
-        if load.running == 0 and load.waiting == 0:
-            self.stalls.observe(worker_id, 1.0, 1.0)
-        elif load.running > 0 and load.step_s > 0.0:
-            self.stalls.observe(worker_id, load.step_s * 1e3, self.step_ms(worker_id, load.running, attended_tokens))
 
     def _observe_pull(self, worker_id: str, span: Span) -> None:
         """Pulls tell their bytes and the rate while there were blocks to pull."""

@@ -3,9 +3,8 @@
 A batch that is larger than others does not stay so: requests that come after this one and find nothing cached go
 elsewhere, and when enough of those have come batches are even again. What the worker's own batch makes of a step
 fades until then to what the mean batch makes of it. Sequences count for as long as they last: a batch that is about
-to end makes little difference. Prompts that come later hold the answer up, most where most were computed of late;
-that lasts for longer than an answer does. And the time of streams counts only as far as steps are slow: to be a bit
-faster is worth little to a stream that is faster than it is read.
+to end makes little difference. And the time of streams counts only as far as steps are slow: to be a little faster is
+worth little to a stream that is faster than it is read.
 """
 
 from router.placement.learning.step_costs import StepTerms
@@ -34,10 +33,6 @@ def answer_price(ask: Ask, worker: WorkerView, terms: StepTerms) -> tuple[float,
     own_ms = ask.answer_tokens * later_ms + ask.uneven_weight * more_ms
     grown_ms = request.sequences * (terms.sequence + terms.position * request.prompt_tokens)
     others_ms = ask.uneven_weight * sequences * grown_ms
-    stretch = ask.costs.stalls.stretch(worker.worker_id)
-    if stretch > 1.0:
-        step_ms = terms.ms(worker.sequences + request.sequences, worker.attended_tokens + ask.attended)
-        own_ms += ask.stream_weight * ask.answer_tokens * step_ms * (stretch - 1.0)
     needed = request.prompt_tokens + ask.answer_tokens * request.sequences
     load = worker.load
     if load is not None and (load.waiting or needed > worker.blocks_free * worker.block_tokens):
