@@ -11,7 +11,7 @@ from tandem.engine.counts import ExpertBalance
 from tandem.engine.vllm.experts import balance_of
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from tandem.engine.vllm.internals import VllmConfig
 
 _EVERY_S: Final = 1.0
 
@@ -49,8 +49,7 @@ class ExpertCounts:
 def expert_counts(config: "VllmConfig", tensor_rank: int) -> ExpertCounts | None:
     """None for a model without experts or with layers of different numbers of them, for ranks that see what another
     one sees, and for routers that do not tell."""
-    from vllm.model_executor.layers.fused_moe.layer import MoERunner
-    from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+    from tandem.engine.vllm.internals import BaseRouter, MoERunner
 
     layers = config.compilation_config.static_forward_context.values()
     routers = [layer.router for layer in layers if isinstance(layer, MoERunner)]

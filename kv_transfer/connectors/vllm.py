@@ -9,26 +9,24 @@ the stage's conduit.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-)
-
 from kv_transfer.connectors.orders import StepOrders
 from kv_transfer.connectors.vllm_rank import open_worker
 from kv_transfer.connectors.vllm_scheduler import SchedulerSide
 from kv_transfer.connectors.vllm_worker import WorkerSide
+from tandem.engine.vllm.internals import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
-    from vllm.forward_context import ForwardContext
-    from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.request import Request
+
+    from tandem.engine.vllm.internals import (
+        AttentionMetadata,
+        ForwardContext,
+        KVCacheBlocks,
+        KVCacheConfig,
+        Request,
+        SchedulerOutput,
+        VllmConfig,
+    )
 
 
 class StepMetadata(KVConnectorMetadata):

@@ -5,9 +5,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.distributed.utils import get_pp_indices
-
 from kv_transfer.connectors.conduit_client import ConduitClient
 from kv_transfer.connectors.expert_counts import expert_counts
 from kv_transfer.connectors.page_copy import PageCopier
@@ -15,11 +12,12 @@ from kv_transfer.connectors.vllm_worker import WorkerSide
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.canonical import PageFormat, RankPart, head_units, slot_shape
 from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, RankHello
+from tandem.engine.vllm.internals import get_pp_group, get_pp_indices, get_tp_group, vllm_version
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from tandem.engine.vllm.internals import KVCacheConfig, VllmConfig
 
 
 def open_worker(config: "VllmConfig", kv_cache: "KVCacheConfig", caches: "Mapping[str, torch.Tensor]") -> WorkerSide:
@@ -68,8 +66,6 @@ def _layer_number(name: str) -> tuple[int, ...]:
 
 
 def _page_format(config: "VllmConfig", kv_cache: "KVCacheConfig", layer: str, cache: "torch.Tensor") -> PageFormat:
-    from vllm import __version__
-
     heads = _heads(config)
     tensor = config.parallel_config.tensor_parallel_size
     local = max(1, heads // tensor)
@@ -78,7 +74,7 @@ def _page_format(config: "VllmConfig", kv_cache: "KVCacheConfig", layer: str, ca
     units_per_head = max(1, cache.shape[1] // local)
     kernel_blocks = cache.shape[0] // kv_cache.num_blocks
     return PageFormat(
-        engine=f"vllm-{__version__.partition('+')[0]}",
+        engine=f"vllm-{vllm_version()}",
         packing=_packing(config, isa, units_per_head),
         isa=isa,
         dtype=str(config.model_config.dtype).removeprefix("torch.") if dtype == "auto" else str(dtype),

@@ -8,9 +8,7 @@ from kv_transfer.connectors.request_book import Progress, RequestBook
 from tandem.engine.vllm.stage_params import stage_params
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.request import Request
+    from tandem.engine.vllm.internals import KVCacheBlocks, Request, SchedulerOutput
 
 
 class SchedulerSide:

@@ -9,8 +9,7 @@ from typing import Any
 
 def keep_last_slot_empty() -> None:
     """Change how vLLM makes its layers' weights in this process; once. Does nothing where there is a GPU."""
-    from vllm.lora import model_manager
-    from vllm.platforms import current_platform
+    from tandem.engine.vllm.internals import current_platform, model_manager
 
     if not current_platform.is_cpu() or getattr(model_manager, "_tandem_slot", False):
         return

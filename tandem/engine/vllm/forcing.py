@@ -3,15 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from tandem.engine.vllm.forced_tokens import provided
+from tandem.engine.vllm.internals import BatchUpdate, LogitsProcessor, SamplingParams, process_dict_updates
 from tandem.engine.vllm.requests import DRAW, Draw
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from tandem.engine.vllm.internals import VllmConfig
 
 
 def draw_of(params: SamplingParams) -> Draw | None:

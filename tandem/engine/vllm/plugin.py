@@ -47,7 +47,7 @@ def _end_with(sentinel: int) -> None:
 
 def _count_files(teller: Teller) -> None:
     """Have vLLM's progress bar over the files of a checkpoint tell the worker too."""
-    from vllm.model_executor.model_loader import weight_utils
+    from tandem.engine.vllm.internals import weight_utils
 
     class Counting(weight_utils.tqdm):
         """The bar, which tells of every file."""

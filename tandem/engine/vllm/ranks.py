@@ -4,10 +4,8 @@ import multiprocessing.connection
 from dataclasses import replace
 from typing import Any, Final
 
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
 from tandem.engine.vllm.arguments import EngineArguments
+from tandem.engine.vllm.internals import AsyncEngineArgs, MultiprocExecutor
 
 _REAP_S: Final = 5.0
 

