@@ -48,7 +48,7 @@ def members_of(
     """The router first, then every worker of every pool. `router_flags` are added to the router's command line."""
     workers = [(pool, index) for pool in service.spec.pools for index in range(pool.first_replicas)]
     threads, environment = (
-        threads_per_worker(cores, len(workers)),
+        threads_per_worker(cores, workers_of(service)),
         {**environment, **index_environment(service, service.metadata.name)},
     )
     router = Member(Command(ROUTER, [*_router(service, places), *router_flags], environment), ROUTER)
@@ -85,6 +85,11 @@ def worker_of(
         **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
     }
     return Member(Command(name, _worker(service, pool, name, places, threads), with_threads), pool.role)
+
+
+def workers_of(service: ModelService) -> int:
+    """How many workers share the machine at first."""
+    return sum(pool.first_replicas for pool in service.spec.pools)
 
 
 def threads_per_worker(cores: int, workers: int) -> int:
@@ -128,6 +133,7 @@ def _worker(service: ModelService, pool: Pool, name: str, places: Places, thread
         "metrics_bind": "127.0.0.1:0",
         # Its threads wait for one another by spinning: one core is left to everything else.
         "vllm.threads": max(1, threads - 1) if engine == "vllm" else None,
+        "stage.sharers": workers_of(service) if engine == "vllm" else None,
         "torch.threads": threads if engine == "torch" else None,
         **(pace.worker_settings(engine) if places.drills else {}),
     }

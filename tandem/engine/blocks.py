@@ -13,7 +13,7 @@ All operations are O(1) per slot. Nothing here knows bytes, time or the engine.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import eq
 from typing import Final
 
@@ -40,6 +40,8 @@ class BlockPool:
         self._held: dict[int, int] = {}
         self._held_idle = 0
         """Slots that are cached and held."""
+        self.pinned: Callable[[bytes], bool] | None = None
+        """Whether the block of a name is evicted only when all that could be are pinned."""
         self._changes: dict[bytes, int | None] = {}
         """Names that are new, with the work that made them, and with None names that are gone."""
 
@@ -78,8 +80,10 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` slots with one reference each and a new generation; the caller checked `available`."""
         assert count <= self.available, f"{count} slots wanted, {self.available} available"
-        slots = []
+        slots, spare = list[int](), self.pinned is not None
         for _ in range(count):
+            if spare and not self._free:
+                spare = self._spare_pinned()
             slot = self._free.popleft() if self._free else self._evict()
             self._refs[slot] = 1
             self._generations[slot] += 1
@@ -98,6 +102,19 @@ class BlockPool:
         del self._by_name[name]
         self._changed(name, None)
         return slot
+
+    def _spare_pinned(self) -> bool:
+        """Bring what is pinned from the front of the order of eviction to its end, so that a pin costs one look for
+        every time its block has become the oldest. Whether there is a block that is not pinned."""
+        assert self.pinned is not None
+        for _ in range(len(self._cached)):
+            slot = next(iter(self._cached))
+            name = self._names[slot]
+            assert name is not None
+            if not self.pinned(name):
+                return True
+            self._cached.move_to_end(slot)
+        return False
 
     def ref(self, slot: int) -> None:
         """One more user of a used or cached slot."""

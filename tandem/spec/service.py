@@ -53,7 +53,8 @@ class TiersSpec(Strict, frozen=True):
     under its name."""
 
     dram: Quantity | None = None
-    """Host memory, a size such as `4Gi`; without it no such tier."""
+    """Host memory, a size such as `4Gi`; without it no such tier. Of vLLM workers it is their stage's size, and there
+    always is one: without a size a quarter of the pod's memory limit, or of the machine's shared by its workers."""
     nvme: Quantity | None = None
     """Disk, a size such as `100Gi`; without it no such tier."""
     nvme_dir: Line | None = None

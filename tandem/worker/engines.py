@@ -17,7 +17,10 @@ from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
 from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.vllm.settings import VllmSettings
+from tandem.engine.vllm.stage_settings import StageSettings
+from tandem.engine.vllm.stage_size import default_bytes
 from tandem.worker.detokenizer import Decoder
+from tandem.worker.host_memory import host_memory_bytes
 from tandem.worker.process_settings import WorkerSettings
 from tandem.worker.simple_decoder import SimpleDecoder
 
@@ -76,10 +79,26 @@ def _vllm(
     stage: Stage | None = None
     # Ranks on other nodes cannot map this node's memory: such a worker hands nothing over, and keeps no tiers.
     if own.nodes.count == 1:
-        queue_s, directory = scheduler.queue_s, settings.stage.directory or settings.socket_directory
-        stage = Stage(replace(settings.stage, queue_s=queue_s, directory=directory), clock, epoch)
+        stage = Stage(stage_settings(settings, host_memory_bytes()), clock, epoch)
     engine = VllmEngine(own, scheduler, clock, stage, progress)
     return Loaded(engine, decoder, engine.begin_epoch)
+
+
+def stage_settings(settings: WorkerSettings, memory_bytes: int) -> StageSettings:
+    """Of the stage of a vLLM worker: its size is that of the DRAM tier, by default a part of the `memory_bytes` that
+    are here. Raises `bad_setting` for two sizes that differ."""
+    stage, tier_bytes = settings.stage, settings.tiers.dram_bytes
+    if tier_bytes and stage.memory_bytes not in (None, tier_bytes):
+        problem = f"stage.memory_bytes = {stage.memory_bytes}: set tiers.dram_bytes alone, which is the same memory"
+        raise TandemError("bad_setting", problem, param="stage.memory_bytes")
+    shares = {"prefill": stage.export_share, "decode": 1 - stage.export_share}
+    return replace(
+        stage,
+        memory_bytes=tier_bytes or stage.memory_bytes or default_bytes(memory_bytes, stage.sharers),
+        context_share=stage.context_share or shares.get(settings.role),
+        queue_s=settings.deadlines.queue_s,
+        directory=stage.directory or settings.socket_directory,
+    )
 
 
 def vllm_settings(settings: WorkerSettings) -> VllmSettings:

@@ -1,8 +1,11 @@
 """A worker process's own tiers, from its settings."""
 
+from dataclasses import replace
+
 from kv_transfer.key_file import read_keyring
 from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.tiers.open import TierIdentity, open_tiers
+from kv_transfer.tiers.pool_pins import PinningPool, PoolPins
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
@@ -22,6 +25,11 @@ def own_tiers(settings: WorkerSettings, clock: Clock, entropy: Entropy, meter: M
     tiers = settings.tiers
     if not tiers.wanted:
         return None
+    if settings.engine == "vllm":
+        # Its stage is the DRAM tier; what is below takes blocks from there.
+        tiers = replace(tiers, dram_bytes=0)
+    if not tiers.wanted:
+        return lambda space, _: PoolPins(_pinning(space), clock, tiers)
 
     def open_them(space: BlockSpace, info: EngineInfo) -> Tiers:
         block_bytes = info.layout.block_bytes
@@ -32,6 +40,14 @@ def own_tiers(settings: WorkerSettings, clock: Clock, entropy: Entropy, meter: M
         return open_tiers(tiers, space, clock, meter, _keyring(settings, entropy), identity, entropy)
 
     return open_them
+
+
+def _pinning(space: BlockSpace) -> PinningPool:
+    # Imported on use: no other engine needs what it brings along.
+    from tandem.engine.vllm.stage_space import StageSpace
+
+    assert isinstance(space, StageSpace), "of engines that are vLLM the stage is the block space"
+    return space
 
 
 def _keyring(settings: WorkerSettings, entropy: Entropy) -> Keyring:

@@ -171,7 +171,7 @@ async def stage_world(
     assert isinstance(config, dict)
     ranks = [FakeRank(config["socket"], rank, tensor, page_format()) for rank in range(tensor)]
     try:
-        await stage.ready(ready_s)
+        await stage.ready(ready_s, 1)
         yield StageWorld(stage, ranks)
         stage.books.check()
     finally:

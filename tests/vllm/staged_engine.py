@@ -239,7 +239,7 @@ async def staged_engine(
     try:
         async with asyncio.timeout(START_S):
             engine = await asyncio.to_thread(_build, AsyncEngineArgs(**options), figures)
-        await stage.ready(START_S)
+        await stage.ready(START_S, engine.model_config.max_model_len)
         figures.owner = StagedEngine(engine, stage)
         yield figures.owner
     finally:

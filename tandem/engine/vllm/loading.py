@@ -95,7 +95,7 @@ class Loaded:
 
             self.events = EventStream(self._sockets)
         if self.stage is not None:
-            await self.stage.ready(self._settings.step_timeout_s)
+            await self.stage.ready(self._settings.step_timeout_s, self.client.context_tokens)
         await self._warm_up()
         self._progress(1.0, "a first request was answered")
 

@@ -35,6 +35,7 @@ from tandem.engine.vllm.conduit_messages import (
 )
 from tandem.engine.vllm.stage_books import StageBooks
 from tandem.engine.vllm.stage_settings import StageSettings
+from tandem.engine.vllm.stage_size import slots_of
 from tandem.engine.vllm.stage_space import StageSpace
 from tandem.engine.vllm.stage_work import Opened, Sources
 
@@ -90,10 +91,12 @@ class Stage(StageSpace):
             "kv_connector_extra_config": {"socket": self._conduit.path},
         }
 
-    async def ready(self, timeout_s: float) -> Layout:
-        """Wait until all ranks of the engine have said what they hold, and show them the memory.
+    async def ready(self, timeout_s: float, context_tokens: int) -> Layout:
+        """Wait until all ranks of the engine have said what they hold, and show them the memory. `context_tokens`: the
+        longest prompt that the engine takes.
 
-        Raises `engine_failed` when they do not, `bad_model` and `bad_setting` when it cannot be exchanged.
+        Raises `engine_failed` when they do not, `bad_model` when it cannot be exchanged, and `bad_setting` when the
+        memory cannot be had or is too small.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -113,7 +116,8 @@ class Stage(StageSpace):
         self._layout = layout_of(pages)
         block_bytes = slot_shape(pages).slot_bytes
         assert block_bytes == self._layout.block_bytes
-        self._memory = HostMemory(block_bytes, self._settings.slots(block_bytes))
+        slots = slots_of(self._settings, block_bytes, pages.block_tokens, context_tokens)
+        self._memory = HostMemory(block_bytes, slots)
         self._digester = Digester(self._layout)
         writers = [hello.rank for hello in hellos if hello.part.writes]
         ranks = [hello.rank for hello in hellos]

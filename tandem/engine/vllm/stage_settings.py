@@ -1,4 +1,4 @@
-"""Settings of a stage."""
+"""Settings of a stage. How large it is follows from them in `stage_size`."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,22 @@ from tandem.core.errors import TandemError
 class StageSettings:
     """Bounds of one stage. Raises `bad_setting` naming the field when a value cannot work.
 
-    `memory_bytes`: what its slots may take; `blocks`, when given, is how many there are instead. `export_share`: the
+    `memory_bytes`: what its slots may take; `blocks`, when given, is how many there are instead. `sharers`: over how
+    many workers the memory of this machine or pod is dealt out where nobody gave a size. `export_share`: the
     part of the slots that exports may hold before prefills wait, and beyond which nothing is shared; what hand-offs
     have reserved and not received is kept to the rest, so that neither kind of work can keep the other out.
+    `context_share`: the part of the slots in which a prompt of the engine's whole context has to find room, or the
+    stage does not start; None does not ask.
     `watermark`: the part kept free of what is merely worth keeping. `queue_s`: how long a work waits for slots;
     workers take it from `Deadlines`. `late_s`: after so long nothing is written any more for a work that is over.
     `directory`: where the ranks' socket is made; None is the system's default.
     """
 
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = None
     blocks: int | None = None
+    sharers: int = 1
     export_share: float = 0.5
+    context_share: float | None = None
     shared_leases_max: int = 16
     watermark: float = 0.01
     queue_s: float = 10.0
@@ -28,25 +33,16 @@ class StageSettings:
     directory: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "max_waiting"):
+        self._require("memory_bytes", self.memory_bytes is None or self.memory_bytes >= 1, "at least 1")
+        for name in ("sharers", "max_waiting"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("blocks", self.blocks is None or self.blocks >= 2, "at least 2")
         self._require("shared_leases_max", self.shared_leases_max >= 0, "0 or more")
         for name in ("queue_s", "late_s"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("export_share", 0 < self.export_share < 1, "above 0 and below 1")
+        self._require("context_share", self.context_share is None or 0 < self.context_share <= 1, "above 0, at most 1")
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
-
-    def slots(self, block_bytes: int) -> int:
-        """How many blocks of this size fit. Raises `bad_setting` when that is not even two."""
-        count = self.blocks if self.blocks is not None else self.memory_bytes // block_bytes
-        if count < 2:
-            raise TandemError(
-                "bad_setting",
-                f"the stage's {self.memory_bytes} bytes hold {count} KV blocks of {block_bytes} bytes: give it more",
-                param="memory_bytes",
-            )
-        return count
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:

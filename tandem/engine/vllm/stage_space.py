@@ -121,6 +121,10 @@ class StageSpace:
         self.books.pool.unhold(slot)
         self._changed()
 
+    def keep_while(self, pinned: Callable[[bytes], bool]) -> None:
+        """Evict blocks for whose names this holds after all others."""
+        self.books.pool.pinned = pinned
+
     # -- blocks, receiver side --
 
     def prefix(self, work_id: int) -> Prefix | None:

@@ -1,0 +1,74 @@
+"""Pins for an engine whose own pool is the only tier of its worker: nothing is copied, pinned blocks are evicted last."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
+
+from kv_transfer.tiers.pins import PinBook
+from kv_transfer.tiers.quotas import Quotas
+from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.tiers.tiers import Changed, Lost, Offer, Pinning, Restored
+from tandem.core.clock import Clock
+from tandem.core.messages import TierCost
+from tandem.engine.protocol import BlockMemory, FetchTarget
+
+
+class PinningPool(Protocol):
+    """What is needed of the pool (`tandem.engine.vllm.stage_space.StageSpace` has it)."""
+
+    @property
+    def memory(self) -> BlockMemory: ...
+
+    def keep_while(self, pinned: Callable[[bytes], bool]) -> None:
+        """Evict blocks for whose names this holds after all others."""
+        ...
+
+
+class PoolPins:
+    """`kv_transfer.tiers.tiers.Tiers` without a tier: `pin` and `limit` do something, everything else finds nothing."""
+
+    shapes: tuple[TierCost, ...] = ()
+
+    def __init__(self, pool: PinningPool, clock: Clock, settings: TierSettings) -> None:
+        pinnable = settings.pin_share * pool.memory.blocks
+        self._settings = settings
+        self._clock = clock
+        self._block_bytes = pool.memory.block_bytes
+        self._pins = PinBook(Quotas(max(1, int(pinnable * settings.tenant_share))), max(1, int(pinnable)))
+        pool.keep_while(lambda name: self._pins.pinned(name, clock.now()))
+
+    def where(self, names: Sequence[bytes]) -> tuple[str, ...]:
+        return ()
+
+    def expected_s(self, tiers: Sequence[str], block_bytes: int) -> float:
+        return 0.0
+
+    def offer(self, offers: Sequence[Offer]) -> None:
+        """The pool has them already."""
+
+    async def restore(
+        self, targets: Sequence[FetchTarget], memory: BlockMemory, deadline: float
+    ) -> AsyncGenerator[tuple[Restored | Lost, ...], None]:
+        yield tuple(Lost(index, "gone") for index in range(len(targets)))
+
+    def pin(self, names: Sequence[bytes], pinning: Pinning) -> int:
+        return self._pins.pin(tuple(names), pinning, self._clock.now())
+
+    def unpin(self, names: Sequence[bytes]) -> None:
+        self._pins.unpin(tuple(names))
+
+    def limit(self, tenant: str, kv_bytes: int | None) -> None:
+        pins = None if kv_bytes is None else int(self._settings.pin_share * (kv_bytes // self._block_bytes))
+        if self._pins.quotas.tell(tenant, pins):
+            self._pins.trim(tenant)
+
+    def forget(self, names: Sequence[bytes], reason: str) -> None:
+        """Nothing is kept here."""
+
+    def snapshot(self) -> dict[str, tuple[bytes, ...]]:
+        return {}
+
+    def watch(self, changed: Changed) -> None:
+        """Nothing ever changes."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
