@@ -36,11 +36,14 @@ def build(arguments: EngineArguments) -> AsyncLLM:
 
     Raises what vLLM raises: `ValueError` and its kin for arguments, `RuntimeError` for processes that do not come up.
     """
-    keywords = dict(arguments.keywords)
-    for key, kind in (("kv_events_config", KVEventsConfig), ("kv_transfer_config", KVTransferConfig)):
-        if isinstance(fields := keywords.get(key), Mapping):
-            keywords[key] = kind(**fields)
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**keywords))
+    return AsyncLLM.from_engine_args(engine_args(arguments.keywords))
+
+
+def engine_args(keywords: Mapping[str, Any]) -> AsyncEngineArgs:
+    """The arguments as vLLM takes them from Python: some are configurations of their own."""
+    kinds = {"kv_events_config": KVEventsConfig, "kv_transfer_config": KVTransferConfig}
+    made = {key: kind(**keywords[key]) for key, kind in kinds.items() if isinstance(keywords.get(key), Mapping)}
+    return AsyncEngineArgs(**{**keywords, **made})
 
 
 class VllmClient:

@@ -1,0 +1,182 @@
+"""What vLLM makes of our arguments on a card that need not be here: its own parser and configuration, nothing loaded.
+
+vLLM decides per process what it runs on, so a dry run has a process of its own, whose platform is the stub of a card.
+`resolve` starts that process; `python -m tandem.engine.vllm.dry_run` is it. Only `config.json` of a model is read.
+"""
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tandem.core.errors import TandemError
+from tandem.engine.vllm.arguments import EngineArguments
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_EXTENSIONS: Final = (
+    "vllm._C_stable_libtorch",
+    "vllm.vllm_flash_attn._vllm_fa2_C",
+    "vllm.vllm_flash_attn._vllm_fa3_C",
+)
+"""Compiled modules of a CUDA build whose presence alone is asked for."""
+_CAPABILITIES: Final = (
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp8",
+    "cutlass_group_gemm_supported",
+)
+"""Kernels of such a build that say what the card can; those cards of Hopper's age have."""
+_REFUSALS: Final = (
+    ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, OSError, ImportError
+)  # fmt: skip
+"""What vLLM raises for arguments."""
+_LAST_LINE: Final = "tandem-dry-run "
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A kind of accelerator. `capability` is CUDA's, `count` so many are in the machine."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    count: int = 8
+
+
+H100: Final = Card("NVIDIA H100 80GB HBM3", (9, 0), 80 << 30)
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What vLLM has decided. `block_tokens` is before an attention backend has had its say.
+
+    `problem` is why vLLM would not start, in its words; the other fields mean nothing then.
+    """
+
+    async_scheduling: bool = False
+    v2_model_runner: bool = False
+    block_tokens: int = 0
+    max_batched_tokens: int = 0
+    executor: str = ""
+    speculation: str | None = None
+    processors: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+class _Question(msgspec.Struct, frozen=True):
+    """Of the parent to the process of dry runs."""
+
+    card: Card
+    arguments: tuple[tuple[dict[str, Any], dict[str, str]], ...]
+
+
+def resolve(
+    arguments: Sequence[EngineArguments], card: Card = H100, timeout_s: float = 180.0
+) -> tuple[Resolved, ...]:
+    """One answer for each. Takes about ten seconds, nearly all of them for importing vLLM.
+
+    Raises `engine_failed` when the process says nothing in time: vLLM is not installed here, or cannot be stubbed.
+    """
+    question = _Question(card, tuple((dict(each.keywords), dict(each.environment)) for each in arguments))
+    command = [sys.executable, "-m", "tandem.engine.vllm.dry_run"]
+    try:
+        ended = subprocess.run(
+            command, input=msgspec.json.encode(question), capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TandemError("engine_failed", f"a dry run of vLLM said nothing within {timeout_s:g} s") from None
+    lines = ended.stdout.decode(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith(_LAST_LINE)), None)
+    if said is None:
+        words = ended.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise TandemError("engine_failed", f"a dry run of vLLM ended with {ended.returncode}: {words[-1]}")
+    return msgspec.json.decode(said.removeprefix(_LAST_LINE), type=tuple[Resolved, ...])
+
+
+def _main() -> None:
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
+    os.environ |= {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    _pretend(question.card)
+    answers = [_resolved(keywords, environment) for keywords, environment in question.arguments]
+    sys.stdout.write(f"\n{_LAST_LINE}{msgspec.json.encode(answers).decode()}\n")
+
+
+def _resolved(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Resolved:
+    from tandem.engine.vllm.client import engine_args
+
+    with _environment(environment):
+        try:
+            return _told(engine_args(keywords).create_engine_config())
+        except _REFUSALS as error:
+            return Resolved(problem=" ".join(str(error).split()) or type(error).__name__)
+
+
+def _told(config: "VllmConfig") -> Resolved:
+    speculation = config.speculative_config
+    return Resolved(
+        async_scheduling=bool(config.scheduler_config.async_scheduling),
+        v2_model_runner=bool(config.use_v2_model_runner),
+        block_tokens=int(config.cache_config.block_size),
+        max_batched_tokens=int(config.scheduler_config.max_num_batched_tokens),
+        executor=str(config.parallel_config.distributed_executor_backend),
+        speculation=None if speculation is None else str(speculation.method),
+        processors=tuple(str(each) for each in config.model_config.logits_processors or ()),
+    )
+
+
+@contextmanager
+def _environment(names: Mapping[str, str]) -> Iterator[None]:
+    """These variables for a moment: vLLM reads its own when it needs them."""
+    before = {name: os.environ.get(name) for name in names}
+    os.environ |= names
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _pretend(card: Card) -> None:
+    """Make this process one with such cards, as far as vLLM's configuration asks. Nothing of vLLM may be imported."""
+    sys.modules |= {name: types.ModuleType(name) for name in _EXTENSIONS}
+    import torch
+    from vllm import platforms
+
+    for name in _CAPABILITIES:
+        setattr(torch.ops._C, name, lambda _capability: True)
+    platforms._current_platform = _platform(card)
+    # A card has one driver of Triton's, which is not looked for again.
+    from vllm.config import vllm
+
+    vllm.HAS_TRITON = True
+
+
+def _platform(card: Card) -> Any:
+    """vLLM's CUDA platform with what it would ask the driver."""
+    from vllm.platforms.cuda import CudaPlatformBase
+    from vllm.platforms.interface import DeviceCapability
+
+    answers: dict[str, Any] = {
+        "get_device_capability": DeviceCapability(*card.capability),
+        "get_device_name": card.name,
+        "get_device_total_memory": card.memory_bytes,
+        "is_fully_connected": True,
+        "device_count": card.count,
+    }
+    methods = {name: classmethod(_answering(answer)) for name, answer in answers.items()}
+    return type("StubPlatform", (CudaPlatformBase,), methods)()
+
+
+def _answering(answer: Any) -> Any:
+    return lambda _cls, *_asked, **_named: answer
+
+
+if __name__ == "__main__":
+    _main()
