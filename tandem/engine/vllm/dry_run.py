@@ -170,7 +170,7 @@ def _platform(card: Card) -> Any:
         "is_fully_connected": True,
         "device_count": card.count,
     }
-    methods = {name: classmethod(_answering(answer)) for name, answer in answers.items()}
+    methods: dict[str, Any] = {name: classmethod(_answering(answer)) for name, answer in answers.items()}
     return type("StubPlatform", (CudaPlatformBase,), methods)()
 
 
