@@ -18,7 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.vllm.arguments import EngineArguments
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from tandem.engine.vllm.internals import VllmConfig
 
 _EXTENSIONS: Final = (
     "vllm._C_stable_libtorch",
@@ -147,21 +147,21 @@ def _pretend(card: Card) -> None:
     """Make this process one with such cards, as far as vLLM's configuration asks. Nothing of vLLM may be imported."""
     sys.modules |= {name: types.ModuleType(name) for name in _EXTENSIONS}
     import torch
-    from vllm import platforms
+
+    from tandem.engine.vllm.internals import platforms
 
     for name in _CAPABILITIES:
         setattr(torch.ops._C, name, lambda _capability: True)
     platforms._current_platform = _platform(card)
     # A card has one driver of Triton's, which is not looked for again.
-    from vllm.config import vllm
+    from tandem.engine.vllm.internals import vllm_config
 
-    vllm.HAS_TRITON = True
+    vllm_config.HAS_TRITON = True
 
 
 def _platform(card: Card) -> Any:
     """vLLM's CUDA platform with what it would ask the driver."""
-    from vllm.platforms.cuda import CudaPlatformBase
-    from vllm.platforms.interface import DeviceCapability
+    from tandem.engine.vllm.internals import CudaPlatformBase, DeviceCapability
 
     answers: dict[str, Any] = {
         "get_device_capability": DeviceCapability(*card.capability),

@@ -35,6 +35,7 @@ _FRONT: Final = {
 """For the worker's process, which builds an engine and talks to it."""
 
 _PROCESSES: Final = {
+    "DeviceCapability": "vllm.platforms.interface",
     "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
     "current_platform": "vllm.platforms",
 }
@@ -71,10 +72,16 @@ NAMES: Final = MappingProxyType(_FRONT | _PROCESSES | _SAMPLING | _CONNECTOR)
 PATCHED: Final = MappingProxyType(
     {
         "model_manager": "vllm.lora.model_manager",
+        "platforms": "vllm.platforms",
+        "vllm_config": "vllm.config.vllm",
         "weight_utils": "vllm.model_executor.model_loader.weight_utils",
     }
 )
 """Modules in which something is replaced; they are imported whole."""
+
+
+OF_CARDS: Final = MappingProxyType({"CudaPlatformBase": "vllm.platforms.cuda"})
+"""Like `NAMES`, where vLLM is built for CUDA, or a dry run pretends it is; it cannot be imported elsewhere."""
 
 
 def vllm_version() -> str | None:
@@ -91,12 +98,13 @@ def vllm_version() -> str | None:
 def __getattr__(name: str) -> Any:
     if name in PATCHED:
         return _module(name, PATCHED[name])
-    if name not in NAMES:
+    path = NAMES.get(name) or OF_CARDS.get(name)
+    if path is None:
         raise AttributeError(f"{__name__} lists no {name!r}")
     try:
-        return getattr(_module(name, NAMES[name]), name)
+        return getattr(_module(name, path), name)
     except AttributeError as error:
-        raise moved(name, NAMES[name]) from error
+        raise moved(name, path) from error
 
 
 def _module(name: str, path: str) -> Any:

@@ -41,7 +41,9 @@ class StageSettings:
         for name in ("queue_s", "late_s"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("export_share", 0 < self.export_share < 1, "above 0 and below 1")
-        self._require("context_share", self.context_share is None or 0 < self.context_share <= 1, "above 0, at most 1")
+        self._require(
+            "context_share", self.context_share is None or 0 < self.context_share <= 1, "above 0, at most 1"
+        )
         self._require("watermark", 0 <= self.watermark < 1, "in [0, 1)")
 
     def _require(self, name: str, holds: bool, what: str) -> None:
