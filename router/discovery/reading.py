@@ -15,7 +15,7 @@ from tandem.spec.model import Model
 from tandem.spec.reading import readable
 from tandem.spec.service import ModelService
 
-_FEATURES: Final = {"vllm": ("adapters", "grammar")}
+_FEATURES: Final = {"vllm": ("adapters", "grammar", "prompt_logprobs")}
 """What engines can do beyond the rest, for models that no worker has told about yet."""
 
 

@@ -21,11 +21,17 @@ def content_hash(workers: Sequence[WorkerView], adapter: str) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
+def features_of(generation: Generation) -> tuple[str, ...]:
+    """What the engine of a request's worker has to be able to do beyond the rest (`Hello.features`)."""
+    asked = {"grammar": generation.grammar, "prompt_logprobs": generation.sampling.prompt_logprobs}
+    return tuple(feature for feature, value in asked.items() if value is not None)
+
+
 def needs_of(generation: Generation, workers: Sequence[WorkerView]) -> Needs | None:
     """What a request needs that not every worker has."""
-    if generation.grammar is None and not generation.adapter:
+    features = features_of(generation)
+    if not features and not generation.adapter:
         return None
-    features = ("grammar",) if generation.grammar is not None else ()
     return Needs(features, generation.adapter, content_hash(workers, generation.adapter) or "")
 
 

@@ -50,7 +50,7 @@ class Sequences:
             max(1, generation.stopping.max_tokens - replayed),
             held,
             excluded,
-            replayed > 0 and generation.n > 1,
+            (replayed > 0 and generation.n > 1) or generation.sampling.prompt_logprobs is not None,
             names,
             prompt_cache_key=generation.cache_key,
             request_id=generation.request_id,

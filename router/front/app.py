@@ -26,6 +26,7 @@ from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.front.openai.decode import decode_chat, decode_completion
 from router.front.openai.schema import ChatRequest
+from router.front.openai.scoring import scoring_of
 from router.front.openai.spoken import SpokenFormat
 from router.front.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
 from router.front.prefix_rest import PREFIXES, PrefixRest
@@ -182,6 +183,9 @@ class RestApp:
         generation = generations[0]
         include_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
         label = Label(arrival.request_id, int(arrival.received_wall), request.model, include_usage)
+        scoring = scoring_of(request, [each.prompt for each in generations])
+        if scoring is not None:
+            label = msgspec.structs.replace(label, scoring=scoring)
         if request.return_token_ids:
             label = msgspec.structs.replace(label, prompts=tuple(each.prompt for each in generations))
         vocabulary = self._door.services.renderers[generation.model]

@@ -14,6 +14,7 @@ from router.front.idempotency import IdempotencyKeys, fingerprint
 from router.front.ledger import Ledger
 from router.front.openai import parameters
 from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.front.openai.scoring import check_scored
 from router.front.prompt_texts import PromptTexts
 from router.front.quota import Quotas
 from router.front.render import Renderer
@@ -151,6 +152,7 @@ class FrontDoor:
         )
         if request.resumable:
             self._check_resumable(generations)
+        check_scored(request, sum(map(len, packed)) // 4)
         self.charge(arrival, sum(map(len, packed)) // 4)
         if self.services.seeker is not None:
             await self.services.seeker.seek(generations[0])

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from router.front.openai.schema import ChatRequest, CompletionRequest
+from router.front.openai.scoring import alternatives_asked
 from router.front.openai.structured import asked_grammar
 from router.front.openai.tools import Toolbox, call_grammar, calls_of, toolbox
 from router.front.parsers import think
@@ -34,6 +35,13 @@ NOTHING: Final = Wants()
 
 def wants(request: ChatRequest | CompletionRequest, model: ServedModel, dialect: Dialect) -> Wants:
     """Raises `invalid_request`, and `unsupported_parameter` for what the model's engine or template cannot do."""
+    if alternatives_asked(request) is not None and "prompt_logprobs" not in model.features:
+        param = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise TandemError(
+            "unsupported_parameter",
+            f"{param}: the engine that serves {model.name} gives no log-probabilities of prompts; vllm does",
+            param=param,
+        )
     box = None
     if isinstance(request, ChatRequest) and (request.tools or request.tool_choice is not None):
         box = toolbox(request)

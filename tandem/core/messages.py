@@ -236,11 +236,23 @@ class Alternative(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt token's log-probability given the tokens before it, its rank in the vocabulary (1 is the likeliest),
+    and the most likely alternatives."""
+
+    logprob: float
+    rank: int
+    top: tuple[Alternative, ...] = ()
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """The drawn token's log-probability (before temperature and cuts) and the most likely alternatives."""
 
     logprob: float
     top: tuple[Alternative, ...] = ()
+    prompt: tuple[PromptLogprob, ...] = ()
+    """With a request's first token, where `Sampling.prompt_logprobs` asks for it: the prompt's tokens from the second
+    on."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):

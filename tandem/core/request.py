@@ -19,6 +19,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     """How many alternatives to report beside the chosen token; None reports none at all, 0 the chosen only."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but its first; needs `logprobs`, whose first entry carries them. Only
+    engines whose `EngineInfo.features` has `prompt_logprobs` take it."""
 
     @property
     def needs_history(self) -> bool:

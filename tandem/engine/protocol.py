@@ -28,7 +28,7 @@ class EngineInfo:
     blocks: int
     layout: Layout
     features: tuple[str, ...] = ()
-    """What it can do beyond the rest, sorted: `grammar`, `adapters`."""
+    """What it can do beyond the rest, sorted: `adapters`, `grammar`, `prompt_logprobs`."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it has loaded, or would load when asked."""
     columns: bool = False

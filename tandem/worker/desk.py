@@ -269,8 +269,17 @@ class AttemptDesk:
             raise _invalid("prompt", "the prompt is no sequence of packed token ids")
         if submit.grammar is not None and "grammar" not in self._identity.info.features:
             raise _invalid("grammar", "the engine of this worker cannot bind its output to a grammar")
+        if submit.sampling.prompt_logprobs is not None:
+            self._check_scoring(submit)
         if self._table.by_handle(attempt.session_id, submit.handle) is not None:
             raise _invalid("handle", f"handle {submit.handle} is in use")
+
+    def _check_scoring(self, submit: Submit) -> None:
+        """Log-probabilities of a prompt come of computing all of it in one place."""
+        if "prompt_logprobs" not in self._identity.info.features:
+            raise _invalid("prompt_logprobs", "the engine of this worker gives no log-probabilities of prompts")
+        if submit.mode != "local" or submit.sampling.logprobs is None:
+            raise _invalid("prompt_logprobs", "log-probabilities of a prompt need mode local and logprobs")
 
     def _adapter_hash(self, submit: Submit) -> str:
         """Of the LoRA adapter it names. Raises `invalid_request` for one that is not here."""
@@ -296,7 +305,8 @@ class AttemptDesk:
             priority=submit.priority,
             lease_id=export.lease_id if export is not None else "",
             lease_s=export.lease_s if export is not None else 0.0,
-            private=submit.canary,
+            # A prompt whose tokens are scored is computed whole: nothing cached may take the place of a step.
+            private=submit.canary or submit.sampling.prompt_logprobs is not None,
             grammar=submit.grammar,
             adapter=submit.adapter,
         )

@@ -17,9 +17,10 @@ from router.front.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
 )
+from router.front.openai.scoring import Scoring, echoed_logprobs, prompt_entries, scored
 from router.generation import Usage
 from tandem.core.kv import unpack_tokens
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import PromptLogprob, TokenLogprob
 from tandem.core.tiers import TIERS, summed
 
 encode: Final = msgspec.json.Encoder().encode
@@ -37,6 +38,8 @@ class Label(msgspec.Struct, frozen=True, gc=False):
     usage_follows: bool = False
     prompts: tuple[bytes, ...] = ()
     """The prompts (packed token ids), when the answer is to have token ids; otherwise empty."""
+    scoring: Scoring | None = None
+    """What the answer shows of its prompts besides."""
 
     def prompt_ids(self, index: int, choices: int) -> tuple[int, ...]:
         """The prompt's tokens of one of so many choices, which are numbered prompt by prompt."""
@@ -124,8 +127,14 @@ class ChatFormat:
         return self._open + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        more: dict[str, Any] = {"prompt_token_ids": self._label.prompt_ids(0, 1)} if self._label.prompts else {}
+        scoring = self._label.scoring
+        if scoring is not None and scoring.prompt_logprobs is not None:
+            of_prompt, prompt = scored(choices[0].logprobs), unpack_tokens(scoring.prompts[0])
+            more["prompt_logprobs"] = prompt_entries(prompt, of_prompt, self._vocabulary, scoring.prompt_logprobs)
+            if scoring.logprobs is None:
+                choices = [msgspec.structs.replace(choice, logprobs=()) for choice in choices]
         shown = [self._with_ids(self._choice(choice), choice) for choice in choices]
-        more = {"prompt_token_ids": self._label.prompt_ids(0, 1)} if self._label.prompts else {}
         return _whole(self._label, "chat.completion", shown, usage, more)
 
     def _with_ids(self, entry: dict[str, Any], choice: Choice) -> dict[str, Any]:
@@ -170,9 +179,35 @@ class CompletionFormat:
         return self._open + b'],"usage":' + encode(usage_object(usage)) + b"}\n\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _whole(
-            self._label, "text_completion", [self._choice(choice, len(choices)) for choice in choices], usage, {}
-        )
+        scoring = self._label.scoring
+        shown = [self._choice(choice, len(choices)) for choice in choices]
+        if scoring is not None:
+            of_prompts = [scored(choice.logprobs) for choice in choices[:: len(choices) // len(scoring.prompts)]]
+            for entry, choice in zip(shown, choices, strict=True):
+                number = scoring.number(choice.index, len(choices))
+                entry |= self._with_prompt(scoring, number, choice, of_prompts[number])
+            if not scoring.generates:
+                usage = msgspec.structs.replace(usage, completion_tokens=0)
+        return _whole(self._label, "text_completion", shown, usage, {})
+
+    def _with_prompt(
+        self, scoring: Scoring, number: int, choice: Choice, of_prompt: Sequence[PromptLogprob]
+    ) -> dict[str, Any]:
+        """What stands in a choice's fields where its prompt is shown too."""
+        prompt, vocabulary = unpack_tokens(scoring.prompts[number]), self._vocabulary
+        text, tokens, drawn = choice.text, choice.tokens, choice.logprobs
+        if not scoring.generates:
+            text, tokens, drawn = "", (), ()
+        entry: dict[str, Any] = {"text": scoring.text(number, vocabulary) + text if scoring.echo else text}
+        if self._label.prompts:
+            entry["token_ids"] = tokens
+        if scoring.logprobs is None:
+            entry["logprobs"] = None
+        elif scoring.echo:
+            entry["logprobs"] = echoed_logprobs(prompt, of_prompt, tokens, drawn, vocabulary, scoring.logprobs)
+        if scoring.prompt_logprobs is not None:
+            entry["prompt_logprobs"] = prompt_entries(prompt, of_prompt, vocabulary, scoring.prompt_logprobs)
+        return entry
 
     def _choice(self, choice: Choice, choices: int) -> dict[str, Any]:
         logprobs = self.logprobs(choice.tokens, choice.logprobs, 0) if choice.logprobs else None

@@ -38,11 +38,12 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """`logprobs` of a completion choice; `text_offset` counts characters from the start of the answer."""
+    """`logprobs` of a completion choice; `text_offset` counts characters from the start of the answer. A prompt's
+    first token has no log-probability."""
 
     tokens: tuple[str, ...]
-    token_logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[str, float], ...]
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
     text_offset: tuple[int, ...]
 
 
@@ -58,13 +59,13 @@ def chat_logprobs(tokens: Sequence[int], drawn: Sequence[TokenLogprob], vocabula
         top = tuple(
             _ChatAlternative(
                 token_text(other.token, vocabulary),
-                _finite(other.logprob),
+                finite(other.logprob),
                 tuple(vocabulary.token_bytes(other.token)),
             )
             for other in logprob.top
         )
         raw = tuple(vocabulary.token_bytes(token))
-        entries.append(_ChatToken(token_text(token, vocabulary), _finite(logprob.logprob), raw, top))
+        entries.append(_ChatToken(token_text(token, vocabulary), finite(logprob.logprob), raw, top))
     return ChatLogprobs(tuple(entries))
 
 
@@ -79,12 +80,13 @@ def completion_logprobs(
         offset += len(text)
     tops = []
     for text, logprob in zip(texts, drawn, strict=True):
-        top = {token_text(other.token, vocabulary): _finite(other.logprob) for other in logprob.top}
-        top.setdefault(text, _finite(logprob.logprob))
+        top = {token_text(other.token, vocabulary): finite(other.logprob) for other in logprob.top}
+        top.setdefault(text, finite(logprob.logprob))
         tops.append(top)
-    values = tuple(_finite(logprob.logprob) for logprob in drawn)
+    values = tuple(finite(logprob.logprob) for logprob in drawn)
     return CompletionLogprobs(texts, values, tuple(tops), tuple(offsets))
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
     return max(logprob, _LOGPROB_MIN)

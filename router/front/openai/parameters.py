@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from router.front.openai.schema import ChatMessage, ChatRequest, CompletionRequest, Parameters, ToolCall
+from router.front.openai.scoring import alternatives_asked, wanted_logprobs
 from router.front.openai.unsupported import WHY_NOT_BY_MEANING
 from tandem.core.errors import TandemError
 from tandem.core.request import Sampling, Stopping
@@ -31,6 +32,10 @@ def check(request: ChatRequest | CompletionRequest) -> None:
         raise TandemError("unsupported_parameter", WHY_NOT_BY_MEANING, param="prompt_cache_options.mode")
     if isinstance(request, ChatRequest):
         _check_chat(request)
+    else:
+        _check_completion(request)
+    if request.stream and request.prompt_logprobs is not None:
+        raise _invalid("prompt_logprobs", "prompt_logprobs is only allowed when stream is false")
 
 
 def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampling:
@@ -45,7 +50,8 @@ def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampl
         request.repetition_penalty,
         request.logit_bias,
     )
-    if said == _NOTHING_SAID and wanted_logprobs(request) is None:
+    wanted, of_prompt = wanted_logprobs(request), alternatives_asked(request)
+    if said == _NOTHING_SAID and wanted is None and of_prompt is None:
         return _PLAIN
     bias = request.logit_bias or {}
     for token in bias:
@@ -60,15 +66,9 @@ def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampl
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         repetition_penalty=_or(request.repetition_penalty, 1.0),
         logit_bias=tuple(sorted(bias.items())),
-        logprobs=wanted_logprobs(request),
+        logprobs=0 if wanted is None and of_prompt is not None else wanted,
+        prompt_logprobs=of_prompt,
     )
-
-
-def wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
-    """How many alternatives per token; None when no logprobs are wanted."""
-    if isinstance(request, ChatRequest):
-        return (request.top_logprobs or 0) if request.logprobs else None
-    return request.logprobs
 
 
 def stopping(request: ChatRequest | CompletionRequest, prompt_tokens: int, context_tokens: int) -> Stopping:
@@ -140,10 +140,18 @@ def _check_chat(request: ChatRequest) -> None:
         raise _invalid("max_tokens", "max_tokens and max_completion_tokens differ; give one of them")
 
 
+def _check_completion(request: CompletionRequest) -> None:
+    if request.echo and request.stream:
+        raise _invalid("echo", "echo is only allowed when stream is false")
+    if request.max_tokens == 0 and not request.echo:
+        raise _invalid("max_tokens", "max_tokens 0 is only allowed with echo, where the answer is the prompt alone")
+
+
 def _asked_tokens(request: Parameters) -> tuple[int | None, str]:
+    """An answer that is its prompt alone needs a step of the engine, which draws a token, all the same."""
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         return request.max_completion_tokens, "max_completion_tokens"
-    return request.max_tokens, "max_tokens"
+    return 1 if request.max_tokens == 0 else request.max_tokens, "max_tokens"
 
 
 def _turn(message: ChatMessage, place: str) -> dict[str, Any]:

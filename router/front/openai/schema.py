@@ -75,6 +75,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     resumable: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """How many alternatives to report beside every token of the prompt, as vLLM's clients ask for it."""
     return_token_ids: bool | None = None
     """Whether the answer, which is not streamed then, has the ids of its tokens and of the prompt's."""
 
@@ -178,7 +180,13 @@ class ChatRequest(Parameters, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `/v1/completions`. `prompt` is text, token ids, or a list of either."""
+    """Body of `/v1/completions`. `prompt` is text, token ids, or a list of either.
+
+    With `echo` the answer begins with the prompt, and its `logprobs` have the prompt's tokens too; then `max_tokens`
+    may be 0, for nothing but that.
+    """
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None

@@ -16,10 +16,9 @@ UNSUPPORTED: Final = MappingProxyType[str, tuple[Any, ...]](
         "use_beam_search": (False,),
         "length_penalty": (1.0,),
         "early_stopping": (False,),
-        # Prompt in the answer, text after it.
+        # Prompt in the answer of a conversation, text after it.
         "echo": (False,),
         "suffix": ("",),
-        "prompt_logprobs": (),
         # Tools, where there is no conversation.
         "tools": ([],),
         "tool_choice": ("none", "auto"),

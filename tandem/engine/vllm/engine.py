@@ -23,7 +23,7 @@ from tandem.engine.vllm.names import CachedNames, NameUnion
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
 
-_FEATURES: Final = ("adapters", "grammar")
+_FEATURES: Final = ("adapters", "grammar", "prompt_logprobs")
 
 
 def _silent(_fraction: float, _stage: str) -> None:

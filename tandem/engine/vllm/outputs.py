@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tandem.core.messages import Alternative, TokenLogprob
+from tandem.core.messages import Alternative, PromptLogprob, TokenLogprob
 from tandem.engine.protocol import Emitted
 from tandem.engine.vllm.running import BranchRun, WorkRun
 
@@ -40,6 +40,9 @@ def new_positions(run: WorkRun, branch: BranchRun, output: Any) -> Iterator[Emit
         branch.position = position
         finish, stop_reason = run.finish_of(token, position)
         logprob = None if wanted is None else logprob_of(output.new_logprobs, index, wanted)
+        if logprob is not None and index == 0 and output.new_prompt_logprobs_tensors is not None:
+            scored = prompt_logprobs_of(output.new_prompt_logprobs_tensors)
+            logprob = TokenLogprob(logprob.logprob, logprob.top, scored)
         yield Emitted(run.work_id, branch.index, position, token, finish, stop_reason, logprob)
         if finish is not None:
             return
@@ -52,6 +55,18 @@ def logprob_of(found: Any, row: int, wanted: int) -> TokenLogprob | None:
     tokens, values = found.logprob_token_ids[row], found.logprobs[row]
     top = tuple(Alternative(int(tokens[at]), float(values[at])) for at in range(1, min(wanted + 1, len(tokens))))
     return TokenLogprob(float(values[0]), top)
+
+
+def prompt_logprobs_of(found: Any) -> tuple[PromptLogprob, ...]:
+    """Of the prompt's tokens from the second on. `found` are tensors of a row per token: its own log-probability
+    first, then the likeliest tokens'."""
+    rows = zip(
+        found.logprob_token_ids.tolist(), found.logprobs.tolist(), found.selected_token_ranks.tolist(), strict=True
+    )
+    return tuple(
+        PromptLogprob(values[0], rank, tuple(Alternative(*each) for each in zip(tokens[1:], values[1:], strict=True)))
+        for tokens, values, rank in rows
+    )
 
 
 def ended_oddly(output: Any) -> str | None:

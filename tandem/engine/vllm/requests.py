@@ -126,6 +126,7 @@ def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], *, spe
         # The model's end tokens are among ours when the work wants them to count.
         "ignore_eos": True,
         "logprobs": work.sampling.logprobs,
+        "prompt_logprobs": work.sampling.prompt_logprobs if scores_prompt(work, branch) else None,
         "detokenize": False,
     }
     if speculates:
@@ -143,6 +144,12 @@ def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], *, spe
         priority=-work.priority,
         adapter=work.adapter,
     )
+
+
+def scores_prompt(work: Work, branch: Branch) -> bool:
+    """Whether the branch's request tells the log-probabilities of the prompt: one of them does, and none after a
+    resumption, since the client has them."""
+    return branch is work.branches[0] and not branch.forced
 
 
 def cache_salt(work: Work) -> str:
