@@ -111,6 +111,30 @@ async def test_branches_share_the_prompt_and_each_is_taken_up_alone(driver: Driv
     ]
 
 
+async def test_a_scored_prompt_has_the_log_probabilities_its_tokens_were_drawn_with(driver: Driver) -> None:
+    """The prompt is longer than a chunk, and cached: what is in the cache is computed again."""
+    asked = Sampling(temperature=0.0, logprobs=2)
+    drawing = work(prompt(90, 13), asked, max_tokens=20)
+    (answer,) = await driver.answers([drawing])
+    drawn = [one.logprob for one in driver.emitted if one.work_id == drawing.work_id]
+    scoring = work(
+        (*prompt(90, 13), *answer),
+        Sampling(temperature=0.0, logprobs=0, prompt_logprobs=2),
+        max_tokens=2,
+        private=True,
+    )
+    await driver.answers([scoring])
+    first, second = [one.logprob for one in driver.emitted if one.work_id == scoring.work_id]
+    assert first is not None
+    assert second is not None
+    assert (len(first.prompt), second.prompt) == (90 + len(answer) - 1, ())
+    for one, token in zip(first.prompt[-len(answer) :], drawn, strict=True):
+        assert token is not None
+        assert (one.rank, [each.token for each in one.top]) == (1, [each.token for each in token.top])
+        assert one.logprob == pytest.approx(token.logprob, abs=2e-3)
+    assert driver.ended[scoring.work_id].tokens_reused == 0
+
+
 async def test_grammars_hold(driver: Driver) -> None:
     found = await driver.answers(
         [
