@@ -12,9 +12,10 @@ BUILDER ?= docker
 PACKAGES := tandem router prefill_worker decode_worker kv_store kv_transfer control_plane
 STAMP  := $(VENV)/.tandem-setup
 VENV_VLLM  ?= .venv-vllm
+VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images
+.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -33,6 +34,7 @@ help:
 	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
 	@echo "make images  build the container images with Docker or Podman and try them as pods run them"
 	@echo "make bench-vllm   what serving vLLM through Tandem costs, against vLLM's own server"
+	@echo "make lm-eval   the lm-evaluation-harness against vLLM workers and against vLLM's own server"
 	@echo "make bench-routing   routing policies of this and other routers compete on simulated fleets"
 
 $(STAMP): pyproject.toml constraints.txt tools/setup_environment.py
@@ -68,6 +70,12 @@ test-cluster: cluster-binaries
 
 test-cluster-full: cluster-binaries-full
 	$(BIN)/python -m pytest tests/cluster
+
+# The harness has an environment of its own; it needs no torch.
+lm-eval: setup-vllm
+	@test -x $(VENV_LM_EVAL)/bin/lm_eval || $(PYTHON) -m venv $(VENV_LM_EVAL)
+	@test -x $(VENV_LM_EVAL)/bin/lm_eval || $(VENV_LM_EVAL)/bin/pip install --quiet "lm-eval[api]==0.4.13" "transformers>=5.19,<6"
+	$(VENV_VLLM)/bin/python -m benchmarks.lm_eval --harness $(VENV_LM_EVAL)/bin/lm_eval
 
 bench-vllm: setup-vllm
 	$(VENV_VLLM)/bin/python -m benchmarks.vllm_overhead
@@ -142,5 +150,5 @@ constraints-vllm:
 	$(PYTHON) -m tools.setup_vllm --freeze $(VENV_VLLM)
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_LM_EVAL) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
