@@ -10,6 +10,9 @@ class Deadlines:
     heartbeat_every_s: float = 0.5
     heartbeat_lost_s: float = 2.0
     queue_s: float = 10.0
+    """For a place, on a router, and on a worker since the last moment at which a prompt before it got on."""
+    kv_wait_s: float = 30.0
+    """For KV blocks that nobody is bringing. A transfer that runs has bounds of its own."""
     prefill_progress_s: float = 30.0
     transfer_progress_s: float = 2.0
     inter_token_s: float = 10.0

@@ -183,7 +183,7 @@ class Scheduler:
                 break
             draft = self._planner.draft(now)
         for job in self._idle_fetches.give_way(now):
-            self._deadlines.watch_place(job, now)
+            self._deadlines.watch_wait(job)
         self.sharing.admit(works_wait=self._planner.admission.shortage is not None)
         step = None
         if not draft.empty:
@@ -282,7 +282,10 @@ class Scheduler:
     def _note_computing(self, draft: Draft, now: float) -> None:
         for entry in draft.entries.values():
             job = entry.sequence.job
-            if entry.prefill and job.computing is None:
+            if not entry.prefill:
+                continue
+            self._deadlines.moved(now)
+            if job.computing is None:
                 job.computing = now
 
     def _note_prefilled(self, job: Job, now: float) -> None:

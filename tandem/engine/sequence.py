@@ -15,6 +15,7 @@ from tandem.core.kv import chain_names, pack_tokens, tail_name
 from tandem.core.request import Branch
 from tandem.engine.plan import Draw, Lane
 from tandem.engine.protocol import FetchTarget, Work, WorkStats
+from tandem.engine.work_deadlines import Wait
 
 _REASONS_MAX = 16
 
@@ -237,6 +238,15 @@ class Job:
         if len(self.branches) == 1:
             return next(iter(self.branches.values()))
         return Sequence(self, -1, 0, work.prompt + _common_prefix([b.forced for b in work.branches]), 0)
+
+    @property
+    def wait(self) -> Wait:
+        """What it waits for; its own fetches have bounds elsewhere."""
+        return Wait.PLACE if self.admitted is None else Wait.NOTHING
+
+    @property
+    def waits_since(self) -> float:
+        return self.queued
 
     @property
     def handed_over(self) -> bool:

@@ -60,7 +60,7 @@ def build_engine(settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch
 
 def scheduler_settings(settings: WorkerSettings) -> SchedulerSettings:
     """How much runs at once, and waits."""
-    return replace(settings.scheduler, queue_s=settings.deadlines.queue_s)
+    return replace(settings.scheduler, queue_s=settings.deadlines.queue_s, kv_wait_s=settings.deadlines.kv_wait_s)
 
 
 def _vllm(

@@ -207,11 +207,9 @@ class VllmEngine:
     def _take(self, outputs: Any) -> None:
         assert self._figures is not None
         now = self._heard = self._clock.now()
-        before = self._figures.step(outputs)
+        self._figures.step(outputs)
         for output in outputs.outputs:
             self.ledger.take(output, now)
-        if outputs.scheduler_stats is not None and before is not None:
-            self.ledger.placed(self._figures.waiting, before, now)
         self._load_stale = True
 
     async def _hear_names(self) -> None:

@@ -5,7 +5,7 @@ What has to be done outside is left in `to_send` and `to_abort`, which the shell
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tandem.core.errors import TandemError
 from tandem.core.request import Branch
@@ -13,12 +13,15 @@ from tandem.engine.admission import refuse_impossible
 from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.vllm.notices import Notice, notice_of
 from tandem.engine.vllm.outputs import ended_oddly, new_positions, note_figures
 from tandem.engine.vllm.requests import Request, as_prompted, make_request, owner_of, refuse_under_speculation
 from tandem.engine.vllm.running import BranchRun, WorkRun
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import for_sequence
-from tandem.engine.work_deadlines import WorkDeadlines
+from tandem.engine.work_deadlines import Wait, WorkDeadlines
+
+_WAITS: Final[Mapping[str, Wait]] = {"computes": Wait.NOTHING, "awaits_kv": Wait.KV, "preempted": Wait.PLACE}
 
 
 class Maker(Protocol):
@@ -64,7 +67,8 @@ class Ledger:
         self._runs: dict[int, WorkRun] = {}
         self._later: dict[int, list[Order]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
-        self._deadlines = WorkDeadlines(self._runs, settings.queue_s)
+        fetched = (lambda _work_id: False) if stage is None else stage.fetches
+        self._deadlines = WorkDeadlines(self._runs, settings.queue_s, settings.kv_wait_s, fetched)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -181,8 +185,13 @@ class Ledger:
         branch = run.branches.get(sequence) if run is not None else None
         if run is None or branch is None or branch.done:
             return
+        if (notice := notice_of(output.kv_transfer_params)) is not None:
+            self._noticed(run, branch, notice, now)
+            return
         if branch is run.root:
-            note_figures(run, output, self._settings.max_batched_tokens)
+            note_figures(run, output)
+            if output.new_token_ids:
+                run.waits(Wait.NOTHING, now)
         if output.new_token_ids:
             self._prompt_computed(run, now)
         for emitted in new_positions(run, branch, output):
@@ -207,14 +216,16 @@ class Ledger:
         for order in self._later.pop(run.work_id, []):
             self._send(order)
 
-    def placed(self, waiting: int, before: float, now: float) -> None:
-        """So many requests wait for their place in vLLM, of those it was given before a moment."""
-        sent = [
-            run for run in self._runs.values() if run.admitted is None and run.root.sent and run.root.sent < before
-        ]
-        sent.sort(key=lambda run: (-run.work.priority, run.root.sent))
-        for run in sent[: max(0, len(sent) - waiting)]:
-            run.admitted = now
+    def _noticed(self, run: WorkRun, branch: BranchRun, notice: Notice, now: float) -> None:
+        """What a step that begins is about. Of a work its first branch tells, which computes the prompt."""
+        if notice.kind == "computes":
+            self._deadlines.moved(now)
+        if branch is not run.root:
+            return
+        if run.waits(_WAITS[notice.kind], now):
+            self._deadlines.watch_wait(run)
+        if notice.kind == "computes" and run.prefilled is None:
+            run.chunks += 1
 
     def look(self, now: float) -> None:
         """End works whose time is over."""

@@ -7,6 +7,7 @@ from tandem.core.messages import Load
 from tandem.engine.counts import Speculation, speculation_of
 from tandem.engine.step_model import StepLoad
 from tandem.engine.throughput import Throughput
+from tandem.engine.vllm.notices import notice_of
 from tandem.engine.vllm.running import WorkRun
 
 
@@ -21,21 +22,44 @@ class Figures:
         self.usage = 0.0
         self.preemptions = 0
         self._speculation: Speculation | None = None
+        self._pieces = self._prompt_tokens = 0
+        self._began: float | None = None
+        """Of the prompts in the step that was told of last, and when that was."""
 
-    def step(self, outputs: Any) -> float | None:
-        """Take in a message of the engine; gives the moment of the one before, when there was one."""
-        before, stats = self._last, outputs.scheduler_stats
-        if stats is not None:
-            # A gap after an idle engine is no step's time.
-            if before is not None and self.running and outputs.outputs:
-                self._throughput.observe(_load_of(outputs.outputs), outputs.timestamp - before)
+    def step(self, outputs: Any) -> None:
+        """Take in a message of the engine: what a step is about, as it begins, or what it brought about."""
+        stats = outputs.scheduler_stats
+        if stats is None:
+            self._step_begins(outputs)
+        else:
+            self._observe(outputs)
             self.running = stats.num_running_reqs
             self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
             self.usage = stats.kv_cache_usage
             self._last = outputs.timestamp
             self._note(stats.spec_decoding_stats)
         self.preemptions += sum(happened.type == 3 for output in outputs.outputs for happened in output.events or ())
-        return before
+
+    def _step_begins(self, outputs: Any) -> None:
+        notices = [notice_of(output.kv_transfer_params) for output in outputs.outputs]
+        computed = [notice.tokens for notice in notices if notice is not None and notice.tokens]
+        if computed:
+            self._pieces, self._prompt_tokens = len(computed), sum(computed)
+            self._began = outputs.timestamp
+
+    def _observe(self, outputs: Any) -> None:
+        """Learn from a step that has ended. A gap after an idle engine is no step's time, unless its begin is known.
+
+        With asynchronous scheduling the next step is told of before this one has ended: then the two change places,
+        which moves a prompt's tokens to its neighbouring step and loses none.
+        """
+        rows = sum(len(output.new_token_ids) for output in outputs.outputs if output.prefill_stats is None)
+        load = StepLoad(rows, self._prompt_tokens, 0.0, self._pieces)
+        begins = [each for each in (self._began, self._last if self.running else None) if each is not None]
+        if begins and (rows or self._prompt_tokens):
+            self._throughput.observe(load, outputs.timestamp - max(begins))
+        self._pieces = self._prompt_tokens = 0
+        self._began = None
 
     def take_speculation(self) -> Speculation | None:
         """What became of drafts since the last call."""
@@ -63,10 +87,3 @@ class Figures:
             decode_tokens_per_s=self._throughput.decode_tokens_per_s,
             preemptions=self.preemptions,
         )
-
-
-def _load_of(outputs: Iterable[Any]) -> StepLoad:
-    """Prompts that needed several steps count with the last of these only."""
-    prefills = [output.prefill_stats.num_computed_tokens for output in outputs if output.prefill_stats is not None]
-    rows = sum(len(output.new_token_ids) for output in outputs if output.prefill_stats is None)
-    return StepLoad(rows, sum(prefills), 0.0, len(prefills))

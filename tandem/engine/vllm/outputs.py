@@ -7,26 +7,21 @@ from tandem.core.messages import Alternative, PromptLogprob, TokenLogprob
 from tandem.engine.protocol import Emitted
 from tandem.engine.vllm.running import BranchRun, WorkRun
 
-_SCHEDULED: Final = 2
 _PREEMPTED: Final = 3
 _STOP_KINDS: Final = (0, 1)
 """vLLM's finish reasons `stop` and `length`; the others are no ordinary ends."""
 
 
-def note_figures(run: WorkRun, output: Any, batched_tokens: int) -> None:
+def note_figures(run: WorkRun, output: Any) -> None:
     """What an output of the request that computes the prompt says of how it went."""
     for happened in output.events or ():
-        if happened.type == _SCHEDULED:
-            run.admitted = happened.timestamp
-        elif happened.type == _PREEMPTED:
+        if happened.type == _PREEMPTED:
             run.preemptions += 1
     stats = output.prefill_stats
     if stats is not None and run.prefilled is None:
         run.tokens_computed = stats.num_computed_tokens
         run.tokens_reused = stats.num_local_cached_tokens
         run.tokens_loaded = stats.num_external_cached_tokens
-        # vLLM does not tell in how many pieces it computed a prompt; in fewer it cannot have been.
-        run.chunks = -(-stats.num_computed_tokens // batched_tokens)
 
 
 def new_positions(run: WorkRun, branch: BranchRun, output: Any) -> Iterator[Emitted]:

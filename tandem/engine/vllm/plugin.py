@@ -10,6 +10,8 @@ from typing import Any
 
 from tandem.engine.vllm.adapter_slots import keep_last_slot_empty
 from tandem.engine.vllm.arguments import TELL_VARIABLE
+from tandem.engine.vllm.pulse import Pulse, pulses_beside
+from tandem.engine.vllm.stepping import tell_steps
 from tandem.engine.vllm.telling import Teller, shard_progress
 
 
@@ -27,6 +29,9 @@ def register() -> None:
     threading.Thread(target=_end_with, args=(parent.sentinel,), name="tandem-parent", daemon=True).start()
     _count_files(teller)
     keep_last_slot_empty()
+    beats = pulses_beside(Path(path))
+    beats.mkdir(exist_ok=True)
+    tell_steps(Pulse(beats))
 
 
 def _pass_on_progress(logger: logging.Logger) -> None:

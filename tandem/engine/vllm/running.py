@@ -3,6 +3,7 @@
 from tandem.core.request import Branch
 from tandem.engine.protocol import Work, WorkStats
 from tandem.engine.vllm.requests import draws_again, request_id
+from tandem.engine.work_deadlines import Wait
 
 _REASONS_MAX = 16
 
@@ -42,7 +43,10 @@ class WorkRun:
         self.first: list[tuple[int, int, str | None]] = []
         """What prefill drew: (sequence, token, finish)."""
         self.queued = now
+        self.wait = Wait.PLACE
+        self.waits_since = now
         self.admitted: float | None = None
+        """When vLLM first gave it its blocks."""
         self.prefilled: float | None = None
         self.first_token: float | None = None
         self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
@@ -60,6 +64,15 @@ class WorkRun:
         if position >= self.work.stopping.max_tokens:
             return "length", None
         return None, None
+
+    def waits(self, wait: Wait, now: float) -> bool:
+        """It waits for something else from now on; False when it did so before."""
+        if wait is self.wait:
+            return False
+        self.wait, self.waits_since = wait, now
+        if wait is not Wait.PLACE:
+            self.admitted = self.admitted or now
+        return True
 
     def explain(self, reason: str) -> None:
         if len(self._reasons) < _REASONS_MAX:

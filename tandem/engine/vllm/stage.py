@@ -171,6 +171,10 @@ class Stage(StageSpace):
         """Where a work's tokens came from; ask before it is closed."""
         return self.books.sources(work_id)
 
+    def fetches(self, work_id: int) -> bool:
+        """Whether blocks of the work are being brought: then something comes, or the fetch ends by its own bounds."""
+        return self.books.fetches(work_id)
+
     def close(self, work_id: int) -> None:
         """The work is over, and vLLM has been told so where it had it. Leases live on by themselves."""
         self.books.close(work_id, self._clock.now())

@@ -116,6 +116,11 @@ class StageBooks:
         work = self._works.get(work_id)
         return work.sources() if work is not None else Sources()
 
+    def fetches(self, work_id: int) -> bool:
+        """Whether blocks of the work are being brought into their slots."""
+        work = self._works.get(work_id)
+        return work is not None and work.fetching
+
     def close(self, work_id: int, now: float) -> None:
         """The work is over. Its lease, if prefill is to be gone on from, begins to run."""
         waiting = self._waiting.pop(work_id, None)

@@ -1,0 +1,103 @@
+"""In vLLM's engine process: tells the worker what each step is about, before it is computed, and how old it is.
+
+The scheduler's decisions are read where they are made, after `Scheduler.schedule` and before the model runs: that is
+the one place where every engine, with a connector or without, knows which requests have their place.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tandem.engine.vllm.notices import Notice
+from tandem.engine.vllm.pulse import Pulse
+
+_CORE: Final = "vllm.v1.engine.core"
+_FRONTEND: Final = 0
+"""Number of the only client that an engine of ours has."""
+
+
+def tell_steps(pulse: Pulse) -> None:
+    """From now on every step of an engine in this process is told. Does nothing where no engine can be."""
+    core = sys.modules.get(_CORE)
+    if core is not None:
+        _wrap(core.EngineCoreProc, pulse)
+
+
+def _wrap(engine: Any, pulse: Pulse) -> None:
+    process_step = engine._process_engine_step
+    tellers: dict[int, StepTeller] = {}
+
+    def told(core: Any) -> Any:
+        if id(core) not in tellers:
+            tellers[id(core)] = StepTeller(core.scheduler, core.output_queue.put_nowait, pulse)
+        pulse.step_begins()
+        try:
+            return process_step(core)
+        finally:
+            pulse.step_ends()
+
+    engine._process_engine_step = told
+
+
+class StepTeller:
+    """Stands in front of one scheduler's `schedule`."""
+
+    def __init__(self, scheduler: Any, send: Callable[[tuple[int, Any]], None], pulse: Pulse) -> None:
+        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+        from vllm.v1.request import RequestStatus
+
+        self._scheduler = scheduler
+        self._schedule = scheduler.schedule
+        self._send = send
+        self._pulse = pulse
+        self._record: Any = EngineCoreOutput
+        self._message: Any = EngineCoreOutputs
+        self._awaits_kv: Any = RequestStatus.WAITING_FOR_REMOTE_KVS
+        self._awaiting: set[str] = set()
+        scheduler.schedule = self.schedule
+
+    def schedule(self, *given: Any, **named: Any) -> Any:
+        """What vLLM's scheduler decides, unchanged."""
+        scheduled = self._schedule(*given, **named)
+        notices = [
+            self._record(request_id, [], kv_transfer_params=notice.as_params())
+            for request_id, notice in self._notices(scheduled)
+        ]
+        if notices:
+            self._send((_FRONTEND, self._message(outputs=notices)))
+        return scheduled
+
+    def _notices(self, scheduled: Any) -> Iterator[tuple[str, Notice]]:
+        for request_id in scheduled.preempted_req_ids or ():
+            yield request_id, Notice("preempted")
+        yield from self._now_awaiting()
+        prompt_tokens = 0
+        for request_id, start, count in _computed(scheduled, self._scheduler.requests):
+            prompt_tokens += count
+            yield request_id, Notice("computes", start, count)
+        total = scheduled.total_num_scheduled_tokens
+        self._pulse.scheduled(total - prompt_tokens, prompt_tokens)
+
+    def _now_awaiting(self) -> Iterator[tuple[str, Notice]]:
+        """Requests that wait for KV since this step."""
+        if self._scheduler.connector is None:
+            return
+        found = {
+            request_id
+            for request_id, request in self._scheduler.requests.items()
+            if request.status == self._awaits_kv
+        }
+        for request_id in found - self._awaiting:
+            yield request_id, Notice("awaits_kv")
+        self._awaiting = found
+
+
+def _computed(scheduled: Any, requests: Any) -> Iterator[tuple[str, int, int]]:
+    """(request, first token, tokens) of what has a place and will say nothing before it has computed more than its
+    last known token. One that came new is told of in any case."""
+    counts, cached = scheduled.num_scheduled_tokens, scheduled.scheduled_cached_reqs
+    for new in scheduled.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens, counts[new.req_id]
+    for request_id, start in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        if start + 1 < requests[request_id].num_tokens:
+            yield request_id, start, counts[request_id]
