@@ -6,6 +6,8 @@ from typing import Final
 from tandem.engine.step_budget import StepLoad
 
 _WEIGHT: Final = 0.1
+_OUTLIER: Final = 3.0
+"""A step counts as at most so many times as long as those before it: a stall is not how long steps take."""
 
 
 @dataclass
@@ -21,7 +23,7 @@ class Throughput:
         if seconds <= 0:
             return
         if load.decode_rows:
-            self.step_s = _mix(self.step_s, seconds)
+            self.step_s = _mix(self.step_s, min(seconds, _OUTLIER * self.step_s) if self.step_s else seconds)
             self.decode_tokens_per_s = _mix(self.decode_tokens_per_s, load.decode_rows / seconds)
         if load.prefill_tokens:
             self.prefill_tokens_per_s = _mix(self.prefill_tokens_per_s, load.prefill_tokens / seconds)

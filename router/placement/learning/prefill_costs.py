@@ -19,6 +19,10 @@ _SHARE: Final = 0.1
 _FADE: Final = 0.99
 """What a rate that is not reached any more keeps of itself."""
 _KEEP: Final = 0.99
+_OUTLIER: Final = 4.0
+"""A prompt counts as at most so many times slower than what is known says."""
+_TOKENS_MIN: Final = 64
+"""Fewer tokens say what a step takes, and not what a token does, as long as nothing longer has been measured."""
 _PULLS: Final = (0.05, 0.001, 0.05)
 """Until prompts have varied in length, what they take is taken as per token."""
 
@@ -44,6 +48,9 @@ class PrefillCosts:
         self._shape = Fit((1.0, 1e3 / tokens_per_s, 0.0), _PULLS, _KEEP)
         self._rates: dict[str, float] = {}
         """The best of late, of workers that have had no prompt alone."""
+        self._told: dict[str, float] = {}
+        """The rate that a worker told last."""
+        self._measured = False
         self._paces = Paces(_SHARE)
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
@@ -62,6 +69,8 @@ class PrefillCosts:
 
     def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
         """What a worker says of its steps that had prompts in them."""
+        if tokens_per_s > 0.0:
+            self._told[worker_id] = tokens_per_s
         if tokens_per_s > 0.0 and worker_id not in self._paces:
             self._rates[worker_id] = max(tokens_per_s, _FADE * self._rates.get(worker_id, 0.0))
             self._terms.pop(worker_id, None)
@@ -81,7 +90,7 @@ class PrefillCosts:
 
     def forget(self, worker_id: str) -> None:
         self._paces.forget(worker_id)
-        for known in (self._rates, self._attended, self._terms):
+        for known in (self._rates, self._told, self._attended, self._terms):
             known.pop(worker_id, None)
 
     def _observe_alone(self, worker_id: str, features: tuple[float, float, float], ms: float) -> None:
@@ -89,11 +98,26 @@ class PrefillCosts:
         pace = self._paces.measured(worker_id)
         steps, token, position = self._shape.coefficients
         beside_ms = steps * features[0]
+        known_ms = self._known_ms(worker_id, features, pace)
+        if known_ms is None and features[1] < _TOKENS_MIN:
+            return
+        ms = ms if known_ms is None else min(ms, beside_ms + _OUTLIER * known_ms)
         expected = token * features[1] + position * features[2]
         self._shape.observe((features[0], pace * features[1], pace * features[2]), ms)
         self._paces.observe(worker_id, (ms - beside_ms) / (pace * expected) if pace * expected > beside_ms else 1.0)
+        self._measured = True
         self._rates.pop(worker_id, None)
         self._terms.pop(worker_id, None)
+
+    def _known_ms(self, worker_id: str, features: tuple[float, float, float], pace: float) -> float | None:
+        """What evidence says that a prompt takes: prompts before it, and the rate that its worker has told of its
+        steps. None before there is any. One step that took long for its own reasons - a stall, a page fault - is no
+        measure of what a token costs."""
+        _, token, position = self._shape.coefficients
+        found = [pace * (token * features[1] + position * features[2])] if self._measured else []
+        if (rate := self._told.get(worker_id)) is not None:
+            found.append(1e3 * features[1] / rate)
+        return max(found, default=None)
 
     def _told_pace(self, worker_id: str) -> float:
         """From its best rate, compared to the formula."""

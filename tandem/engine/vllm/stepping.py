@@ -6,7 +6,8 @@ the one place where every engine, with a connector or without, knows which reque
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from tandem.engine.vllm.notices import Notice
 from tandem.engine.vllm.pulse import Pulse
@@ -29,7 +30,7 @@ def _wrap(engine: Any, pulse: Pulse) -> None:
 
     def told(core: Any) -> Any:
         if id(core) not in tellers:
-            tellers[id(core)] = StepTeller(core.scheduler, core.output_queue.put_nowait, pulse)
+            tellers[id(core)] = StepTeller(core.scheduler, core.output_queue.put_nowait, pulse, _words())
         pulse.step_begins()
         try:
             return process_step(core)
@@ -39,20 +40,38 @@ def _wrap(engine: Any, pulse: Pulse) -> None:
     engine._process_engine_step = told
 
 
+@dataclass(frozen=True)
+class Words:
+    """What of vLLM a teller needs: the class of an output record, that of a message of them, and the status of a
+    request that waits for KV."""
+
+    record: Callable[..., Any]
+    message: Callable[..., Any]
+    awaits_kv: object
+
+
+def _words() -> Words:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.request import RequestStatus
+
+    return Words(EngineCoreOutput, EngineCoreOutputs, RequestStatus.WAITING_FOR_REMOTE_KVS)
+
+
+class Load(Protocol):
+    """Hears what steps have to compute; `pulse.Pulse` does."""
+
+    def scheduled(self, rows: int, prompt_tokens: int) -> None: ...
+
+
 class StepTeller:
     """Stands in front of one scheduler's `schedule`."""
 
-    def __init__(self, scheduler: Any, send: Callable[[tuple[int, Any]], None], pulse: Pulse) -> None:
-        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-        from vllm.v1.request import RequestStatus
-
+    def __init__(self, scheduler: Any, send: Callable[[tuple[int, Any]], None], load: Load, words: Words) -> None:
         self._scheduler = scheduler
         self._schedule = scheduler.schedule
         self._send = send
-        self._pulse = pulse
-        self._record: Any = EngineCoreOutput
-        self._message: Any = EngineCoreOutputs
-        self._awaits_kv: Any = RequestStatus.WAITING_FOR_REMOTE_KVS
+        self._load = load
+        self._words = words
         self._awaiting: set[str] = set()
         scheduler.schedule = self.schedule
 
@@ -60,11 +79,11 @@ class StepTeller:
         """What vLLM's scheduler decides, unchanged."""
         scheduled = self._schedule(*given, **named)
         notices = [
-            self._record(request_id, [], kv_transfer_params=notice.as_params())
+            self._words.record(request_id, [], kv_transfer_params=notice.as_params())
             for request_id, notice in self._notices(scheduled)
         ]
         if notices:
-            self._send((_FRONTEND, self._message(outputs=notices)))
+            self._send((_FRONTEND, self._words.message(outputs=notices)))
         return scheduled
 
     def _notices(self, scheduled: Any) -> Iterator[tuple[str, Notice]]:
@@ -76,7 +95,7 @@ class StepTeller:
             prompt_tokens += count
             yield request_id, Notice("computes", start, count)
         total = scheduled.total_num_scheduled_tokens
-        self._pulse.scheduled(total - prompt_tokens, prompt_tokens)
+        self._load.scheduled(total - prompt_tokens, prompt_tokens)
 
     def _now_awaiting(self) -> Iterator[tuple[str, Notice]]:
         """Requests that wait for KV since this step."""
@@ -85,7 +104,7 @@ class StepTeller:
         found = {
             request_id
             for request_id, request in self._scheduler.requests.items()
-            if request.status == self._awaits_kv
+            if request.status == self._words.awaits_kv
         }
         for request_id in found - self._awaiting:
             yield request_id, Notice("awaits_kv")

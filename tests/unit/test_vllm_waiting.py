@@ -1,0 +1,309 @@
+"""What works wait for, against a model of vLLM's scheduler: a token budget, few places, few blocks, priorities,
+requests whose KV comes from elsewhere, preemption, and messages that come late but in order."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tandem.core.kv import Layout, pack_tokens
+from tandem.core.request import Branch, Sampling, Stopping
+from tandem.engine.protocol import EngineInfo, Work
+from tandem.engine.settings import SchedulerSettings
+from tandem.engine.vllm.ledger import Ledger
+from tandem.engine.vllm.requests import Request
+from tandem.engine.vllm.stage import Stage
+from tandem.engine.vllm.stage_work import Sources
+from tandem.engine.vllm.stepping import StepTeller, Words
+from tandem.engine.work_deadlines import Wait
+
+QUEUE_S = 5.0
+KV_S = 3.0
+BUDGET = 8
+PLACES = 2
+BLOCKS = 10
+BLOCK = 4
+AWAITS_KV = "awaits kv"
+EOS = 1
+INFO = EngineInfo(
+    model="m", model_hash="h", vocab_size=100, context_tokens=1000, eos_token_ids=(EOS,), blocks=1000,
+    layout=Layout("e", "p", "float32", 4, 1, BLOCK, 1, 1, 1, 1),
+)  # fmt: skip
+
+
+@dataclass
+class Asked:
+    """A request inside the model of vLLM."""
+
+    request_id: str
+    prompt: int
+    priority: int
+    order: int
+    kv: bool
+    status: str = "waiting"
+    num_computed_tokens: int = 0
+    drawn: int = 0
+    told_awaiting: bool = field(default=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt + self.drawn
+
+    @property
+    def blocks(self) -> int:
+        return -(-(self.num_tokens + 1) // BLOCK)
+
+
+class Model:
+    """vLLM's scheduler as far as places go. `schedule` begins a step, `finish` ends it and gives what it drew."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Asked] = {}
+        self.connector: object | None = object()
+        self.step: Any = None
+
+    def held(self) -> int:
+        return sum(each.blocks for each in self.requests.values() if each.status != "waiting")
+
+    def running(self) -> list[Asked]:
+        return [each for each in self.requests.values() if each.status == "running"]
+
+    def schedule(self) -> Any:
+        budget, counts, new, cached, preempted = BUDGET, dict[str, int](), [], [], list[str]()
+        for each in sorted(self.running(), key=_urgent):
+            while each.status == "running" and self.held() > BLOCKS and len(self.running()) > 1:
+                victim = max(self.running(), key=_urgent)
+                if victim.request_id in counts:
+                    budget += counts.pop(victim.request_id)
+                    cached = [entry for entry in cached if entry[0] != victim.request_id]
+                victim.status, victim.num_computed_tokens = "waiting", 0
+                preempted.append(victim.request_id)
+            count = min(each.num_tokens - each.num_computed_tokens, budget)
+            if each.status == "running" and count:
+                counts[each.request_id] = count
+                cached.append((each.request_id, each.num_computed_tokens))
+                budget -= count
+        places = [each for each in self.requests.values() if each.status in ("running", AWAITS_KV)]
+        for each in sorted((e for e in self.requests.values() if e.status == "waiting"), key=_urgent):
+            if preempted or not budget or len(places) >= PLACES or self.held() + each.blocks > BLOCKS:
+                break
+            places.append(each)
+            if each.kv:
+                each.kv, each.status = False, AWAITS_KV
+                continue
+            each.status = "running"
+            count = min(each.num_tokens - each.num_computed_tokens, budget)
+            (cached if each.drawn else new).append((each.request_id, each.num_computed_tokens))
+            counts[each.request_id] = count
+            budget -= count
+        self.step = SimpleNamespace(
+            preempted_req_ids=set(preempted),
+            scheduled_new_reqs=[SimpleNamespace(req_id=one, num_computed_tokens=start) for one, start in new],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[one for one, _ in cached], num_computed_tokens=[start for _, start in cached]
+            ),
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=sum(counts.values()),
+        )
+        return self.step
+
+    def finish(self) -> list[str]:
+        """Requests that drew a token in the step that is over."""
+        step, self.step = self.step, None
+        drew = []
+        for request_id, count in step.num_scheduled_tokens.items():
+            each = self.requests.get(request_id)
+            if each is not None and each.status == "running":
+                each.num_computed_tokens += count
+                if each.num_computed_tokens == each.num_tokens:
+                    each.drawn += 1
+                    drew.append(request_id)
+        return drew
+
+
+def _urgent(each: Asked) -> tuple[int, int]:
+    return each.priority, each.order
+
+
+class FakeStage:
+    """What the ledger asks of a stage. Fetches run as the test says."""
+
+    def __init__(self) -> None:
+        self.fetching: dict[int, None] = {}
+
+    def open(self, work: Work, computed_here: bool) -> None:
+        if work.mode == "decode":
+            self.fetching[work.work_id] = None
+
+    def fetches(self, work_id: int) -> bool:
+        return work_id in self.fetching
+
+    def sources(self, work_id: int) -> Sources:
+        return Sources()
+
+    def close(self, work_id: int) -> None:
+        self.fetching.pop(work_id, None)
+
+
+class Maker:
+    """Requests are sent as they are."""
+
+    def prepare(self, request: Request, maker: int) -> Request:
+        return request
+
+    def attach(self, prepared: Any, transfer: Mapping[str, object]) -> None:
+        """Parameters do not matter here."""
+
+
+def record(request_id: str, new_token_ids: list[int], kv_transfer_params: Any = None) -> Any:
+    return SimpleNamespace(
+        request_id=request_id, new_token_ids=new_token_ids, kv_transfer_params=kv_transfer_params, events=None,
+        prefill_stats=None, new_logprobs=None, finish_reason=None,
+    )  # fmt: skip
+
+
+class Waiting(RuleBasedStateMachine):
+    """Works go through ledger, model and teller. `truth` is what the model says, `heard` what the ledger may know."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.now = 0.0
+        self.stage = FakeStage()
+        scheduler = SchedulerSettings(queue_s=QUEUE_S, kv_wait_s=KV_S)
+        self.ledger = Ledger(INFO, scheduler, Maker(), cast(Stage, self.stage), speculates=False)
+        self.model = Model()
+        self.wire: deque[Any] = deque()
+        self.rows = self.prompt_tokens = 0
+        self.teller = StepTeller(
+            self.model, lambda sent: self.wire.append(sent[1]), self, Words(record, list_of, AWAITS_KV)
+        )
+        self.works: dict[str, int] = {}
+        self.truth: dict[int, tuple[Wait, float]] = {}
+        """What each work waits for as told by delivered messages, and since when."""
+        self.moved = float("-inf")
+        self.count = 0
+
+    def scheduled(self, rows: int, prompt_tokens: int) -> None:
+        self.rows, self.prompt_tokens = rows, prompt_tokens
+
+    @rule(prompt=st.integers(1, 30), priority=st.integers(0, 2), kv=st.booleans())
+    def submit(self, prompt: int, priority: int, kv: bool) -> None:
+        self.count += 1
+        work = Work(
+            self.count, "decode" if kv else "local", pack_tokens(range(2, 2 + prompt)), (Branch(0, 1),), Sampling(),
+            Stopping(6, ignore_eos=True), bytes(16), self.now + 60.0, priority=priority,
+        )  # fmt: skip
+        self.ledger.submit(work, self.now)
+        self.ledger.admitted(self.count, {} if kv else None)
+        self.truth[self.count] = Wait.PLACE, self.now
+        for order in self.ledger.to_send:
+            order.branch.sent = self.now
+            request = order.request
+            self.works[request.request_id] = self.count
+            # vLLM's own order: a lower number is more urgent.
+            self.model.requests[request.request_id] = Asked(
+                request.request_id, prompt, request.priority, self.count, kv
+            )
+        self.ledger.to_send.clear()
+
+    @rule()
+    def step_begins(self) -> None:
+        if self.model.step is None:
+            scheduled = self.model.schedule()
+            assert self.rows + self.prompt_tokens == scheduled.total_num_scheduled_tokens
+
+    @rule()
+    def step_ends(self) -> None:
+        if self.model.step is not None and (drew := self.model.finish()):
+            self.wire.append(list_of([record(each, [7]) for each in drew]))
+
+    @rule(count=st.integers(1, 4))
+    def deliver(self, count: int) -> None:
+        while self.wire and count:
+            count -= 1
+            for output in self.wire.popleft().outputs:
+                self._expect(output)
+                self.ledger.take(output, self.now)
+        self._ended()
+
+    def _expect(self, output: Any) -> None:
+        work_id = self.works[output.request_id]
+        if work_id not in self.truth:
+            return
+        kind = output.kv_transfer_params["tandem_step"][0] if output.kv_transfer_params else "computes"
+        wait = {"computes": Wait.NOTHING, "awaits_kv": Wait.KV, "preempted": Wait.PLACE}[kind]
+        if kind == "computes" and output.kv_transfer_params:
+            self.moved = self.now
+        if self.truth[work_id][0] is not wait:
+            self.truth[work_id] = wait, self.now
+
+    @rule()
+    def kv_comes(self) -> None:
+        for each in self.model.requests.values():
+            if each.status == AWAITS_KV:
+                self.stage.fetching.pop(self.works[each.request_id], None)
+                each.status, each.num_computed_tokens = "waiting", each.prompt - 1
+                return
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, 2.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        alive = {run.work_id: run for run in self.ledger.runs}
+        due = {work_id for work_id, run in alive.items() if self._may_end(work_id, run)}
+        self.ledger.look(self.now)
+        ended = set(alive) - {run.work_id for run in self.ledger.runs}
+        assert ended <= due, "a work was ended that got on, or whose time was not over"
+        unkept = {work_id for work_id in due - ended if self.truth[work_id][0] is Wait.PLACE}
+        assert not unkept, "works stood still for longer than they may"
+        self._ended()
+
+    def _may_end(self, work_id: int, run: Any) -> bool:
+        wait, since = self.truth[work_id]
+        if self.now >= run.work.deadline:
+            return True
+        if wait is Wait.PLACE:
+            return self.now >= max(since, self.moved) + QUEUE_S
+        return wait is Wait.KV and work_id not in self.stage.fetching and self.now >= since + KV_S
+
+    def _ended(self) -> None:
+        """vLLM is told of what has ended here."""
+        for request_id in self.ledger.to_abort:
+            self.model.requests.pop(request_id, None)
+        self.ledger.to_abort.clear()
+        for work_id in set(self.truth) - {run.work_id for run in self.ledger.runs}:
+            del self.truth[work_id]
+
+    @invariant()
+    def what_is_known_is_what_was_told(self) -> None:
+        for run in self.ledger.runs if hasattr(self, "ledger") else ():
+            assert (run.wait, run.waits_since) == self.truth[run.work_id]
+
+    @invariant()
+    def what_was_told_is_what_is_so(self) -> None:
+        """Once everything has been delivered and no step is open."""
+        if not hasattr(self, "model") or self.wire or self.model.step is not None:
+            return
+        for request_id, each in self.model.requests.items():
+            run = next((run for run in self.ledger.runs if run.work_id == self.works[request_id]), None)
+            if run is None:
+                continue
+            if each.status == "running":
+                assert run.wait is Wait.NOTHING
+            elif each.status == AWAITS_KV:
+                assert run.wait is Wait.KV
+            else:
+                # What KV has come for waits for its next step, and is not told of before that.
+                assert run.wait is not Wait.NOTHING
+
+
+def list_of(outputs: list[Any]) -> Any:
+    return SimpleNamespace(outputs=outputs)
+
+
+TestWaiting = Waiting.TestCase
+TestWaiting.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
