@@ -15,6 +15,7 @@ from kv_transfer.tiers.shelf import HeldSpace
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
+from tandem.engine.digest_threads import DigestThreads
 from tandem.service.health import Health
 from tandem.service.link_dialer import open_dialer
 from tandem.service.link_servers import open_server
@@ -77,6 +78,7 @@ def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, 
         open_tiers=tiers,
         open_membership=lambda tell: _membership(settings, tell, clock, entropy),
         open_publisher=publishing(settings.index, clock, meter),
+        open_hashing=DigestThreads,
     )
 
 

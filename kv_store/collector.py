@@ -19,6 +19,7 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.core.metrics import Meter
+from tandem.engine.hashing import Hashing
 from tandem.service.logs import event
 
 _log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class Collector:
         clock: Clock,
         entropy: Entropy,
         meter: Meter,
+        hashing: Hashing,
     ) -> None:
         self.line = Line(settings)
         self._filling = filling
@@ -120,7 +122,7 @@ class Collector:
         self._clock = clock
         self._entropy = entropy
         self._meter = meter
-        self._verifier = Verifier(layout)
+        self._verifier = Verifier(hashing)
         self._wake = asyncio.Event()
 
     def told(self, holder: Holder, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
@@ -185,29 +187,35 @@ class Collector:
                     if isinstance(happened, Missing | Alive):
                         continue
                     blocks = happened.blocks if isinstance(happened, Delivered) else (happened,)
-                    for block in blocks:
-                        if not isinstance(block, Landed):
-                            return
-                        await self._landed(pull, block, holder, names, places, transport.scheme)
+                    landed = [block for block in blocks if isinstance(block, Landed)]
+                    if not landed:
+                        return
+                    await self._landed(pull, landed, holder, names, places, transport.scheme)
             await pull.acknowledge()
         finally:
             await pull.close()
 
     async def _landed(
-        self, pull: Pull, block: Landed, holder: Holder, names: Sequence[bytes], places: dict[bytes, int], path: str
+        self,
+        pull: Pull,
+        landed: Sequence[Landed],
+        holder: Holder,
+        names: Sequence[bytes],
+        places: dict[bytes, int],
+        path: str,
     ) -> None:
-        name = names[block.index]
         memory = self._filling.shelf.memory
         assert memory is not None
-        (found,) = self._verifier.check(
-            [memory.block(places[name])], [block.handle], epoch=holder.epoch, names=[name]
-        )
-        if isinstance(found, Refusal):
-            self._meter.add("tandem_kv_blocks_refused_total", 1.0, found.reason)
-            await pull.refuse(block.index)
-            raise TandemError("kv_corrupt", found.message)
-        self._meter.add("tandem_kv_transfer_bytes_total", float(self._layout.block_bytes), path)
-        self._filling.fill(name, places.pop(name), found)
+        arrived = [names[each.index] for each in landed]
+        blocks, handles = [memory.block(places[name]) for name in arrived], [each.handle for each in landed]
+        checked = await self._verifier.check(blocks, handles, epoch=holder.epoch, names=arrived)
+        for name, each, found in zip(arrived, landed, checked, strict=True):
+            if isinstance(found, Refusal):
+                self._meter.add("tandem_kv_blocks_refused_total", 1.0, found.reason)
+                await pull.refuse(each.index)
+                raise TandemError("kv_corrupt", found.message)
+            self._meter.add("tandem_kv_transfer_bytes_total", float(self._layout.block_bytes), path)
+            self._filling.fill(name, places.pop(name), found)
 
     def _request(self, holder: Holder, names: tuple[bytes, ...]) -> PullOpen:
         """The store holds the service's key, so it writes its own ticket."""

@@ -24,6 +24,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import Hello
 from tandem.core.metrics import Meter
+from tandem.engine.hashing import HashingHere, OpenHashing
 from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import BlockMemory
 from tandem.service.health import Health
@@ -76,6 +77,8 @@ class StoreParts:
     open_membership: OpenMembership
     open_publisher: OpenPublisher | None = None
     """Makes who tells an index beyond the links what the store has; None when there is no such index."""
+    open_hashing: OpenHashing = HashingHere
+    """Makes who checks blocks that arrive."""
 
 
 class NoPool:
@@ -144,6 +147,7 @@ class StoreService:
             parts.clock,
             parts.entropy,
             parts.meter,
+            parts.open_hashing(layout),
         )
         self._engine = IdleEngine(info_of(hello, upper.book.blocks))
         self._host = self._make_host(incarnation, await self._serve_pulls())

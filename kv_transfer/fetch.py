@@ -23,6 +23,7 @@ from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.messages import RemoteKv, Source
 from tandem.core.metrics import Meter
+from tandem.engine.hashing import Hashing, HashingHere
 from tandem.engine.protocol import BlockSpace, FetchJob, FetchTarget
 from tandem.service.logs import event as log_event
 
@@ -48,7 +49,8 @@ _NOTHING = Bringing()
 
 
 class Fetcher:
-    """Runs fetches for one engine. Transports are asked in the order of the holder's addresses."""
+    """Runs fetches for one engine. Transports are asked in the order of the holder's addresses; without `hashing`
+    what arrives is checked on the event loop."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Fetcher:
         meter: Meter,
         settings: FetchSettings | None = None,
         tiers: Tiers | None = None,
+        hashing: Hashing | None = None,
     ) -> None:
         self._space = space
         self._clock = clock
@@ -66,7 +69,8 @@ class Fetcher:
         self._meter = meter
         self._settings = settings or FetchSettings()
         by_scheme = {transport.scheme: transport for transport in transports}
-        self._receiver = Receiver(space, by_scheme, Verifier(space.layout), clock, meter, self._settings)
+        verifier = Verifier(hashing or HashingHere(space.layout))
+        self._receiver = Receiver(space, by_scheme, verifier, clock, meter, self._settings)
         self._tiers = tiers
         self._settling: dict[asyncio.Task[None], None] = {}
 
@@ -95,6 +99,7 @@ class Fetcher:
         """Wait until everything that was abandoned is closed."""
         if self._settling:
             await asyncio.wait(tuple(self._settling))
+        self._receiver.verifier.close()
 
     # -- what somebody has already --
 

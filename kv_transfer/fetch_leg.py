@@ -30,9 +30,12 @@ class Leg(Generic[Opened]):
         """Close what is open, if anything is. Cancelling the caller does not stop the closing."""
         if self.opened is not None:
             if self._closing is None:
-                self._closing = asyncio.ensure_future(self.opened.close())
+                self._closing = asyncio.ensure_future(self._shut(self.opened))
             await asyncio.shield(self._closing)
             self.opened = self._closing = None
+
+    async def _shut(self, opened: Opened) -> None:
+        await opened.close()
 
     async def close_within(self, bound_s: float) -> None:
         """As `close`, but `opened` stays set when it takes longer."""

@@ -8,9 +8,10 @@ from typing import Final
 
 from kv_transfer.fetch_leg import Leg
 from kv_transfer.fetch_progress import FetchProgress, routes
-from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullOpen, Transport
+from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullEvent, PullOpen, Transport
 from kv_transfer.unanswered import Unanswered
-from kv_transfer.verify import Refusal, Verifier
+from kv_transfer.verify import Verifier
+from kv_transfer.verifying import Verifying
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import RemoteKv
@@ -22,13 +23,11 @@ _TIMER_SLACK_S: Final = 0.05
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """`attempts_max` counts pulls from one origin; after `verify_bytes_per_tick` others get their turn on the loop.
-
-    What ends within `close_grace_s` leaves its slots to the engine; else they are quarantined.
+    """`attempts_max` counts pulls from one origin. What ends within `close_grace_s` leaves its slots to the engine;
+    else they are quarantined.
     """
 
     attempts_max: int = 3
-    verify_bytes_per_tick: int = 4 << 20
     close_grace_s: float = 0.05
 
 
@@ -56,7 +55,7 @@ class PullLeg(Leg[Pull]):
         self._space = receiver.space
         self._receiver = receiver
         self._clock = receiver.clock
-        self._unyielded_bytes = 0
+        self._verifying: Verifying | None = None
         self._patient = True
         """Whether the last address had all the time there was."""
 
@@ -154,50 +153,79 @@ class PullLeg(Leg[Pull]):
                 await self.opened.refuse(index)
 
     async def _take(self, pull: Pull, targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
+        """Believe what verifies; raises at the first block that does not."""
+        limit = asyncio.timeout_at(self.progress.deadline())
+        verifying = self._verifying = Verifying(
+            self._receiver.verifier,
+            self.holder.epoch,
+            lambda landed, words: self._believe(targets[landed.index], words),
+            lambda: limit.reschedule(self._clock.now()),
+        )
         try:
-            async with asyncio.timeout_at(self.progress.deadline()) as limit, aclosing(pull.events()) as events:
-                async for event in events:
-                    self.progress.heard(event, self._clock.now())
-                    if isinstance(event, Missing):
-                        self._miss(event, targets)
-                    elif isinstance(event, Landed):
-                        await self._accept((event,), targets, sink)
-                    elif isinstance(event, Delivered):
-                        await self._accept(event.blocks, targets, sink)
-                    # Moving a timer costs more than looking at it, so it may be a little early but not late.
-                    if self.progress.deadline() - (limit.when() or 0.0) > _TIMER_SLACK_S:
-                        limit.reschedule(self.progress.deadline())
+            async with limit:
+                try:
+                    await self._listen(pull, targets, sink, verifying, limit)
+                except TandemError:
+                    # What has arrived is of use, whatever became of the rest.
+                    await verifying.drained()
+                    raise
+                await verifying.drained()
         except TimeoutError:
-            raise TandemError("transfer_failed", f"{self.holder.worker_id} made no progress") from None
+            if verifying.refused is None:
+                raise TandemError("transfer_failed", f"{self.holder.worker_id} made no progress") from None
+        finally:
+            verifying.stop()
+        if verifying.refused is not None:
+            landed, refusal = verifying.refused
+            self._receiver.meter.add("tandem_kv_blocks_refused_total", 1.0, refusal.reason)
+            if refusal.reason == "digest":
+                await self._refuse(landed.index)
+            raise TandemError("kv_corrupt", refusal.message)
+
+    async def _listen(
+        self,
+        pull: Pull,
+        targets: tuple[FetchTarget, ...],
+        sink: "_Slots",
+        verifying: Verifying,
+        limit: asyncio.Timeout,
+    ) -> None:
+        """Hear of everything that comes until there is no more, or something is refused."""
+        async with aclosing(pull.events()) as events:
+            async for event in events:
+                self._heard(event, targets, sink, verifying)
+                if verifying.refused is not None:
+                    return
+                # Moving a timer costs more than looking at it, so it may be a little early but not late.
+                if self.progress.deadline() - (limit.when() or 0.0) > _TIMER_SLACK_S:
+                    limit.reschedule(self.progress.deadline())
+
+    async def _shut(self, opened: Pull) -> None:
+        """Also threads that look at what has arrived let go of it."""
+        await opened.close()
+        if self._verifying is not None:
+            await self._verifying.close()
+
+    def _heard(
+        self, event: PullEvent, targets: tuple[FetchTarget, ...], sink: "_Slots", verifying: Verifying
+    ) -> None:
+        self.progress.heard(event, self._clock.now())
+        if isinstance(event, Missing):
+            self._miss(event, targets)
+        elif isinstance(event, Landed | Delivered):
+            landed = event.blocks if isinstance(event, Delivered) else (event,)
+            indices = [each.index for each in landed]
+            names = [targets[index].name for index in indices]
+            verifying.add(landed, names, [sink.block(index) for index in indices])
 
     def _miss(self, event: Missing, targets: tuple[FetchTarget, ...]) -> None:
         if self.hand_off:
             raise TandemError("kv_gone", f"block {event.index} will not come: {event.reason}")
         self.progress.missed(targets[event.index].index, event.reason)
 
-    async def _accept(self, landed: tuple[Landed, ...], targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
-        """Believe what verifies; raises at the first block that does not."""
-        blocks = [sink.block(event.index) for event in landed]
-        wanted = [targets[event.index] for event in landed]
-        found = self._receiver.verifier.check(
-            blocks,
-            [event.handle for event in landed],
-            epoch=self.holder.epoch,
-            names=[target.name for target in wanted],
-        )
-        now, work_id = self._clock.now(), self.progress.job.work_id
-        for event, target, words in zip(landed, wanted, found, strict=True):
-            if isinstance(words, Refusal):
-                self._receiver.meter.add("tandem_kv_blocks_refused_total", 1.0, words.reason)
-                if words.reason == "digest":
-                    await self._refuse(event.index)
-                raise TandemError("kv_corrupt", words.message)
-            self.progress.landed(target.index, now)
-            self._space.landed(work_id, target.index, words)
-        self._unyielded_bytes += len(landed) * self.progress.block_bytes
-        if self._unyielded_bytes >= self._receiver.settings.verify_bytes_per_tick:
-            self._unyielded_bytes = 0
-            await asyncio.sleep(0)
+    def _believe(self, target: FetchTarget, words: bytes) -> None:
+        self.progress.landed(target.index, self._clock.now())
+        self._space.landed(self.progress.job.work_id, target.index, words)
 
 
 class _Slots:

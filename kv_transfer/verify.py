@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.core.kv import Handle, Layout
-from tandem.engine.digest import Digester, bind
+from tandem.core.kv import Handle
+from tandem.engine.digest import bind
+from tandem.engine.hashing import DigestJob, Hashing, hashed
 
 
 @dataclass(frozen=True)
@@ -16,23 +17,35 @@ class Refusal:
 
 
 class Verifier:
-    """Checks blocks of one layout. About as fast as copying them."""
+    """Checks blocks of one layout."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._digester = Digester(layout)
+    def __init__(self, hashing: Hashing) -> None:
+        self._hashing = hashing
 
-    def check(
+    def begin(self, blocks: Sequence[memoryview]) -> DigestJob:
+        """Hash blocks, whose slots nobody may write to before the job is over. `judge` tells what comes of it."""
+        return self._hashing.begin(blocks)
+
+    async def check(
         self, blocks: Sequence[memoryview], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
     ) -> list[bytes | Refusal]:
-        """For each block its unbound content words, or why it is not block `names[i]` of incarnation `epoch`.
+        """`judge` of blocks that are here. Cancelled, it ends when nobody reads them any more."""
+        return judge(await hashed(self._hashing, blocks), handles, epoch=epoch, names=names)
 
-        Small blocks that arrived together cost a fraction of what each alone does.
-        """
-        words = self._digester.content_words_each(blocks)
-        return [
-            _refusal(handle, found, epoch, name) or found
-            for handle, found, name in zip(handles, words, names, strict=True)
-        ]
+    def close(self) -> None:
+        """Threads end with what they have been given."""
+        self._hashing.close()
+
+
+def judge(
+    words: Sequence[bytes], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
+) -> list[bytes | Refusal]:
+    """For each block that hashes to `words[i]`: its unbound content words, or why it is not block `names[i]` of
+    incarnation `epoch` as `handles[i]` says."""
+    return [
+        _refusal(handle, found, epoch, name) or found
+        for handle, found, name in zip(handles, words, names, strict=True)
+    ]
 
 
 def _refusal(handle: Handle, words: bytes, epoch: int, name: bytes) -> Refusal | None:

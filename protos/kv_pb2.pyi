@@ -35,7 +35,7 @@ class Open(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., lease_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., holder_epoch: _Optional[int] = ..., receiver_epoch: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., names: _Optional[bytes] = ...) -> None: ...
 
 class Layout(_message.Message):
-    __slots__ = ("engine", "packing", "dtype", "item_bytes", "layers", "block_tokens", "kv_heads", "head_dim", "tensor_parallel", "pipeline_parallel", "isa")
+    __slots__ = ("engine", "packing", "dtype", "item_bytes", "layers", "block_tokens", "kv_heads", "head_dim", "tensor_parallel", "pipeline_parallel", "isa", "digest")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     PACKING_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Layout(_message.Message):
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     ISA_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     engine: str
     packing: str
     dtype: str
@@ -58,7 +59,8 @@ class Layout(_message.Message):
     tensor_parallel: int
     pipeline_parallel: int
     isa: str
-    def __init__(self, engine: _Optional[str] = ..., packing: _Optional[str] = ..., dtype: _Optional[str] = ..., item_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., isa: _Optional[str] = ...) -> None: ...
+    digest: str
+    def __init__(self, engine: _Optional[str] = ..., packing: _Optional[str] = ..., dtype: _Optional[str] = ..., item_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., isa: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class Acknowledge(_message.Message):
     __slots__ = ("lease_id",)

@@ -12,12 +12,12 @@ PIECE_BYTES: Final = 512 << 10
 
 
 class Passes:
-    """Cuts blocks of one layout into pieces of whole rows. `pieces` is where they are."""
+    """Cuts blocks of one layout into pieces. `pieces` is where they are."""
 
     def __init__(self, digester: Digester, block_bytes: int) -> None:
         self.digester = digester
-        step = max(1, PIECE_BYTES // digester.row_bytes) * digester.row_bytes
-        self.pieces = tuple(slice(start, min(start + step, block_bytes)) for start in range(0, block_bytes, step))
+        starts = range(0, block_bytes, PIECE_BYTES)
+        self.pieces = tuple(slice(start, min(start + PIECE_BYTES, block_bytes)) for start in starts)
 
     def words_while(self, work: Callable[[slice], memoryview]) -> bytes:
         """Do `work` on each piece and give the content words of what it returns."""

@@ -157,6 +157,8 @@ class Layout:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     isa: str = ""
+    digest: str = ""
+    """What content words are computed with (`tandem.engine.digest`); empty in what workers before protocol 2 say."""
 
     @property
     def block_bytes(self) -> int:
@@ -174,7 +176,7 @@ class Layout:
 class Handle(msgspec.Struct, frozen=True, gc=False):
     """One copy of a block: the holder's incarnation, the slot, and the slot's generation when it was written.
 
-    `digests` holds one 64-bit word per KV head over all layers, little-endian, bound to (epoch, name, generation).
+    `digests` are the content words of its bytes (`tandem.engine.digest`), bound to (epoch, name, generation).
     """
 
     epoch: int

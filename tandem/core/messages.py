@@ -13,7 +13,7 @@ from tandem.core.kv import Layout
 from tandem.core.request import Branch, Grammar, Sampling, Stopping
 from tandem.core.spans import Span
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Services of version N and N-1 understand each other; anything else is refused with `protocol_mismatch`."""
 
 

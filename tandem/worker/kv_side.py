@@ -89,9 +89,9 @@ class TransportSide:
         """Serve over every transport; one that cannot be served is left to `failed` while another can."""
         parts = self._parts
         exporter = Exporter(space, self.keyring, parts.clock, parts.deadlines, self._export_settings, tiers)
-        transports = tuple(self._transports.values())
+        transports, hashing = tuple(self._transports.values()), parts.open_hashing(space.layout)
         self._fetcher = Fetcher(
-            space, transports, parts.clock, parts.deadlines, parts.meter, self._fetch_settings, tiers
+            space, transports, parts.clock, parts.deadlines, parts.meter, self._fetch_settings, tiers, hashing
         )
         for scheme, transport in self._transports.items():
             try:

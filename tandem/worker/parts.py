@@ -13,6 +13,7 @@ from tandem.core.entropy import Entropy
 from tandem.core.messages import Hello, RemoteKv
 from tandem.core.metrics import Meter, NullMeter
 from tandem.core.spans import NullRecorder, Recorder
+from tandem.engine.hashing import HashingHere, OpenHashing
 from tandem.engine.protocol import BlockSpace, Engine, EngineInfo, FetchJob
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.settings import HostSettings
@@ -69,3 +70,5 @@ class Parts:
     """Makes the worker's own tiers once its engine has loaded; None when nothing is kept below its pool."""
     open_publisher: OpenPublisher | None = None
     """Makes who tells an index beyond the links what the worker has; None when there is no such index."""
+    open_hashing: OpenHashing = HashingHere
+    """Makes who checks blocks that arrive."""

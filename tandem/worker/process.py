@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 from kv_transfer.nixl import SCHEME as NIXL
 from kv_transfer.transport import Transport
 from tandem.core.errors import TandemError
+from tandem.engine.digest_threads import DigestThreads
 from tandem.service.health import Health
 from tandem.service.link import LinkServer
 from tandem.service.link_servers import open_server
@@ -139,6 +140,7 @@ def _process(
         settings.host,
         own_tiers(settings, clock, entropy, meter),
         publishing(settings.index, clock, meter),
+        DigestThreads,
     )
     link = settings.link
     links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s)

@@ -27,6 +27,7 @@ from router.front.outlet import Outlet
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.engine.digest import Digester, bind
+from tandem.engine.hashing import hashed
 from tandem.engine.leases import LeaseTable
 from tandem.engine.local import LocalEngine
 from tandem.engine.protocol import Gone, Pending
@@ -250,10 +251,10 @@ def a_store_that_believes_what_it_pulls(patch: pytest.MonkeyPatch) -> None:
     """It keeps what has arrived, under words that fit, whatever the holder had computed."""
 
     class Credulous(Verifier):
-        def check(
+        async def check(
             self, blocks: Iterable[memoryview], handles: Iterable[Handle], *, epoch: int, names: Iterable[bytes]
         ) -> list[bytes | Refusal]:
-            return list(self._digester.content_words_each(tuple(blocks)))
+            return list(await hashed(self._hashing, tuple(blocks)))
 
     patch.setattr(collector, "Verifier", Credulous)
 

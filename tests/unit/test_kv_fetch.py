@@ -303,8 +303,16 @@ class Scripted:
 
     scheme = "fake"
 
-    def __init__(self, holder: TestSpace, bring: int, *codes: str, close_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        holder: TestSpace,
+        bring: int,
+        *codes: str,
+        close_s: float = 0.0,
+        pull: type[ScriptedPull] = ScriptedPull,
+    ) -> None:
         self._close_s = close_s
+        self._pull = pull
         self._holder = holder
         self._bring = bring
         self._codes = list(codes)
@@ -318,7 +326,7 @@ class Scripted:
         assert all(pull.closed for pull in self.pulls), "a retry began before the first pull was closed"
         self.asked.append(request.names)
         error = TandemError(self._codes.pop(0), "as told")
-        pull = ScriptedPull(self._holder, request, sink, self._bring, error, self._close_s)
+        pull = self._pull(self._holder, request, sink, self._bring, error, self._close_s)
         self.pulls.append(pull)
         return pull
 

@@ -27,6 +27,7 @@ from tandem.cli.up_options import parse
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
+from tandem.engine.hashing import HashingHere
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.settings import load_settings
 from tandem.service.system import SystemClock
@@ -140,7 +141,17 @@ async def shop(folder: Path, dram: int = 16, nvme: bool = True) -> AsyncGenerato
     def here(name: bytes) -> bool:
         return any(level.book.knows(name) for level in tiers.levels)
 
-    parts = (layout, lambda: STORE, (pulling,), KEYRING, SETTINGS, clock, SeededEntropy(3), meter)
+    parts = (
+        layout,
+        lambda: STORE,
+        (pulling,),
+        KEYRING,
+        SETTINGS,
+        clock,
+        SeededEntropy(3),
+        meter,
+        HashingHere(layout),
+    )
     collector = Collector(filling, here, *parts)
     running = asyncio.get_running_loop().create_task(collector.run())
     try:

@@ -12,6 +12,7 @@ from kv_transfer.transport import Alive, BlockSink, Delivered, ExportSource, Lan
 from kv_transfer.verify import Refusal, Verifier
 from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind
+from tandem.engine.hashing import HashingHere
 from tandem.worker.drill_faults import FlippingTransport, Flips, cut_connections
 
 LAYOUT = Layout("torch", "plain", "float32", 4, 2, 4, 2, 8)
@@ -77,7 +78,7 @@ async def damaged(flips: Flips) -> list[int]:
         blocks = event.blocks if isinstance(event, Delivered) else (event,) if isinstance(event, Landed) else ()
         for each in blocks:
             block, name = memoryview(sink.blocks[each.index]), NAMES[each.index]
-            (checked,) = Verifier(LAYOUT).check([block], [each.handle], epoch=7, names=[name])
+            (checked,) = await Verifier(HashingHere(LAYOUT)).check([block], [each.handle], epoch=7, names=[name])
             if isinstance(checked, Refusal):
                 found.append(each.index)
     await pull.acknowledge()

@@ -7,6 +7,7 @@ from typing import Final
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.core.simple_tokenizer import BYTE_IDS, VOCAB_SIZE
+from tandem.engine.digest import DIGEST
 from tandem.engine.protocol import EngineInfo
 from tandem.engine.step_budget import StepLoad
 
@@ -62,6 +63,7 @@ class SimulatedModel:
             block_tokens=self.block_tokens,
             kv_heads=1,
             head_dim=1,
+            digest=DIGEST,
         )
 
     def info(self) -> EngineInfo:

@@ -5,10 +5,10 @@ import time
 import torch
 
 from tandem.core.errors import TandemError
+from tandem.engine.digest import Digester
 from tandem.engine.plan import Draw, Drawn, Step, StepResult
 from tandem.engine.protocol import BlockMemory
 from tandem.engine.torch.batch import Batch, Shape, build_batch
-from tandem.engine.torch.digest import TensorDigester
 from tandem.engine.torch.model import Model
 from tandem.engine.torch.pool import KvPool, host_tensor
 from tandem.engine.torch.sampling import sample
@@ -29,8 +29,8 @@ class Computer:
             weights = load_weights(config, spec.directory.checkpoint(), dtype, device)
             self._pool = KvPool(host_tensor(memory, layout, spec.blocks), device, mirrored=spec.mirrored)
             self._model = Model(config, weights, self._pool)
-            self._digester = TensorDigester(layout, self._pool)
         windows = tuple(dict.fromkeys(config.windows))
+        self._memory, self._digester = memory, Digester(layout)
         self._shape = Shape(config.layers, layout.block_tokens, windows, dtype, device)
 
     def execute(self, step: Step) -> StepResult:
@@ -62,10 +62,9 @@ class Computer:
         for block in step.complete:
             if block.tokens < self._pool.block_tokens:
                 self._pool.zero_rest(block.slot, block.tokens)
-        slots = [block.slot for block in step.complete]
-        digests = self._digester.content_words(slots)
-        self._pool.store(tuple(slots))
-        return drawn, digests
+        slots = tuple(block.slot for block in step.complete)
+        self._pool.store(slots)
+        return drawn, tuple(self._digester.content_words(self._memory.block(slot)) for slot in slots)
 
     def _forward(self, step: Step) -> tuple[Batch, torch.Tensor]:
         batch = build_batch(step.rows, self._shape)

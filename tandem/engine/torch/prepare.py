@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
+from tandem.engine.digest import DIGEST
 from tandem.engine.memory import HostMemory
 from tandem.engine.model_config import DTYPES, ModelConfig
 from tandem.engine.model_directory import open_model
@@ -67,6 +68,7 @@ def make_layout(config: ModelConfig, settings: TorchSettings) -> Layout:
         block_tokens=settings.block_tokens,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
+        digest=DIGEST,
     )
 
 

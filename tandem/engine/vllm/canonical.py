@@ -14,6 +14,7 @@ import msgspec
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
+from tandem.engine.digest import DIGEST
 
 
 class RankPart(msgspec.Struct, frozen=True):
@@ -113,6 +114,7 @@ def layout_of(pages: PageFormat) -> Layout:
         kv_heads=heads,
         head_dim=head_bytes // row_bytes,
         isa=pages.isa,
+        digest=DIGEST,
     )
 
 

@@ -10,7 +10,6 @@ stays under its name until the slot is wanted: the stage is also this worker's c
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tandem.core.clock import Clock
@@ -18,6 +17,8 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.engine.counts import ExpertBalance, mean_balance
 from tandem.engine.digest import Digester
+from tandem.engine.digest_threads import DigestThreads
+from tandem.engine.hashing import hashed
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import FirstTokens, StepReport, Work
 from tandem.engine.vllm.canonical import layout_of, refuse_gaps, slot_shape
@@ -69,7 +70,7 @@ class Stage(StageSpace):
         """By rank that has told, of its own layers."""
         self._all_here = asyncio.Event()
         self._problem: str | None = None
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="stage-digest")
+        self._hashing: DigestThreads | None = None
         self._digests: dict[asyncio.Task[None], None] = {}
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -119,6 +120,7 @@ class Stage(StageSpace):
         slots = slots_of(self._settings, block_bytes, pages.block_tokens, context_tokens)
         self._memory = HostMemory(block_bytes, slots)
         self._digester = Digester(self._layout)
+        self._hashing = DigestThreads(self._layout)
         writers = [hello.rank for hello in hellos if hello.part.writes]
         ranks = [hello.rank for hello in hellos]
         self._books = StageBooks(self._memory.blocks, pages.block_tokens, ranks, writers, self._settings)
@@ -134,7 +136,8 @@ class Stage(StageSpace):
             self._timer.cancel()
         if self._digests:
             await asyncio.wait(tuple(self._digests))
-        self._threads.shutdown()
+        if self._hashing is not None:
+            self._hashing.close()
         if self._memory is not None:
             self._memory.close()
 
@@ -270,10 +273,8 @@ class Stage(StageSpace):
             task.add_done_callback(self._digests.pop)
 
     async def _digest_each(self, saved: list[tuple[int, int, int]]) -> None:
-        digester = self._digester
-        assert digester is not None
-        blocks = [self.memory.block(slot) for _, _, slot in saved]
-        words = await asyncio.get_running_loop().run_in_executor(self._threads, digester.content_words_each, blocks)
+        assert self._hashing is not None
+        words = await hashed(self._hashing, [self.memory.block(slot) for _, _, slot in saved])
         for (work_id, index, _), found in zip(saved, words, strict=True):
             self.books.digested(work_id, index, found)
         self._changed()
