@@ -31,8 +31,9 @@ def load_text_side(name: str, source: TextSource, files: Path | None, cache: Pat
     # Of the model's files alone: who may write a service may not have the router read any file that it can.
     directory = directory.with_template(source.model.chat_template)
     parsers = ParserSettings(source.model.tool_parser, source.model.reasoning_parser)
-    context = directory.config.context_tokens
-    return TextSide(FileRenderer(directory, clock, parsers), min(context, source.context_tokens or context))
+    # What of it is served says the first worker; until then what is asked for or, without that, what the file states.
+    context = source.context_tokens or directory.facts.context_tokens
+    return TextSide(FileRenderer(directory, clock, parsers), context)
 
 
 def _place(source: TextSource, files: Path | None, cache: Path | None) -> str:

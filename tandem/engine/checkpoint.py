@@ -5,7 +5,7 @@ Format: 8 bytes little-endian header length, a JSON header `{name: {dtype, shape
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +15,15 @@ from tandem.core.errors import TandemError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-ITEM_BYTES: Final = {"F32": 4, "BF16": 2, "F16": 2}
+ITEM_BITS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Of one number; sizes of types that are not here are not checked."""
 WHOLE_BYTES_MAX: Final = 64 << 20
 """Checkpoints up to this size are hashed completely; of larger ones each tensor is sampled."""
 SAMPLE_BYTES: Final = 4096
@@ -76,14 +84,19 @@ def _ranges(tensor: StoredTensor, whole: bool) -> tuple[tuple[int, int], ...]:
     return tuple((start, start + SAMPLE_BYTES) for start in starts)
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
-    """Read the headers of a single-file or sharded checkpoint. Raises `bad_model` naming file and tensor."""
+def open_checkpoint(directory: Path, dtypes: Collection[str] | None = None) -> Checkpoint:
+    """Read the headers of a checkpoint in one file, in those of an index, or else in all there are. With `dtypes`
+    all tensors must be stored as one of them. Raises `bad_model` naming file and tensor."""
     files = _files(directory)
     tensors: dict[str, StoredTensor] = {}
     for path in files:
         for name, tensor in _header(path).items():
             if name in tensors:
                 raise TandemError("bad_model", f"{path.name}: tensor {name} is also in {tensors[name].file.name}")
+            if dtypes is not None and tensor.dtype not in dtypes:
+                known = ", ".join(dtypes)
+                problem = f"{path.name}: {name} is stored as {tensor.dtype}; supported are {known}"
+                raise TandemError("bad_model", problem)
             tensors[name] = tensor
     return Checkpoint(files, tensors)
 
@@ -102,8 +115,10 @@ def _files(directory: Path) -> tuple[Path, ...]:
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise TandemError("bad_model", f"{INDEX}: weight_map must map tensor names to files")
         files = tuple(directory / file for file in sorted(set(weight_map.values())))
-    else:
+    elif (directory / SINGLE).is_file():
         files = (directory / SINGLE,)
+    else:
+        files = tuple(sorted(directory.glob("*.safetensors"))) or (directory / SINGLE,)
     for path in files:
         if path.parent != directory or not path.is_file():
             raise TandemError("bad_model", f"{directory}: {path.name} is missing; weights must be safetensors files")
@@ -134,10 +149,8 @@ def _stored(path: Path, size: int, data: int, name: str, entry: object) -> Store
         span = end - start
     except (KeyError, TypeError, ValueError) as error:
         raise TandemError("bad_model", f"{path.name}: the header entry of {name} is malformed") from error
-    if dtype not in ITEM_BYTES:
-        known = ", ".join(ITEM_BYTES)
-        raise TandemError("bad_model", f"{path.name}: {name} is stored as {dtype}; supported are {known}")
-    if start < 0 or span != elements * ITEM_BYTES[dtype]:
+    bits = ITEM_BITS.get(dtype)
+    if start < 0 or span < 0 or (bits is not None and span != -(-elements * bits // 8)):
         raise TandemError("bad_model", f"{path.name}: {name} of shape {list(shape)} does not fit its {span} bytes")
     if data + end > size:
         raise TandemError(

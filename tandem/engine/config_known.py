@@ -26,6 +26,10 @@ exponential_decay_length_penalty remove_invalid_values
 _UNUSED: Final = "max_window_layers"
 """Written by families whose windows do not depend on it."""
 
+NO_NUMBERS: Final = frozenset(
+    " ".join((_PROVENANCE, _TRAINING, _CALLING, _TOKENIZER, _GENERATION, "dtype torch_dtype eos_token_id")).split()
+)
+"""Of any family: what changes no byte of a KV block that names do not tell apart."""
 HARMLESS: Final = frozenset(" ".join((_PROVENANCE, _TRAINING, _CALLING, _TOKENIZER, _GENERATION, _UNUSED)).split())
 
 FIXED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(

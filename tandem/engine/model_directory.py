@@ -1,16 +1,21 @@
-"""From what a user writes as `--model` to a checked directory: `demo`, a path, or a hub id. Torch-free.
+"""From what a user writes as `--model` to a directory: `demo`, a path, or a hub id. Torch-free.
 
-The router uses it for tokenizer, context and end tokens; the engine also for the weights.
+Everybody reads `facts`, which any model has. The embedded engine alone reads `config`, which refuses what it cannot
+compute.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 import msgspec
 
+from tandem.core.config_facts import ConfigFacts, facts_of
 from tandem.core.errors import TandemError
 from tandem.engine.checkpoint import Checkpoint, open_checkpoint, read_object
+from tandem.engine.config_known import NO_NUMBERS
 from tandem.engine.hub import download, is_hub_id
 from tandem.engine.model_config import CONFIG_FILE, ModelConfig, parse_config
 
@@ -20,25 +25,47 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 _TEMPLATE_BYTES_MAX: Final = 4 << 20
+_OTHER_TOKENIZERS: Final = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "*.tiktoken", "*.model")
 
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A model on disk whose configuration has been understood. `name` is what clients call it; `template` is a file
-    whose chat template goes before the model's own."""
+    """A model on disk. `name` is what clients call it; `raw` and `generation` are the objects in its `config.json` and
+    `generation_config.json`; `template` is a file whose chat template goes before the model's own."""
 
     path: Path
     name: str
-    config: ModelConfig
+    raw: Mapping[str, object] = field(default_factory=dict)
+    generation: Mapping[str, object] = field(default_factory=dict)
     template: Path | None = None
+
+    @cached_property
+    def facts(self) -> ConfigFacts:
+        """Context, vocabulary and end tokens, as far as the files say."""
+        return facts_of(self.raw, self.generation)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """What the embedded engine computes. Raises `bad_model` naming the key that it does not know or support."""
+        return parse_config(self.raw, self.generation)
 
     @property
     def tokenizer_path(self) -> Path:
-        """The `tokenizer.json`. Raises `bad_model` when there is none."""
+        """The `tokenizer.json`. Raises `bad_model` when there is none, saying how to make one."""
         path = self.path / TOKENIZER_FILE
         if not path.is_file():
-            raise TandemError("bad_model", f"{self.path}: {TOKENIZER_FILE} is missing; other formats are not read")
+            raise TandemError("bad_model", f"{self.path}: {TOKENIZER_FILE} is missing; {self._other_tokenizer()}")
         return path
+
+    def _other_tokenizer(self) -> str:
+        found = sorted(path.name for pattern in _OTHER_TOKENIZERS for path in self.path.glob(pattern))
+        if not found:
+            return "the directory has no tokenizer at all"
+        return (
+            f"{found[0]} is another format. Convert it once, where `transformers` and `sentencepiece` are installed: "
+            f"`python -c \"from transformers import AutoTokenizer as T; T.from_pretrained('{self.path}')"
+            f".save_pretrained('{self.path}')\"`"
+        )
 
     def tokenizer_config(self) -> dict[str, object]:
         """The object in `tokenizer_config.json`, empty when there is no such file."""
@@ -72,24 +99,24 @@ class ModelDirectory:
                 return replace(self, template=path)
         raise TandemError("bad_model", f"{self.path} has no file {file!r}, which chat_template names", param="model")
 
-    def checkpoint(self) -> Checkpoint:
-        """The headers of the weights. Raises `bad_model`."""
-        return open_checkpoint(self.path)
+    def checkpoint(self, dtypes: Collection[str] | None = None) -> Checkpoint:
+        """The headers of the weights, stored as one of `dtypes` where those are given. Raises `bad_model`."""
+        return open_checkpoint(self.path, dtypes)
 
     def content_hash(self, checkpoint: Checkpoint) -> str:
         """Equal for equal configuration and weights, wherever they lie; see `Checkpoint.content_hash`.
 
-        Declared dtype and end tokens do not count: neither changes a KV byte that the names do not tell apart.
+        What tells where the files come from does not count, nor do declared dtype and end tokens: none of them
+        changes a KV byte that the names do not tell apart.
         """
-        fields = msgspec.to_builtins(self.config)
-        identity = {key: value for key, value in fields.items() if key not in ("dtype", "eos_token_ids")}
+        identity = {key: value for key, value in self.raw.items() if key not in NO_NUMBERS}
         return checkpoint.content_hash(msgspec.json.encode(identity, order="sorted").decode())
 
 
 def open_model(
     model: str, *, name: str | None = None, cache: Path | None = None, weights: bool = True
 ) -> ModelDirectory:
-    """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration.
+    """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration as it stands.
 
     A hub id is downloaded into `cache` (default: the hub's own), without `weights` only what is small; `HF_ENDPOINT`,
     `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured. Blocks while downloading. Raises `bad_model` in one sentence.
@@ -97,9 +124,8 @@ def open_model(
     path = _locate(model, cache, weights)
     raw = read_object(path / CONFIG_FILE)
     generation = path / GENERATION_FILE
-    config = parse_config(raw, read_object(generation) if generation.is_file() else None)
     shown = model.partition("@")[0] if not Path(model).expanduser().is_dir() else path.resolve().name
-    return ModelDirectory(path, name or shown, config)
+    return ModelDirectory(path, name or shown, raw, read_object(generation) if generation.is_file() else {})
 
 
 def _text(path: Path) -> str:

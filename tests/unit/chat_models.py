@@ -141,7 +141,7 @@ FAMILIES = (
 def family_renderer(family: Family, path: Path, clock: Clock) -> FileRenderer:
     """Its text side, from files in the directory `path`."""
     write_files(path, tokenizer_of(family), family.template, family.named)
-    return FileRenderer(ModelDirectory(path, family.name, open_model("demo").config), clock)
+    return FileRenderer(ModelDirectory(path, family.name, open_model("demo").raw), clock)
 
 
 def write_files(path: Path, tokenizer: Tokenizer, template: str, named: dict[str, str]) -> None:

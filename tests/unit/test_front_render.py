@@ -88,7 +88,7 @@ def directory(path: Path, tokenizer: object = None, config: object = None) -> Mo
     source = demo.tokenizer_path.read_text("utf-8") if tokenizer is None else json.dumps(tokenizer)
     (path / "tokenizer.json").write_text(source, "utf-8")
     (path / "tokenizer_config.json").write_text(json.dumps(config or {}), "utf-8")
-    return ModelDirectory(path, "x", demo.config)
+    return ModelDirectory(path, "x", demo.raw)
 
 
 def test_tokens_of_other_tokenizers_have_bytes_too(tmp_path: Path) -> None:

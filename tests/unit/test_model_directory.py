@@ -17,6 +17,7 @@ from tandem.engine import checkpoint as checkpoint_module
 from tandem.engine.checkpoint import open_checkpoint
 from tandem.engine.model_config import parse_config
 from tandem.engine.model_directory import open_model
+from tandem.engine.torch.spec import STORED
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -229,10 +230,11 @@ def test_truncated_weights_name_the_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["I8", "F8_E4M3"])
-def test_quantized_weights_are_refused(dtype: str, tmp_path: Path) -> None:
+def test_quantized_weights_are_refused_where_they_cannot_be_computed(dtype: str, tmp_path: Path) -> None:
     write_weights(tmp_path / "model.safetensors", {"a": (dtype, [4], bytes(4))})
     with pytest.raises(TandemError, match=f"a is stored as {dtype}; supported are F32, BF16, F16"):
-        open_checkpoint(tmp_path)
+        open_checkpoint(tmp_path, STORED)
+    assert open_checkpoint(tmp_path).tensors["a"].dtype == dtype
 
 
 def test_shape_that_does_not_fit(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def renderer(template: str = TOOLS_TEMPLATE, tools: str = "auto", reasoning: str
     clock: Clock = LoopClock(VirtualLoop())
     with TemporaryDirectory() as directory:
         write_files(Path(directory), tokenizer_of(family), template, {})
-        model = ModelDirectory(Path(directory), MODEL, open_model("demo").config)
+        model = ModelDirectory(Path(directory), MODEL, open_model("demo").raw)
         return FileRenderer(model, clock, ParserSettings(tools, reasoning))
 
 

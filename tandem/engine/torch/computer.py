@@ -12,7 +12,7 @@ from tandem.engine.torch.batch import Batch, Shape, build_batch
 from tandem.engine.torch.model import Model
 from tandem.engine.torch.pool import KvPool, host_tensor
 from tandem.engine.torch.sampling import sample
-from tandem.engine.torch.spec import ComputeSpec
+from tandem.engine.torch.spec import STORED, ComputeSpec
 from tandem.engine.torch.weights import DTYPES, load_weights
 
 
@@ -26,7 +26,7 @@ class Computer:
         device = _device(spec.device)
         dtype = DTYPES[layout.dtype]
         with torch.inference_mode():
-            weights = load_weights(config, spec.directory.checkpoint(), dtype, device)
+            weights = load_weights(config, spec.directory.checkpoint(STORED), dtype, device)
             self._pool = KvPool(host_tensor(memory, layout, spec.blocks), device, mirrored=spec.mirrored)
             self._model = Model(config, weights, self._pool)
         windows = tuple(dict.fromkeys(config.windows))

@@ -11,7 +11,7 @@ from tandem.engine.model_config import DTYPES, ModelConfig
 from tandem.engine.model_directory import open_model
 from tandem.engine.protocol import EngineInfo
 from tandem.engine.torch.settings import TorchSettings
-from tandem.engine.torch.spec import ComputeSpec
+from tandem.engine.torch.spec import STORED, ComputeSpec
 
 ENGINE = "tandem-torch"
 PACKING = "block-major"
@@ -42,7 +42,7 @@ def prepare(settings: TorchSettings) -> Prepared:
     )
     info = EngineInfo(
         model=directory.name,
-        model_hash=directory.content_hash(directory.checkpoint()),
+        model_hash=directory.content_hash(directory.checkpoint(STORED)),
         vocab_size=directory.config.vocab_size,
         context_tokens=_context(settings, directory.config),
         eos_token_ids=directory.config.eos_token_ids,

@@ -1,9 +1,13 @@
 """What a `Computer` is told, as plain values. Torch-free, so that the process beside it can stay so."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from tandem.core.kv import Layout
 from tandem.engine.model_directory import ModelDirectory
+
+STORED: Final = ("F32", "BF16", "F16")
+"""Types of stored weights that are read, as safetensors files spell them."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,6 @@ def open_served(settings: VllmSettings) -> ServedModel:
         path=directory.path,
         name=directory.name,
         content_hash=f"{content}/{changed}" if changed else content,
-        eos_token_ids=directory.config.eos_token_ids,
+        eos_token_ids=directory.facts.eos_token_ids,
         adapters=open_adapters(settings.adapters, settings.adapter_rank_max),
     )

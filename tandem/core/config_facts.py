@@ -1,0 +1,201 @@
+"""The little that Tandem reads of any model's `config.json` itself: context, vocabulary, end tokens, kinds of KV cache.
+
+Keys and architectures nobody here knows pass. What an engine says of a model it has loaded goes before all of this.
+Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+Json = Mapping[str, Any]
+
+_TEXT_PARTS: Final = ("text_config", "language_config", "llm_config", "thinker_config")
+"""Where configurations of multimodal models keep their language model."""
+_CONTEXT_KEYS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+_STRETCHING: Final = ("linear", "dynamic", "ntk")
+"""Kinds of rope whose factor is not in the stated length yet."""
+_ATTENTION: Final = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+_PATTERNS: Final[Mapping[str, int]] = {
+    "cohere2": 4,
+    "exaone4": 4,
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3_text": 6,
+    "gpt_oss": 2,
+    "olmo3": 4,
+}
+"""Of families whose older files leave it to the architecture."""
+_STATE_KEYS: Final = (
+    "mamba_d_state",
+    "mamba_n_heads",
+    "ssm_state_size",
+    "state_size",
+    "linear_num_key_heads",
+    "linear_attn_config",
+    "hybrid_override_pattern",
+    "attn_layer_period",
+    "attn_layer_indices",
+)
+"""Keys that only models with layers of recurrent state have."""
+
+
+@dataclass(frozen=True)
+class ConfigFacts:
+    """None and empty stand for what the file does not say."""
+
+    context_tokens: int | None
+    vocab_size: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def facts_of(config: Json, generation: Json | None = None) -> ConfigFacts:
+    """Of the objects in `config.json` and `generation_config.json`. Never raises: a value that is no number counts as
+    not being there."""
+    text = text_part(config)
+    vocabulary = text.get("vocab_size")
+    return ConfigFacts(
+        context_tokens=_context(text, str(config.get("model_type", ""))),
+        vocab_size=vocabulary if _is_count(vocabulary) else None,
+        eos_token_ids=_eos(generation or {}, config, text),
+    )
+
+
+def text_part(config: Json) -> Json:
+    """The language model's keys, at one level: those of its own part go before those around it."""
+    for name in _TEXT_PARTS:
+        inner = config.get(name)
+        if isinstance(inner, Mapping):
+            return {**config, **text_part(inner)}
+    return config
+
+
+def quantization(config: Json) -> Json | None:
+    """What the checkpoint says of its quantization, wherever it says so; None for weights as they were trained."""
+    for part in (config, text_part(config)):
+        for key in ("quantization_config", "compression_config"):
+            found = part.get(key)
+            if isinstance(found, Mapping):
+                return found
+    return None
+
+
+def _context(text: Json, model_type: str) -> int | None:
+    stated = [text[key] for key in _CONTEXT_KEYS if _is_count(text.get(key))]
+    if not stated:
+        return None
+    # Gemma 3 states the stretched length.
+    factor = 1.0 if "gemma3" in model_type else _stretch(text)
+    return int(min(stated) * factor)
+
+
+def _stretch(text: Json) -> float:
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = text.get(key)
+        if isinstance(rope, Mapping):
+            kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+            if kind in _STRETCHING and isinstance(factor, int | float) and factor > 0:
+                return float(factor)
+    return 1.0
+
+
+def _eos(*places: Json) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for place in places:
+        value = place.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+                found[token] = None
+    return tuple(found)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+class Windows(Enum):
+    """Which layers see only the last so many positions."""
+
+    NONE = "none"
+    SOME = "some"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class CacheKinds:
+    """What of a model decides whether its KV blocks can be exchanged. `other` says in words what it keeps besides
+    keys and values, or latents, of every layer alike; empty for nothing."""
+
+    other: str = ""
+    windows: Windows = Windows.NONE
+
+
+def cache_kinds(config: Json, context_tokens: int | None = None) -> CacheKinds:
+    """As far as the file tells; an engine that knows the architecture may know more. `context_tokens` is what is
+    served of the context: a window that is not smaller is none."""
+    text = text_part(config)
+    return CacheKinds(other_state(config, text), windows_of(text, context_tokens))
+
+
+def other_state(config: Json, text: Json) -> str:
+    """See `CacheKinds.other`."""
+    kinds = layer_types(text)
+    if kinds and any(kind not in _ATTENTION for kind in kinds):
+        return "layers of recurrent state"
+    if not kinds and any(text.get(key) is not None for key in _STATE_KEYS):
+        return "layers of recurrent state"
+    if text.get("index_topk") is not None:
+        return "an index of its latents"
+    if text.get("compress_ratios") is not None:
+        return "compressed latents"
+    if _is_count(text.get("num_kv_shared_layers")):
+        return "layers that share a KV cache"
+    if _is_count(text.get("global_head_dim")) and text.get("global_head_dim") != text.get("head_dim"):
+        return "layers with heads of other sizes"
+    if config.get("is_encoder_decoder") is True:
+        return "attention to an encoder"
+    return ""
+
+
+def layer_types(text: Json) -> tuple[str, ...]:
+    """The kind of each layer, where the file lists them."""
+    listed = text.get("layer_types") or text.get("layers_block_type")
+    return tuple(str(kind) for kind in listed) if isinstance(listed, list | tuple) else ()
+
+
+def windows_of(text: Json, context_tokens: int | None = None) -> Windows:
+    """See `cache_kinds`."""
+    size = text.get("sliding_window")
+    if not _is_count(size) or text.get("use_sliding_window") is False:
+        return Windows.NONE
+    if context_tokens is not None and size >= context_tokens:
+        return Windows.NONE
+    return _windows_by_layer(text)
+
+
+def _windows_by_layer(text: Json) -> Windows:
+    kinds = layer_types(text)
+    if kinds:
+        sliding = [kind == "sliding_attention" for kind in kinds]
+        return Windows.ALL if all(sliding) else Windows.SOME if any(sliding) else Windows.NONE
+    return Windows.SOME if window_pattern(text) > 1 else Windows.ALL
+
+
+def window_pattern(text: Json) -> int:
+    """Every so many layers one sees everything, where the file does not list the kinds of layers; 1 or less: none."""
+    stated = text.get("sliding_window_pattern")
+    if isinstance(stated, str):
+        return len(stated)
+    if _is_count(stated):
+        return int(stated)
+    return _PATTERNS.get(str(text.get("model_type", "")), 1)
