@@ -1,4 +1,4 @@
-"""The little that Tandem reads of any model's `config.json` itself: context, vocabulary, end tokens, kinds of KV cache.
+"""The little that Tandem reads of any model's `config.json`: context, vocabulary, end tokens, kinds of KV cache.
 
 Keys and architectures nobody here knows pass. What an engine says of a model it has loaded goes before all of this.
 Pure.
@@ -7,7 +7,7 @@ Pure.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 Json = Mapping[str, Any]
 
@@ -119,7 +119,7 @@ def _eos(*places: Json) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

@@ -218,7 +218,7 @@ class Hello(msgspec.Struct, frozen=True):
     canary: str = ""
     """How its own KV path was proved: `self`, or empty when it was not."""
     problems: tuple[str, ...] = ()
-    """Transports it does without, one sentence each."""
+    """Transports it does without, and why its KV is not exchanged where it is not: one sentence each."""
     tiers: tuple[TierCost, ...] = ()
     """What it keeps below its pool, the fastest first."""
     kv_events: bool = True

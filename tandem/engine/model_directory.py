@@ -30,8 +30,8 @@ _OTHER_TOKENIZERS: Final = ("tokenizer.model", "tekken.json", "vocab.json", "voc
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """A model on disk. `name` is what clients call it; `raw` and `generation` are the objects in its `config.json` and
-    `generation_config.json`; `template` is a file whose chat template goes before the model's own."""
+    """A model on disk. `name` is what clients call it; `raw` and `generation` are the objects in its `config.json`
+    and `generation_config.json`; `template` is a file whose chat template goes before the model's own."""
 
     path: Path
     name: str
@@ -116,7 +116,8 @@ class ModelDirectory:
 def open_model(
     model: str, *, name: str | None = None, cache: Path | None = None, weights: bool = True
 ) -> ModelDirectory:
-    """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration as it stands.
+    """Resolve `demo`, a directory or a hub id (`owner/name`, `owner/name@revision`), and read its configuration as it
+    stands.
 
     A hub id is downloaded into `cache` (default: the hub's own), without `weights` only what is small; `HF_ENDPOINT`,
     `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured. Blocks while downloading. Raises `bad_model` in one sentence.

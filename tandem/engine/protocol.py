@@ -33,6 +33,10 @@ class EngineInfo:
     """LoRA adapters it has loaded, or would load when asked."""
     columns: bool = False
     """Whether its runner takes `tandem.engine.plan.Columns`."""
+    kv_events: bool = True
+    """Whether its reports say which blocks it has; of one that does not routers guess."""
+    not_exchanged: str = ""
+    """Why its KV is exchanged with nobody, in words; empty where it is."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,28 @@ from msgspec import Meta
 from tandem.spec.quantity import Quantity
 from tandem.spec.text import SET, Argument, Count, Line, Source, Strict
 
+KvDtype = Literal[
+    "auto",
+    "float16",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "nvfp4_ds_mla",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "ultraquant_4bit",
+    "int4_per_token_head",
+    "int8_per_token_head",
+    "fp8_per_token_head",
+    "nvfp4",
+    "nvfp4_4over6",
+]
+
 
 class Parallelism(Strict, frozen=True):
     """Over how many accelerators one worker spreads the model: tensor x pipeline x data."""
@@ -39,7 +61,7 @@ class EngineSpec(Strict, frozen=True):
     device: Literal["cpu", "cuda"] | None = None
     """By default cpu."""
     block_tokens: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Tokens per KV block."""
+    """Tokens per KV block; vLLM chooses by itself what the model and the device are best with."""
     kv_memory: Quantity | None = None
     """KV memory of each worker, a size such as `512Mi`."""
     parallelism: Parallelism = Parallelism()
@@ -48,8 +70,11 @@ class EngineSpec(Strict, frozen=True):
     """For vllm: serve at most this context."""
     quantization: Line | None = None
     """For vllm: one of its methods; by default what the checkpoint says."""
-    kv_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
+    kv_dtype: KvDtype | None = None
     """For vllm: numbers in the KV cache."""
+    kv_transfer: Literal["auto", "always", "never"] | None = None
+    """For vllm: whether it gets a KV connector. By default (auto) where the model's caches can be exchanged; never is
+    for unified workers that keep their KV to themselves."""
     adapters: Annotated[tuple[Source, ...], Meta(max_length=64, extra_json_schema=SET)] = ()
     """For vllm: directories of LoRA adapters, each `NAME=DIRECTORY` or `DIRECTORY`."""
     ngram_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None

@@ -102,6 +102,11 @@ def _sleeps_as_one(spec: Spec) -> bool:
     return all(may) or not any(may)
 
 
+def _hands_over_where_it_must(spec: Spec) -> bool:
+    engines = [pool.engine or spec.engine for pool in spec.pools if pool.role != "unified"]
+    return all(engine.kv_transfer != "never" for engine in engines)
+
+
 def _known_source(model: Model) -> bool:
     scheme, found, rest = model.source.partition("://")
     return not found or (scheme in _SOURCES and bool(rest))
@@ -120,6 +125,10 @@ def _good_name(service: ModelService) -> bool:
     return plain and len(name) <= NAME_MAX and name[0].isalpha() and name[-1] != "-"
 
 
+_HANDS_OVER_CEL: Final = (
+    "self.pools.all(p, p.role == 'unified' || !(has(p.engine) ? has(p.engine.kvTransfer) && "
+    "p.engine.kvTransfer == 'never' : has(self.engine.kvTransfer) && self.engine.kvTransfer == 'never'))"
+)
 _TYPES_CEL: Final = "self.pools.all(p, !has(p.engine) || p.engine.type == self.engine.type)"
 _RANKS_CEL: Final = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
 
@@ -150,6 +159,7 @@ RULES: Final = (
     _vllm_only_if_given("context_tokens"),
     _vllm_only_if_given("quantization"),
     _vllm_only_if_given("kv_dtype"),
+    _vllm_only_if_given("kv_transfer"),
     _vllm_only("adapters", "!has(self.adapters) || size(self.adapters) == 0", lambda engine: not engine.adapters),
     _vllm_only_if_given("ngram_tokens"),
     _vllm_only_if_given("eager"),
@@ -248,6 +258,13 @@ RULES: Final = (
         _TYPES_CEL,
         "engine.type must be the same in every pool: one engine cannot read another's KV",
         lambda spec: all(pool.engine is None or pool.engine.type == spec.engine.type for pool in spec.pools),
+        "pools",
+    ),
+    Rule(
+        Spec,
+        _HANDS_OVER_CEL,
+        "kvTransfer never is for pools of role unified: pools of role prefill and decode hand KV over",
+        _hands_over_where_it_must,
         "pools",
     ),
     _agreeing("dtype"),

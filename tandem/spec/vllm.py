@@ -29,6 +29,7 @@ def vllm_settings(engine: EngineSpec) -> VllmSettings:
         "context_tokens": engine.context_tokens,
         "quantization": engine.quantization,
         "kv_dtype": engine.kv_dtype,
+        "kv_transfer": engine.kv_transfer,
         "ngram_tokens": engine.ngram_tokens,
         "eager": engine.eager,
     }

@@ -80,6 +80,7 @@ def _vllm(engine: EngineSpec) -> Settings:
         "vllm.context_tokens": engine.context_tokens,
         "vllm.quantization": engine.quantization,
         "vllm.kv_dtype": engine.kv_dtype,
+        "vllm.kv_transfer": engine.kv_transfer,
         "vllm.adapters": ",".join(engine.adapters) or None,
         "vllm.ngram_tokens": engine.ngram_tokens,
         "vllm.eager": None if engine.eager is None else plain(engine.eager),

@@ -78,9 +78,9 @@ def _vllm(
 
     stage: Stage | None = None
     # Ranks on other nodes cannot map this node's memory: such a worker hands nothing over, and keeps no tiers.
-    if own.nodes.count == 1:
+    if own.nodes.count == 1 and own.kv_transfer != "never":
         stage = Stage(stage_settings(settings, host_memory_bytes()), clock, epoch)
-    engine = VllmEngine(own, scheduler, clock, stage, progress)
+    engine = VllmEngine(own, scheduler, clock, stage, progress, settings.role)
     return Loaded(engine, decoder, engine.begin_epoch)
 
 

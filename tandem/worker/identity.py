@@ -26,7 +26,8 @@ def root_name(info: EngineInfo) -> bytes:
 @dataclass(frozen=True)
 class Identity:
     """The parts of `Hello` that stay the same for the life of a worker process once its canary is over: with it
-    come `canary`, the `addresses` that passed and the `problems` of those that did not."""
+    come `canary`, the `addresses` that passed and the `problems` of those that did not, after that of an engine whose
+    KV is not exchanged at all."""
 
     worker_id: str
     role: str

@@ -12,6 +12,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.presets import SimulatedSettings
 from tandem.engine.torch.settings import TorchSettings
+from tandem.engine.vllm.exchange import refuse_contradiction
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.service.link_address import SCHEMES
@@ -126,6 +127,8 @@ class WorkerSettings:
             raise TandemError(
                 "bad_setting", f"{problem}; ranks on other nodes hand no KV over", param="vllm.nodes.count"
             )
+        if self.engine == "vllm":
+            refuse_contradiction(self.vllm.kv_transfer, self.role)
         if self.role == "prefill" and self.ticket_key_file is None:
             raise TandemError("bad_setting", "a prefill worker needs the ticket key file", param="ticket_key_file")
 

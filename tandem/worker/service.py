@@ -75,8 +75,9 @@ class WorkerService:
         epoch = space.epoch if space is not None else self._parts.entropy.u64()
         self._events.emit("loading", fraction=1.0)
         incarnation = Incarnation(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
-        told, who = self._parts.settings.kv_events, self._name
-        identity = Identity(who.worker_id, who.role, info, who.revision, kv_events=told)
+        told, who = self._parts.settings.kv_events and info.kv_events, self._name
+        problems = (f"KV is not exchanged: {info.not_exchanged}",) if info.not_exchanged else ()
+        identity = Identity(who.worker_id, who.role, info, who.revision, problems=problems, kv_events=told)
         fetcher, health = self._side.fetcher, self._health
         self._host = WorkerHost(self._parts, identity, incarnation, fetcher, health, self._tiers)
         if self._parts.open_publisher is not None and told:
@@ -105,7 +106,8 @@ class WorkerService:
         addresses = await self._side.settle(proof.broken)
         canary = "self" if proof.carried else ""
         self._events.emit("canary", canary=canary, paths=" ".join(proof.carried), broken="; ".join(proof.problems))
-        identity = replace(self.host.identity, addresses=addresses, canary=canary, problems=proof.problems)
+        problems = (*self.host.identity.problems, *proof.problems)
+        identity = replace(self.host.identity, addresses=addresses, canary=canary, problems=problems)
         self.host.become_ready(identity)
 
     async def _prove(self) -> Proof:

@@ -127,6 +127,12 @@ BAD: Final = (
         "context of torch", "spec: {engine: {type: torch, contextTokens: 9}}", "contextTokens is for engine type vllm"
     ),
     Bad("8 bits in torch", "spec: {engine: {type: torch, kvDtype: fp8}}", "kvDtype is for engine type vllm"),
+    Bad("torch alone", "spec: {engine: {type: torch, kvTransfer: always}}", "kvTransfer is for engine type vllm"),
+    Bad(
+        "handing over what stays",
+        "spec: {engine: {type: vllm, device: cuda, kvTransfer: never}}",
+        "kvTransfer never is for pools of role unified",
+    ),
     Bad("guessing torch", "spec: {engine: {type: torch, ngramTokens: 4}}", "ngramTokens is for engine type vllm"),
     Bad("eager torch", "spec: {engine: {type: torch, eager: true}}", "eager is for engine type vllm"),
     Bad(
@@ -225,6 +231,11 @@ BAD: Final = (
         "8 bits in one pool",
         _prefill("engine: {type: vllm, device: cuda, kvDtype: fp8}"),
         "engine.kvDtype of a pool must be that of spec.engine",
+    ),
+    Bad(
+        "a pool that keeps what it has",
+        _prefill("engine: {type: vllm, device: cuda, kvTransfer: never}"),
+        "kvTransfer never is for pools of role unified",
     ),
     Bad(
         "a rollout that cannot move",

@@ -33,6 +33,7 @@ OTHERS: dict[str, Any] = {
     "engine.contextTokens": 17,
     "engine.quantization": "awq",
     "engine.kvDtype": "fp8_e5m2",
+    "engine.kvTransfer": "always",
     "engine.adapters": ["x=/x"],
     "engine.ngramTokens": 7,
     "engine.eager": False,

@@ -25,6 +25,7 @@ def settings(blocks: int = 64) -> VllmSettings:
     return VllmSettings(
         model="demo",
         dtype="float32",
+        block_tokens=BLOCK_TOKENS,
         blocks=blocks + 1,
         context_tokens=blocks * BLOCK_TOKENS,
         threads=1,

@@ -71,9 +71,12 @@ def engine_arguments(
     sockets: Sockets,
     transfer: Mapping[str, object] | None,
     store_port: int | None = None,
+    *,
+    kv_events: bool = True,
 ) -> EngineArguments:
     """`transfer` are the fields of vLLM's `KVTransferConfig`; None moves no KV. `store_port` is where ranks on
-    several nodes find each other, at the leader. Raises `bad_setting`."""
+    several nodes find each other, at the leader. With `kv_events` vLLM tells of its prefix cache. Raises
+    `bad_setting`."""
     refuse_unfit(settings)
     assert transfer is None or settings.nodes.count == 1, "ranks on other nodes cannot reach a stage"
     if transfer is not None and settings.parallelism.data > 1:
@@ -89,7 +92,7 @@ def engine_arguments(
         "max_num_batched_tokens": max(scheduler.max_batched_tokens, scheduler.max_sequences),
         "scheduling_policy": "priority",
         "enable_prefix_caching": scheduler.prefix_cache,
-        "kv_events_config": _events(scheduler, sockets),
+        "kv_events_config": _events(sockets) if scheduler.prefix_cache and kv_events else None,
         "kv_transfer_config": None if transfer is None else dict(transfer),
         **_adapters(settings, adapters),
         **_sampling(settings),
@@ -149,8 +152,10 @@ def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
         "max_model_len": settings.context_tokens,
         "quantization": settings.quantization,
         "enforce_eager": settings.runs_eager,
-        # Sampling is decided by requests alone, whatever a model's directory suggests.
+        # Requests are complete when they come: the router has filled in what the model's directory suggests.
         "generation_config": "vllm",
+        # No request brings images or sound, so nothing of what reads them is loaded.
+        "language_model_only": True,
         "disable_log_stats": False,
     }
 
@@ -158,7 +163,7 @@ def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
 def _memory(settings: VllmSettings) -> dict[str, object]:
     on_cpu = settings.device == "cpu"
     return {
-        "block_size": settings.block_size,
+        "block_size": settings.block_tokens,
         "num_gpu_blocks_override": settings.blocks,
         "kv_cache_dtype": settings.kv_dtype,
         "kv_cache_memory_bytes": None if on_cpu else settings.kv_memory_bytes,
@@ -191,9 +196,7 @@ def _nodes(settings: VllmSettings, store_port: int | None) -> dict[str, object]:
     }
 
 
-def _events(scheduler: SchedulerSettings, sockets: Sockets) -> dict[str, object] | None:
-    if not scheduler.prefix_cache:
-        return None
+def _events(sockets: Sockets) -> dict[str, object]:
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",

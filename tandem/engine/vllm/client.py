@@ -73,6 +73,16 @@ class VllmClient:
         return int(self.config.cache_config.block_size)
 
     @property
+    def caches_prefixes(self) -> bool:
+        """Whether vLLM reuses what is computed, which it does not with every model and device."""
+        return bool(self.config.cache_config.enable_prefix_caching)
+
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of one step; without chunked prefill that is a whole prompt."""
+        return int(self.config.scheduler_config.max_num_batched_tokens)
+
+    @property
     def context_tokens(self) -> int:
         return int(self.config.model_config.max_model_len)
 
@@ -90,10 +100,11 @@ class VllmClient:
             packing="vllm",
             dtype=name,
             item_bytes=1 if name.startswith("fp8") else {"float32": 4}.get(name, 2),
-            layers=int(model.get_total_num_hidden_layers()),
+            layers=max(1, int(model.get_total_num_hidden_layers())),
             block_tokens=self.block_tokens,
-            kv_heads=int(model.get_total_num_kv_heads()),
-            head_dim=int(model.get_head_size()),
+            # A model without attention has none of either.
+            kv_heads=max(1, int(model.get_total_num_kv_heads())),
+            head_dim=max(1, int(model.get_head_size())),
             tensor_parallel=int(parallel.tensor_parallel_size),
             pipeline_parallel=int(parallel.pipeline_parallel_size),
         )

@@ -33,7 +33,8 @@ def _silent(_fraction: float, _stage: str) -> None:
 class VllmEngine:
     """Implements `Engine`. `clock` must agree with the event loop's time.
 
-    Without a stage it serves works of mode `local` only. `progress` hears how far loading is.
+    `role` is the worker's. Without a stage, and with a model whose KV cannot be exchanged, it serves works of mode
+    `local` only. `progress` hears how far loading is.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class VllmEngine:
         clock: Clock,
         stage: Stage | None,
         progress: Progress = _silent,
+        role: str = "unified",
     ) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._clock = clock
         self._stage = stage
-        self._loaded = Loaded(settings, scheduler, stage, progress)
+        self._loaded = Loaded(settings, scheduler, stage, progress, role)
         self._info: EngineInfo | None = None
         self._ledger: Ledger | None = None
         self._figures: Figures | None = None
@@ -95,6 +97,7 @@ class VllmEngine:
         except BaseException:
             await self._loaded.close()
             raise
+        self._stage = self._loaded.stage
         client, model, stage = self._loaded.client, self._loaded.model, self._stage
         self._info = EngineInfo(
             model=model.name,
@@ -106,6 +109,8 @@ class VllmEngine:
             layout=client.layout() if stage is None else stage.layout,
             features=_FEATURES if model.adapters else _FEATURES[1:],
             adapters=tuple(each.adapter for each in model.adapters),
+            kv_events=self._loaded.exchange.kv_events or not client.caches_prefixes,
+            not_exchanged=self._loaded.exchange.reason,
         )
         speculates = self._settings.speculates
         self._ledger = Ledger(self._info, self._scheduler, client, stage, speculates=speculates)

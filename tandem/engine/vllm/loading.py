@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments, facts_of, with_threads
+from tandem.engine.vllm.exchange import Exchange, decide
 from tandem.engine.vllm.failure import EngineGone, death_sentence, start_error
 from tandem.engine.vllm.group import Leader
 from tandem.engine.vllm.launching import Launch
@@ -20,11 +22,14 @@ from tandem.engine.vllm.requests import Request
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.telling import Hearing
+from tandem.service.logs import event
 
 if TYPE_CHECKING:
     from tandem.engine.vllm.client import VllmClient
     from tandem.engine.vllm.event_stream import EventStream
+    from tandem.engine.vllm.probe import Probe
 
+_log = logging.getLogger(__name__)
 Progress = Callable[[float, str], None]
 _WARM_UP_TOKENS: Final = 3
 _WARM_UP: Final = "warm-up"
@@ -36,12 +41,21 @@ class Loaded:
     """A vLLM that has answered a request. `close` undoes all of it, in any state."""
 
     def __init__(
-        self, settings: VllmSettings, scheduler: SchedulerSettings, stage: Stage | None, progress: Progress
+        self,
+        settings: VllmSettings,
+        scheduler: SchedulerSettings,
+        stage: Stage | None,
+        progress: Progress,
+        role: str = "unified",
     ) -> None:
         self._settings = with_threads(settings)
         self._scheduler = scheduler
         self._progress = progress
+        self._role = role
         self.stage = stage
+        """None once `load` has found that the model's KV is not exchanged."""
+        self.exchange = Exchange(stage is not None)
+        """Whether KV is exchanged, and why not; as found by `load`."""
         self._client: VllmClient | None = None
         self._model: ServedModel | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="tandem-vllm-", dir=settings.directory))
@@ -88,9 +102,11 @@ class Loaded:
         self._model = await asyncio.to_thread(open_served, self._settings)
         self._hearing = Hearing(self._sockets.tell, self._progress)
         if self.stage is not None:
+            await self._decide(self.stage, self._model)
+        if self.stage is not None:
             await self.stage.start()
         await self._start(self._model)
-        if self._scheduler.prefix_cache:
+        if self._scheduler.prefix_cache and self.exchange.kv_events:
             from tandem.engine.vllm.event_stream import EventStream
 
             self.events = EventStream(self._sockets)
@@ -98,6 +114,32 @@ class Loaded:
             await self.stage.ready(self._settings.step_timeout_s, self.client.context_tokens)
         await self._warm_up()
         self._progress(1.0, "a first request was answered")
+
+    async def _decide(self, stage: Stage, model: ServedModel) -> None:
+        """Find out from vLLM's model config whether KV can be exchanged, before anything is loaded. Raises
+        `bad_setting` for a role that needs it to be."""
+        settings = self._settings
+        arguments = engine_arguments(settings, self._scheduler, model.path, model.adapters, self._sockets, None)
+
+        def ask() -> "Probe":
+            # Imported on use: it takes seconds and reads the environment.
+            from tandem.engine.vllm.probe import probe
+
+            return probe(arguments)
+
+        try:
+            found = await Launch(ask, arguments.environment).result()
+        # vLLM raises whatever it does not like; here that becomes one sentence.
+        except Exception as error:
+            self._listen()
+            raise start_error(error, self._words(), ()) from error
+        assert found is not None, "nothing gives up a probe"
+        self._progress(0.0, "vLLM has read the model's configuration")
+        self.exchange = decide(found.kinds, settings.kv_transfer, self._role, settings.kv_dtype)
+        if not self.exchange.connector:
+            event(_log, "kv_not_exchanged", model=model.name, reason=self.exchange.reason)
+            await stage.stop()
+            self.stage = None
 
     async def _start(self, model: ServedModel) -> None:
         store_port = await self._gather(model) if self._settings.nodes.count > 1 else None
@@ -119,7 +161,14 @@ class Loaded:
     def _arguments(self, model: ServedModel, store_port: int | None) -> EngineArguments:
         transfer = None if self.stage is None else self.stage.transfer_config()
         return engine_arguments(
-            self._settings, self._scheduler, model.path, model.adapters, self._sockets, transfer, store_port
+            self._settings,
+            self._scheduler,
+            model.path,
+            model.adapters,
+            self._sockets,
+            transfer,
+            store_port,
+            kv_events=self.exchange.kv_events,
         )
 
     async def _gather(self, model: ServedModel) -> int:

@@ -6,9 +6,31 @@ from pathlib import Path
 from typing import Final
 
 from tandem.core.errors import TandemError
+from tandem.engine.vllm.exchange import TRANSFERS
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+KV_DTYPES: Final = (
+    "auto",
+    "float16",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "nvfp4_ds_mla",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "ultraquant_4bit",
+    "int4_per_token_head",
+    "int8_per_token_head",
+    "fp8_per_token_head",
+    "nvfp4",
+    "nvfp4_4over6",
+)
+"""All that vLLM 0.32 has; which of them a device has, vLLM says at start."""
 CPU_BLOCK_TOKENS: Final = 32
 """vLLM's CPU kernels pack whole blocks of a multiple of so many tokens."""
 
@@ -71,7 +93,8 @@ class VllmSettings:
     """What clients call the model; by default the directory's name or the hub id."""
     dtype: str = "auto"
     block_tokens: int | None = None
-    """By default 32 on a CPU and 16 elsewhere."""
+    """Tokens of a KV block. By default vLLM chooses what the model and its attention backend are best with, and the
+    worker announces what that is."""
     blocks: int | None = None
     """Number of KV blocks; overrides `kv_memory_bytes`."""
     kv_memory_bytes: int | None = None
@@ -86,6 +109,9 @@ class VllmSettings:
     quantization: str | None = None
     """One of vLLM's methods; by default what the checkpoint says."""
     kv_dtype: str = "auto"
+    kv_transfer: str = "auto"
+    """`auto` exchanges KV with other workers and with tiers where the model's caches can be, and where that costs a
+    unified worker nothing; `always` insists; `never` runs vLLM without a KV connector."""
     adapters: tuple[str, ...] = ()
     """Directories of LoRA adapters; each is served under the directory's name, or as `NAME=DIRECTORY` says."""
     adapter_rank_max: int = 16
@@ -110,6 +136,7 @@ class VllmSettings:
     def __post_init__(self) -> None:
         self._require("dtype", self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
         self._require("kv_dtype", self.kv_dtype in KV_DTYPES, f"one of {', '.join(KV_DTYPES)}")
+        self._require("kv_transfer", self.kv_transfer in TRANSFERS, f"one of {', '.join(TRANSFERS)}")
         self._require("device", self.device in ("cpu", "cuda"), "cpu or cuda")
         for name in ("block_tokens", "blocks", "kv_memory_bytes", "context_tokens", "threads"):
             value = getattr(self, name)
@@ -123,10 +150,6 @@ class VllmSettings:
         if self.device == "cpu":
             fits = self.block_tokens is None or self.block_tokens % CPU_BLOCK_TOKENS == 0
             self._require("block_tokens", fits, f"a multiple of {CPU_BLOCK_TOKENS} on a CPU")
-
-    @property
-    def block_size(self) -> int:
-        return self.block_tokens or (CPU_BLOCK_TOKENS if self.device == "cpu" else 16)
 
     @property
     def runs_eager(self) -> bool:

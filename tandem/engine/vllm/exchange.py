@@ -1,0 +1,72 @@
+"""Whether an engine gets a KV connector and a stage: whether blocks of the model can be exchanged at all. Pure.
+
+The stage exchanges keys and values, or latents, of every layer for every position. vLLM keeps other things for other
+models: recurrent state, indexes, and of layers with a sliding window only what lies in it. With a connector that does
+not know these vLLM would not start, or would keep more than it needs; so such models are served without one.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tandem.core.config_facts import CacheKinds, Windows
+from tandem.core.errors import TandemError
+
+TRANSFERS: Final = ("auto", "always", "never")
+"""What `kv_transfer` can be."""
+_PLAIN_DTYPES: Final = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
+"""Types of KV whose pages hold numbers and nothing else."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """`connector`: the engine gets one. `kv_events`: its prefix cache is made of blocks of one kind, so the names of
+    cached blocks say what can be reused. `reason` is why it gets no connector; empty where it gets one."""
+
+    connector: bool
+    kv_events: bool = True
+    reason: str = ""
+
+
+def impossible(kinds: CacheKinds, kv_dtype: str = "auto") -> str:
+    """Why blocks cannot be exchanged whatever is asked for, in words; empty where they can."""
+    if kinds.other:
+        return f"the model keeps {kinds.other}, which blocks of keys and values do not carry"
+    if kinds.windows is Windows.ALL:
+        return "all layers see a sliding window only, and vLLM frees what is before it"
+    if kv_dtype not in _PLAIN_DTYPES:
+        return f"KV of type {kv_dtype} has scales in its pages, which blocks do not carry"
+    return ""
+
+
+def decide(kinds: CacheKinds, transfer: str, role: str, kv_dtype: str = "auto") -> Exchange:
+    """For a worker of `role` whose `kv_transfer` is `transfer`. Raises `bad_setting` for one that would have to hand
+    over or to take over KV, and cannot."""
+    refuse_contradiction(transfer, role)
+    one_kind = not kinds.other and kinds.windows is Windows.NONE
+    why = impossible(kinds, kv_dtype)
+    if why:
+        if role != "unified" or transfer == "always":
+            raise TandemError("bad_setting", refusal(why, role), param="role")
+        return Exchange(False, one_kind, why)
+    if transfer == "never":
+        return Exchange(False, one_kind, "kv_transfer is never")
+    if kinds.windows is Windows.SOME and role == "unified" and transfer == "auto":
+        why = (
+            "some layers see a sliding window only, and vLLM keeps no more of them without a connector "
+            "(kv_transfer: always keeps everything, and exchanges it)"
+        )
+        return Exchange(False, one_kind, why)
+    return Exchange(True)
+
+
+def refusal(why: str, role: str) -> str:
+    """For a role that hands KV over, or for `kv_transfer: always`."""
+    asked = "kv_transfer = 'always'" if role == "unified" else f"role {role}"
+    return f"{asked} needs KV that can be handed over, and this is not: {why}; use role unified with kv_transfer auto"
+
+
+def refuse_contradiction(transfer: str, role: str) -> None:
+    """Raise `bad_setting` for a role that hands KV over in a worker that is told not to."""
+    if transfer == "never" and role != "unified":
+        problem = f"kv_transfer = 'never': role {role} hands KV over; use role unified, or kv_transfer auto"
+        raise TandemError("bad_setting", problem, param="kv_transfer")

@@ -1,0 +1,42 @@
+"""What vLLM knows of a model before anything of it is loaded: its own model config, read in the worker.
+
+With `client` and `ranks` one of the modules that call vLLM's API.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from tandem.core.config_facts import CacheKinds, cache_kinds
+from tandem.engine.vllm.arguments import EngineArguments
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`kinds` of cache that the model's layers have; `vision`: it takes more than text."""
+
+    kinds: CacheKinds
+    vision: bool
+
+
+def probe(arguments: EngineArguments) -> Probe:
+    """Raises what vLLM raises for a model or an argument that it does not take."""
+    config: Any = AsyncEngineArgs(**arguments.keywords).create_model_config()
+    found = cache_kinds(config.hf_config.to_dict(), int(config.max_model_len))
+    return Probe(CacheKinds(_other(config) or found.other, found.windows), bool(config.is_multimodal_model))
+
+
+def _other(config: Any) -> str:
+    """What the architecture says beyond its configuration file."""
+    if config.is_hybrid or config.has_inner_state:
+        return "layers of recurrent state"
+    if config.is_attention_free:
+        return "no keys and values"
+    if config.is_encoder_decoder:
+        return "attention to an encoder"
+    if config.has_noops or config.model_arch_config.per_layer_overrides is not None:
+        return "layers with heads of other sizes"
+    if config.rswa_window is not None:
+        return "attention to a reference window"
+    return ""
