@@ -1,15 +1,14 @@
 """What vLLM knows of a model before anything of it is loaded: its own model config, read in the worker.
 
-With `client` and `ranks` one of the modules that call vLLM's API.
+Nothing of it is kept: vLLM reads it once more when it is built.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.engine.arg_utils import AsyncEngineArgs
-
 from tandem.core.config_facts import CacheKinds, cache_kinds
 from tandem.engine.vllm.arguments import EngineArguments
+from tandem.engine.vllm.client import engine_args
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Probe:
 
 def probe(arguments: EngineArguments) -> Probe:
     """Raises what vLLM raises for a model or an argument that it does not take."""
-    config: Any = AsyncEngineArgs(**arguments.keywords).create_model_config()
+    config: Any = engine_args(arguments.keywords).create_model_config()
     found = cache_kinds(config.hf_config.to_dict(), int(config.max_model_len))
     return Probe(CacheKinds(_other(config) or found.other, found.windows), bool(config.is_multimodal_model))
 
