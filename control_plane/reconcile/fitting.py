@@ -9,6 +9,7 @@ from tandem.spec.engine import EngineSpec
 from tandem.spec.pool import Accelerator, Pool, engine_of
 from tandem.spec.quantity import quantity
 from tandem.spec.service import ModelService
+from tandem.spec.worker_settings import gpu_memory_share
 
 MEMORY: Final[Mapping[str, int]] = {
     "a10": 24 << 30,
@@ -80,6 +81,7 @@ def _misfit(engine: EngineSpec, pool: Pool, model: ModelFacts) -> str | None:
         weight_dtype=weights,
         kv_dtype=kv,
         context=engine.context_tokens or model.context or 1,
+        share=gpu_memory_share(engine, pool) or 1 - RUNTIME_SHARE,
     )
     return None if found.fits else found.reason
 

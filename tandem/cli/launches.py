@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.cli.drill import pace
+from tandem.cli.gpus import UNBOUND, Bound, Gpus
 from tandem.cli.member import Member
 from tandem.cli.one_machine import source_here
 from tandem.cli.supervisor import ROUTER
@@ -44,15 +45,24 @@ def members_of(
     cores: int,
     environment: Mapping[str, str],
     router_flags: Sequence[str] = (),
+    gpus: Gpus | None = None,
 ) -> list[Member]:
-    """The router first, then every worker of every pool. `router_flags` are added to the router's command line."""
+    """The router first, then every worker of every pool. `router_flags` are added to the router's command line.
+    Raises `bad_setting` for workers that do not fit the `gpus`; without these nobody gets any."""
     workers = [(pool, index) for pool in service.spec.pools for index in range(pool.first_replicas)]
     threads, environment = (
         threads_per_worker(cores, workers_of(service)),
         {**environment, **index_environment(service, service.metadata.name)},
     )
     router = Member(Command(ROUTER, [*_router(service, places), *router_flags], environment), ROUTER)
-    members = [router, *(worker_of(service, places, pool, index, threads, environment) for pool, index in workers)]
+    bounds = {} if gpus is None else gpus.give(service, workers)
+    members = [
+        router,
+        *(
+            worker_of(service, places, pool, index, threads, environment, bounds.get(f"{pool.name}-{index}", UNBOUND))
+            for pool, index in workers
+        ),
+    ]
     if service.spec.store is not None:
         members.append(store_of(service.spec.store, places, environment))
     return members
@@ -75,16 +85,24 @@ def store_of(store: StoreSpec, places: Places, environment: Mapping[str, str]) -
 
 
 def worker_of(
-    service: ModelService, places: Places, pool: Pool, index: int, threads: int, environment: Mapping[str, str]
+    service: ModelService,
+    places: Places,
+    pool: Pool,
+    index: int,
+    threads: int,
+    environment: Mapping[str, str],
+    bound: Bound = UNBOUND,
 ) -> Member:
-    """The worker number `index`, from 0, of a pool."""
+    """The worker number `index`, from 0, of a pool, on the devices it is bound to."""
     name = f"{pool.name}-{index}"
     with_threads = {
         **environment,
         **index_environment(service, service.metadata.name),
         **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+        **bound.environment,
     }
-    return Member(Command(name, _worker(service, pool, name, places, threads), with_threads), pool.role)
+    argv = _worker(service, pool, name, places, threads, bound)
+    return Member(Command(name, argv, with_threads, bound.cpus), pool.role)
 
 
 def workers_of(service: ModelService) -> int:
@@ -122,7 +140,7 @@ def _policy(service: ModelService) -> str | None:
     return None if policy == Routing().policy else policy
 
 
-def _worker(service: ModelService, pool: Pool, name: str, places: Places, threads: int) -> list[str]:
+def _worker(service: ModelService, pool: Pool, name: str, places: Places, threads: int, bound: Bound) -> list[str]:
     engine = engine_of(service.spec.engine, pool).type
     settings = {
         "worker_id": name,
@@ -135,6 +153,7 @@ def _worker(service: ModelService, pool: Pool, name: str, places: Places, thread
         "vllm.threads": max(1, threads - 1) if engine == "vllm" else None,
         "stage.sharers": workers_of(service) if engine == "vllm" else None,
         "torch.threads": threads if engine == "torch" else None,
+        **bound.settings,
         **(pace.worker_settings(engine) if places.drills else {}),
     }
     return [sys.executable, "-m", worker_module(pool), "--events", *as_flags(settings)]

@@ -12,6 +12,7 @@ from tandem.bench.client import Target
 from tandem.cli.board import Board
 from tandem.cli.control import ControlServer
 from tandem.cli.drill import pace
+from tandem.cli.gpus import Gpus
 from tandem.cli.launches import Places, members_of, threads_per_worker, worker_of
 from tandem.cli.member import Member
 from tandem.cli.operations import Changeable, Operations
@@ -23,6 +24,8 @@ from tandem.cli.run_directory import RunDirectory
 from tandem.cli.supervisor import Supervisor
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
+from tandem.devices.reading import read_topology
+from tandem.devices.topology import Topology
 from tandem.service.local_processes import LocalProcesses
 from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.workers_file import ServiceEntry
@@ -44,6 +47,7 @@ class Platform:
         router_flags: Sequence[str] = (),
         *,
         drills: bool = False,
+        topology: Callable[[], Topology | None] = read_topology,
     ) -> None:
         router = service.spec.router
         check_free(router.host, {"--port": router.port, "--grpc-port": router.grpc_port or 0})
@@ -59,7 +63,14 @@ class Platform:
         self._places = places = Places(
             self.directory.fleet_file, self.directory.key_file, self.directory.sockets, port, router.grpc_port, drills
         )
-        self.members = members_of(service, places, cores(), environment, router_flags)
+        self._gpus = Gpus(environment, usable_cpus(), self.directory.sockets, SystemClock(), topology)
+        try:
+            self.members = members_of(service, places, cores(), environment, router_flags, self._gpus)
+        except TandemError:
+            self.directory.remove()
+            raise
+        self.notes = tuple(self._gpus.notes)
+        """What is worth saying before anything starts: who has which GPU, and what it has to hold."""
         self.watch = RouterWatch(self.target, self.members)
         self._environment = environment
         self._drills = drills
@@ -123,7 +134,9 @@ class Platform:
 
     def _worker(self, service: ModelService, pool: Pool, index: int) -> Member:
         threads = threads_per_worker(cores(), len(self.members))
-        return worker_of(service, self._places, pool, index, threads, self._environment)
+        present = {member.name for member in self.members}
+        bound = self._gpus.give(service, [(pool, index)], present)[f"{pool.name}-{index}"]
+        return worker_of(service, self._places, pool, index, threads, self._environment, bound)
 
     def _changes(self, supervisor: Supervisor, clock: Clock) -> Operations:
         service = self.service
@@ -185,7 +198,12 @@ def _entry_of(member: Member) -> MemberEntry:
 
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cpus()) or os.cpu_count() or 1
+
+
+def usable_cpus() -> frozenset[int]:
+    """Those this process may use; none where the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 async def _ended(*tasks: "asyncio.Future[Any]") -> None:

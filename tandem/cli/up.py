@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     if line is not None:
         print(line, file=sys.stderr)
     platform = Platform(options.service, os.environ, drills=options.drills)
+    for note in platform.notes:
+        _print(note)
     with cleaning_up(platform):
         asyncio.run(_up(platform, options))
     return 0

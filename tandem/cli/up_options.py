@@ -33,6 +33,7 @@ _SPEC_FLAGS = (
     "device",
     "block_tokens",
     "kv_memory",
+    "gpu_memory_share",
     "tensor",
     "pipeline",
     "adapter",
@@ -103,6 +104,7 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
         device=given.device,
         block_tokens=given.block_tokens,
         kv_memory=given.kv_memory,
+        gpu_memory_share=given.gpu_memory_share,
         parallelism=Parallelism(given.tensor or 1, given.pipeline or 1),
         context_tokens=given.context_tokens,
         adapters=tuple(given.adapter or ()),
@@ -189,6 +191,12 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--device", choices=("cpu", "cuda"), help="default cpu")
     group.add_argument("--block-tokens", type=int, help="tokens per KV block")
     group.add_argument("--kv-memory", metavar="SIZE", help="KV memory of each worker, such as 512Mi")
+    group.add_argument(
+        "--gpu-memory-share",
+        type=float,
+        metavar="PART",
+        help="of each GPU's memory for a worker (default 0.9, divided by the workers on that GPU)",
+    )
     group.add_argument(
         "--dram-gb", type=float, metavar="GB", help="host memory of each worker for KV it has computed"
     )

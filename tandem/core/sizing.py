@@ -6,7 +6,7 @@ of reading what must be read at full memory bandwidth and computing what must be
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Any, Final
 
 from tandem.core.errors import TandemError
@@ -219,24 +219,44 @@ def fit(
     weight_dtype: str = "bfloat16",
     kv_dtype: str = "bfloat16",
     context: int = 1,
+    share: float = 1 - RUNTIME_SHARE,
+    weights: float | None = None,
+    activations: float = 0.0,
 ) -> Fit:
-    """Whether `tensor` x `pipeline` accelerators of `memory` bytes each hold the weights and the KV of one sequence
-    of `context` tokens. Raises `bad_setting` for unknown types."""
+    """Whether `tensor` x `pipeline` accelerators of `memory` bytes each hold, in a `share` of their memory, the
+    weights (`weights` bytes in all, by default computed), `activations` bytes each and the KV of one sequence of
+    `context` tokens. Raises `bad_setting` for unknown types."""
     if problem := indivisible(shape, tensor, pipeline):
         return Fit(False, 0, problem)
     ranks = tensor * pipeline
-    weights = shape.weight_bytes(weight_dtype) / ranks
-    room = memory * (1 - RUNTIME_SHARE) - weights
+    total = float(shape.weight_bytes(weight_dtype)) if weights is None else weights
+    each = total / ranks
+    room = memory * share - each - activations
     token = shape.kv_token_bytes_per_rank(tensor, pipeline, kv_dtype)
     kv_tokens = max(0, int(room // token))
     sum_said = (
-        f"weights {_gb(shape.weight_bytes(weight_dtype))} over {ranks} accelerators are {_gb(weights)} each; of "
-        f"{_gb(memory)}, {RUNTIME_SHARE:.0%} are left to the runtime, so {_gb(max(room, 0.0))} hold KV of "
-        f"{kv_tokens} tokens at {token} B"
+        f"weights {_gb(total)} over {ranks} accelerators are {_gb(each)} each"
+        f"{f', activations about {_gb(activations)}' if activations else ''}; of {_gb(memory)}, "
+        f"{1 - share:.0%} are left to {'the runtime' if share == 1 - RUNTIME_SHARE else 'others'}, so "
+        f"{_gb(max(room, 0.0))} hold KV of {kv_tokens} tokens at {token} B"
     )
     if kv_tokens < context:
         return Fit(False, kv_tokens, f"{sum_said}; one sequence of {context} tokens needs {_gb(context * token)}")
     return Fit(True, kv_tokens, sum_said)
+
+
+def activation_bytes(shape: Shape, *, tokens: int, sequences: int, tensor: int = 1, dtype: str = "bfloat16") -> float:
+    """About what a step of `tokens` tokens and `sequences` sequences needs beside weights and KV, in bytes: the
+    residual and one layer's widest intermediate values, and the logits with a float32 copy to sample from."""
+    width = shape.feed_forward if shape.experts is None else shape.experts.active * shape.experts.width
+    layer = tokens * (2 * shape.hidden + 3 * max(width, shape.heads * shape.head_dim) / tensor) * item_bytes(dtype)
+    return layer + sequences * shape.vocabulary * (item_bytes(dtype) + 2 * ITEM_BYTES["float32"])
+
+
+def even_share(workers: int) -> float:
+    """Of an accelerator's memory, for each of `workers` that share it: what is not left to the runtime, divided. The
+    last digit is cut off, so that shares never add up to more."""
+    return floor((1 - RUNTIME_SHARE) / workers * 1000 + 1e-6) / 1000
 
 
 def indivisible(shape: Shape, tensor: int, pipeline: int = 1) -> str | None:

@@ -29,6 +29,8 @@ KvDtype = Literal[
     "nvfp4",
     "nvfp4_4over6",
 ]
+Share = Annotated[float, Meta(ge=0.01, le=1)]
+"""Of a GPU's memory."""
 
 
 class Parallelism(Strict, frozen=True):
@@ -64,6 +66,9 @@ class EngineSpec(Strict, frozen=True):
     """Tokens per KV block; vLLM chooses by itself what the model and the device are best with."""
     kv_memory: Quantity | None = None
     """KV memory of each worker, a size such as `512Mi`."""
+    gpu_memory_share: Share | None = None
+    """For cuda: the part of each GPU's memory that a worker takes, all of it counted: weights, KV and activations. By
+    default 0.9, divided by the workers on that GPU."""
     parallelism: Parallelism = Parallelism()
     """For vllm."""
     context_tokens: Count | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tandem.spec.engine import EngineSpec, Parallelism
+from tandem.spec.engine import EngineSpec, Parallelism, Share
 from tandem.spec.quantity import Quantity
 from tandem.spec.text import Cron, LabelKey, Line, PoolName, Strict
 
@@ -25,6 +25,8 @@ class Accelerator(Strict, frozen=True):
     """Of each; by default that of the type."""
     resource: LabelKey = "nvidia.com/gpu"
     """What pods ask for."""
+    shared_by: Annotated[int, Meta(ge=1, le=64)] = 1
+    """How many pods have one together, where the device plugin hands it out several times (time slicing, MPS)."""
     dollars_per_hour: Annotated[float, Meta(ge=0, le=100_000)] | None = None
     """Price of a node."""
 
@@ -77,6 +79,8 @@ class Pool(Strict, frozen=True):
     """Instead of `replicas`."""
     parallelism: Parallelism | None = None
     """Of this pool's workers; by default the engine's."""
+    gpu_memory_share: Share | None = None
+    """Of this pool's workers; by default the engine's."""
     accelerator: Accelerator | None = None
     """Without one, workers run on CPUs."""
     topology: Topology = Topology()
@@ -102,4 +106,5 @@ class Pool(Strict, frozen=True):
 def engine_of(engine: EngineSpec, pool: Pool) -> EngineSpec:
     """What a pool's workers run, given the service's engine."""
     own = pool.engine or engine
-    return own if pool.parallelism is None else msgspec.structs.replace(own, parallelism=pool.parallelism)
+    given = {"parallelism": pool.parallelism, "gpu_memory_share": pool.gpu_memory_share}
+    return msgspec.structs.replace(own, **{key: value for key, value in given.items() if value is not None})

@@ -12,7 +12,7 @@ from tandem.engine.simulated.presets import PRESETS
 from tandem.spec.engine import EngineSpec, Parallelism
 from tandem.spec.engine_pool import EnginePoolSpec
 from tandem.spec.model import Model
-from tandem.spec.pool import Autoscaling, Pool
+from tandem.spec.pool import Autoscaling, Pool, engine_of
 from tandem.spec.rollout import Rollout
 from tandem.spec.service import STORE, ModelService, Spec, StoreSpec, TiersSpec
 from tandem.spec.text import camel
@@ -97,6 +97,12 @@ def _spread_as_nodes_are(pool: Pool) -> bool:
     return ranks <= node or ranks % node == 0
 
 
+def _whole_gpus(spec: Spec, pool: Pool) -> bool:
+    has = pool.accelerator
+    part = has is not None and (has.shared_by > 1 or has.resource.startswith("nvidia.com/mig-"))
+    return not part or engine_of(spec.engine, pool).parallelism.ranks == 1
+
+
 def _sleeps_as_one(spec: Spec) -> bool:
     may = [pool.autoscaling is not None and pool.autoscaling.min_replicas == 0 for pool in spec.pools]
     return all(may) or not any(may)
@@ -131,6 +137,11 @@ _HANDS_OVER_CEL: Final = (
 )
 _TYPES_CEL: Final = "self.pools.all(p, !has(p.engine) || p.engine.type == self.engine.type)"
 _RANKS_CEL: Final = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
+_POOL_RANKS_CEL: Final = (
+    "(has(p.parallelism) ? p.parallelism.tensor * p.parallelism.pipeline * p.parallelism.data : (has(p.engine) ? "
+    "p.engine.parallelism.tensor * p.engine.parallelism.pipeline * p.engine.parallelism.data : "
+    "self.engine.parallelism.tensor * self.engine.parallelism.pipeline * self.engine.parallelism.data))"
+)
 
 RULES: Final = (
     Rule(
@@ -156,6 +167,13 @@ RULES: Final = (
         "preset",
     ),
     _vllm_only("parallelism", f"{_RANKS_CEL} == 1", lambda engine: engine.parallelism.ranks == 1),
+    Rule(
+        EngineSpec,
+        "!has(self.gpuMemoryShare) || (self.type != 'simulated' && has(self.device) && self.device == 'cuda')",
+        "gpuMemoryShare is for device cuda: it is a part of each GPU's memory",
+        lambda engine: engine.gpu_memory_share is None or (engine.type != "simulated" and engine.device == "cuda"),
+        "gpuMemoryShare",
+    ),
     _vllm_only_if_given("context_tokens"),
     _vllm_only_if_given("quantization"),
     _vllm_only_if_given("kv_dtype"),
@@ -215,6 +233,26 @@ RULES: Final = (
         "tensor x pipeline x data must be at most accelerator.perNode, or a multiple of it: a worker has whole nodes",
         _spread_as_nodes_are,
         "parallelism",
+    ),
+    Rule(
+        Spec,
+        "self.pools.all(p, !has(p.gpuMemoryShare) || (has(p.engine) ? (has(p.engine.device) && p.engine.device == "
+        "'cuda') : (has(self.engine.device) && self.engine.device == 'cuda')))",
+        "gpuMemoryShare of a pool is for device cuda: it is a part of each GPU's memory",
+        lambda spec: all(
+            pool.gpu_memory_share is None or (pool.engine or spec.engine).device == "cuda" for pool in spec.pools
+        ),
+        "pools",
+    ),
+    Rule(
+        Spec,
+        "self.pools.all(p, !has(p.accelerator) || !(p.accelerator.sharedBy > 1 || "
+        "p.accelerator.resource.startsWith('nvidia.com/mig-')) || "
+        f"{_POOL_RANKS_CEL} == 1)",
+        "a worker on a part of a GPU (accelerator.sharedBy above 1, or a MIG resource) has one: the parts that a pod "
+        "gets may be of one GPU, and ranks need a GPU each",
+        lambda spec: all(_whole_gpus(spec, pool) for pool in spec.pools),
+        "pools",
     ),
     Rule(
         Autoscaling,

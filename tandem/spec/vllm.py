@@ -32,6 +32,7 @@ def vllm_settings(engine: EngineSpec) -> VllmSettings:
         "kv_transfer": engine.kv_transfer,
         "ngram_tokens": engine.ngram_tokens,
         "eager": engine.eager,
+        "gpu_memory_share": engine.gpu_memory_share,
     }
     shards = engine.parallelism
     return VllmSettings(

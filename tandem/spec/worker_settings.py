@@ -7,6 +7,7 @@ its default.
 from collections.abc import Mapping
 from typing import Final
 
+from tandem.core.sizing import even_share
 from tandem.core.tiers import SEGMENT_BYTES
 from tandem.spec.engine import EngineSpec
 from tandem.spec.pool import Pool, engine_of
@@ -37,9 +38,19 @@ def worker_settings(service: ModelService, pool: Pool, source: str) -> Settings:
         "kv_memory": None if engine.kv_memory is None else quantity(engine.kv_memory),
         "simulated.preset": engine.preset,
         "torch.device": engine.device if engine.type == "torch" else None,
+        f"{engine.type}.gpu_memory_share": gpu_memory_share(engine, pool),
         **(_vllm(engine) if engine.type == "vllm" else {}),
         **tier_settings(service.spec.tiers),
     }
+
+
+def gpu_memory_share(engine: EngineSpec, pool: Pool) -> float | None:
+    """Of each GPU's memory: as given, or an even part where pods share GPUs. None leaves it to who starts the
+    worker."""
+    if engine.gpu_memory_share is not None or engine.device != "cuda":
+        return engine.gpu_memory_share
+    pods = 1 if pool.accelerator is None else pool.accelerator.shared_by
+    return None if pods == 1 else even_share(pods)
 
 
 def index_environment(service: ModelService, name: str) -> dict[str, str]:

@@ -126,6 +126,33 @@ BAD: Final = (
     Bad(
         "context of torch", "spec: {engine: {type: torch, contextTokens: 9}}", "contextTokens is for engine type vllm"
     ),
+    Bad("share of a CPU", "spec: {engine: {device: cpu, gpuMemoryShare: 0.5}}", "gpuMemoryShare is for device cuda"),
+    Bad(
+        "simulated share",
+        "spec: {engine: {type: simulated, gpuMemoryShare: 0.5}}",
+        "gpuMemoryShare is for device cuda",
+    ),
+    Bad(
+        "share of a pool on CPUs",
+        "spec: {engine: {device: cpu}, pools: [{name: all, role: unified, gpuMemoryShare: 0.5}]}",
+        "gpuMemoryShare of a pool is for device cuda",
+    ),
+    Bad(
+        "more than a GPU",
+        "spec: {engine: {gpuMemoryShare: 1.5}}",
+        "spec.engine.gpuMemoryShare",
+        "should be less than or equal to 1",
+    ),
+    Bad(
+        "ranks on one shared GPU",
+        _prefill("parallelism: {tensor: 2}, accelerator: {type: a10, sharedBy: 2}"),
+        "a worker on a part of a GPU",
+    ),
+    Bad(
+        "ranks on slices",
+        _prefill("parallelism: {tensor: 2}, accelerator: {type: h100, resource: nvidia.com/mig-3g.40gb}"),
+        "a worker on a part of a GPU",
+    ),
     Bad("8 bits in torch", "spec: {engine: {type: torch, kvDtype: fp8}}", "kvDtype is for engine type vllm"),
     Bad("torch alone", "spec: {engine: {type: torch, kvTransfer: always}}", "kvTransfer is for engine type vllm"),
     Bad(

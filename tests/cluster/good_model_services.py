@@ -124,7 +124,21 @@ spec:
   store: {dram: 8Gi}
 """
 
+SHARED: Final = """
+apiVersion: tandem.dev/v1alpha1
+kind: ModelService
+metadata: {name: shared}
+spec:
+  model: {source: "hf://Qwen/Qwen3-0.6B"}
+  engine: {type: vllm, device: cuda, contextTokens: 8192}
+  pools:
+  - {name: prefill, role: prefill, accelerator: {type: a10g, sharedBy: 2}}
+  - {name: decode, role: decode, gpuMemoryShare: 0.4, accelerator: {type: a10g, sharedBy: 2}}
+  - {name: slice, role: unified, accelerator: {type: h100, memory: 10G, resource: nvidia.com/mig-1g.10gb}}
+"""
+
 GOOD: Final = {
+    "parts of GPUs": SHARED,
     "smallest": SMALLEST,
     "one node": ONE_NODE,
     "70B, TP 4, P/D, autoscaled": LLAMA_70B,

@@ -11,11 +11,12 @@ from control_plane.objects.installation import Installation, completed
 from control_plane.objects.pods import pod_template
 from control_plane.observe.observed import ModelFacts
 from control_plane.reconcile.fitting import memory_of, misfits
-from tandem.core.sizing import fit, shape_of
+from tandem.core.sizing import RUNTIME_SHARE, fit, shape_of
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.reading import read_service
 from tandem.spec.revision import revision_of
 from tandem.spec.service import ModelService
+from tandem.spec.worker_settings import gpu_memory_share
 from tests.unit.structural import refused
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "examples"
@@ -49,9 +50,25 @@ _QWEN3_235B: Final[dict[str, Any]] = {
     "num_experts": 128,
     "num_experts_per_tok": 8,
 }
-CONFIGS: Final = {"one-gpu-node": _LLAMA, "llama-70b-tp4": _LLAMA_70B, "moe-expert-parallel": _QWEN3_235B}
+_QWEN3_06B: Final[dict[str, Any]] = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+CONFIGS: Final = {
+    "shared-gpu": _QWEN3_06B,
+    "one-gpu-node": _LLAMA,
+    "llama-70b-tp4": _LLAMA_70B,
+    "moe-expert-parallel": _QWEN3_235B,
+}
 """What the hub's `config.json` of each model says."""
-PARAMETERS: Final = {"one-gpu-node": 8, "llama-70b-tp4": 71, "moe-expert-parallel": 235}
+PARAMETERS: Final = {"shared-gpu": 1, "one-gpu-node": 8, "llama-70b-tp4": 71, "moe-expert-parallel": 235}
 
 
 def pools() -> list[tuple[str, ModelService, Pool]]:
@@ -97,6 +114,7 @@ def test_workers_fit_their_accelerators(name: str, service: ModelService, pool: 
         pipeline=engine.parallelism.pipeline,
         weight_dtype=engine.dtype,
         context=engine.context_tokens or 1,
+        share=gpu_memory_share(engine, pool) or 1 - RUNTIME_SHARE,
     )
     assert found.fits, found.reason
     assert engine.parallelism.ranks <= pool.accelerator.per_node

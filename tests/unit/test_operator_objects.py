@@ -111,6 +111,26 @@ def test_accelerators_places_and_patches() -> None:
     assert labelled["nodeSelector"] == {"gpu-type": "l40s"}
 
 
+def test_pods_that_share_a_gpu_take_their_part() -> None:
+    service = read("parts of GPUs")
+    shares = []
+    for index, pool in enumerate(service.spec.pools):
+        data = settings_map(service, pool, "abc", INSTALLATION)["data"]
+        argv = [each.replace("$(POD_IP)", "10.1.2.3") for each in worker(template("parts of GPUs", index))["args"]]
+        settings = load_settings(WorkerSettings, argv, {**data, "TANDEM_WORKER_ID": "pod-1"})
+        shares.append(settings.vllm.gpu_memory_share)
+    assert shares == [0.45, 0.4, 0.9], "an even part, the given one, and all of a slice"
+    assert worker(template("parts of GPUs", 2))["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
+
+
+def test_a_pod_asks_for_one_gpu_per_rank() -> None:
+    ranks = {"70B, TP 4, P/D, autoscaled": {"nvidia.com/gpu": "4"}, "AMD, engines per pool": {"amd.com/gpu": "2"}}
+    for name, limits in ranks.items():
+        assert worker(template(name))["resources"]["limits"] == limits
+        environment = {each["name"] for each in worker(template(name))["env"]}
+        assert not any("VISIBLE" in variable for variable in environment), "the device plugin says which"
+
+
 def test_rdma_brings_its_transport_and_its_right() -> None:
     service = read("smallest")
     plain = worker(template("smallest"))

@@ -29,6 +29,7 @@ OTHERS: dict[str, Any] = {
     "engine.device": "cpu",
     "engine.blockTokens": 128,
     "engine.kvMemory": "3Gi",
+    "engine.gpuMemoryShare": 0.31,
     "engine.parallelism": {"tensor": 16},
     "engine.contextTokens": 17,
     "engine.quantization": "awq",
@@ -44,6 +45,7 @@ OTHERS: dict[str, Any] = {
     "pools.name": "other",
     "pools.role": "prefill",
     "pools.parallelism": {"pipeline": 8},
+    "pools.gpuMemoryShare": 0.31,
     "pools.accelerator": {"type": "other", "perNode": 2},
     "pools.topology": {"pack": "other"},
     "pools.engine": {"type": "vllm", "eager": False, "contextTokens": 9},
@@ -138,4 +140,5 @@ def test_it_is_the_same_everywhere_and_always() -> None:
         "MoE with experts": "180053f7f7",
         "asleep at night": "00b9ef90aa",
         "AMD, engines per pool": "4e4b5ab401",
+        "parts of GPUs": "dd305e792b",
     }

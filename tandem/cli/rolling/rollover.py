@@ -147,7 +147,11 @@ class Rollover:
         """One of each kind per look: they share the machine."""
         service = self._services[revision]
         pool = next(each for each in service.spec.pools if each.name == pool_name)
-        name, member = self._next(service, pool)
+        try:
+            name, member = self._next(service, pool)
+        except TandemError as error:
+            self._failed(f"no worker of pool {pool.name} can be started: {error}")
+            return
         self._workers[name] = pool, revision
         self._say(f"{name} starts with revision {revision}")
         self._begin(name, self._add(member))
@@ -163,9 +167,12 @@ class Rollover:
             async with asyncio.timeout(self._site.start_s):
                 await self._site.linked()
         except (TandemError, TimeoutError) as error:
-            self._failures += 1
-            self._not_before = self._clock.now() + min(_AGAIN_MAX_S, _AGAIN_FIRST_S * 2.0 ** (self._failures - 1))
-            self._say(f"{member.name} did not come up: {error}")
+            self._failed(f"{member.name} did not come up: {error}")
+
+    def _failed(self, sentence: str) -> None:
+        self._failures += 1
+        self._not_before = self._clock.now() + min(_AGAIN_MAX_S, _AGAIN_FIRST_S * 2.0 ** (self._failures - 1))
+        self._say(sentence)
 
     async def _leave(self, name: str) -> None:
         member = next((each for each in self._site.processes.members if each.name == name), None)

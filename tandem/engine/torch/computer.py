@@ -12,6 +12,7 @@ from tandem.engine.torch.batch import Batch, Shape, build_batch
 from tandem.engine.torch.model import Model
 from tandem.engine.torch.pool import KvPool, host_tensor
 from tandem.engine.torch.sampling import sample
+from tandem.engine.torch.side_copies import SideCopies
 from tandem.engine.torch.spec import STORED, ComputeSpec
 from tandem.engine.torch.weights import DTYPES, load_weights
 
@@ -19,15 +20,17 @@ from tandem.engine.torch.weights import DTYPES, load_weights
 class Computer:
     """Loads on construction. Not thread-safe; one step at a time."""
 
-    def __init__(self, spec: ComputeSpec, memory: BlockMemory) -> None:
-        """Raises `bad_model`, and `bad_setting` when the device is unusable."""
+    def __init__(self, spec: ComputeSpec, memory: BlockMemory, copies: SideCopies | None = None) -> None:
+        """`copies` move blocks between device and host, by default as the device does it best. Raises `bad_model`,
+        and `bad_setting` when the device is unusable."""
         torch.set_num_threads(spec.threads)
         config, layout = spec.directory.config, spec.layout
         device = _device(spec.device)
         dtype = DTYPES[layout.dtype]
         with torch.inference_mode():
             weights = load_weights(config, spec.directory.checkpoint(STORED), dtype, device)
-            self._pool = KvPool(host_tensor(memory, layout, spec.blocks), device, mirrored=spec.mirrored)
+            host = host_tensor(memory, layout, spec.blocks)
+            self._pool = KvPool(host, device, mirrored=spec.mirrored, copies=copies)
             self._model = Model(config, weights, self._pool)
         windows = tuple(dict.fromkeys(config.windows))
         self._memory, self._digester = memory, Digester(layout)
@@ -64,6 +67,8 @@ class Computer:
                 self._pool.zero_rest(block.slot, block.tokens)
         slots = tuple(block.slot for block in step.complete)
         self._pool.store(slots)
+        # Whoever gets the result may overwrite the slots that landed, and read those that are complete.
+        self._pool.settle()
         return drawn, tuple(self._digester.content_words(self._memory.block(slot)) for slot in slots)
 
     def _forward(self, step: Step) -> tuple[Batch, torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.engine.protocol import BlockMemory
+from tandem.engine.torch.side_copies import SideCopies, side_copies
 from tandem.engine.torch.weights import DTYPES
 
 
@@ -32,10 +33,13 @@ def _pin(host: torch.Tensor) -> None:
 class KvPool:
     """Blocks where the computing happens. `mirrored` keeps them apart from the host memory."""
 
-    def __init__(self, host: torch.Tensor, device: torch.device, *, mirrored: bool) -> None:
+    def __init__(
+        self, host: torch.Tensor, device: torch.device, *, mirrored: bool, copies: SideCopies | None = None
+    ) -> None:
         if mirrored and device.type == "cuda":
             _pin(host)
         self._host = host
+        self._copies = copies or side_copies(device)
         self._mirrored = mirrored
         self.blocks = torch.zeros_like(host, device=device) if mirrored else host
         _, layers, _, block_tokens, kv_heads, head_dim = host.shape
@@ -57,15 +61,17 @@ class KvPool:
         self.blocks[slot, :, :, tokens:].zero_()
 
     def load(self, slots: tuple[int, ...]) -> None:
-        """Bring blocks that landed in host memory to the device."""
-        if self._mirrored:
-            for slot in slots:
-                self.blocks[slot].copy_(self._host[slot], non_blocking=True)
+        """Bring blocks that landed in host memory to the device, before what is computed next. Their host memory must
+        not change until `settle` has returned."""
+        if self._mirrored and slots:
+            self._copies.copy([(self.blocks[slot], self._host[slot]) for slot in slots])
+            self._copies.fence()
 
     def store(self, slots: tuple[int, ...]) -> None:
-        """Bring finished blocks to host memory; returns once they are there."""
+        """Bring finished blocks to host memory; they are there once `settle` has returned."""
         if self._mirrored and slots:
-            for slot in slots:
-                self._host[slot].copy_(self.blocks[slot], non_blocking=True)
-            if self.blocks.device.type == "cuda":
-                torch.cuda.synchronize(self.blocks.device)
+            self._copies.copy([(self._host[slot], self.blocks[slot]) for slot in slots])
+
+    def settle(self) -> None:
+        """Return once host memory is neither read nor written any more."""
+        self._copies.wait()

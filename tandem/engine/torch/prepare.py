@@ -1,20 +1,28 @@
 """From settings to what a runner loads: resolved model, layout, number of blocks, memory. Makes no tensors."""
 
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.engine.digest import DIGEST
 from tandem.engine.memory import HostMemory
 from tandem.engine.model_config import DTYPES, ModelConfig
-from tandem.engine.model_directory import open_model
+from tandem.engine.model_directory import ModelDirectory, open_model
 from tandem.engine.protocol import EngineInfo
+from tandem.engine.torch.card import Card, host_free, kv_bytes, read_card
 from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.torch.spec import STORED, ComputeSpec
+from tandem.service.logs import event
 
 ENGINE = "tandem-torch"
 PACKING = "block-major"
+_log = logging.getLogger(__name__)
+_CPU_BYTES: Final = 256 << 20
+_MEANT_FOR: Final = "tests and small models: it launches every operation by itself; serve with engine vllm"
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -27,11 +35,14 @@ class Prepared:
     memory: HostMemory
 
 
-def prepare(settings: TorchSettings) -> Prepared:
-    """Blocks while a hub model is downloaded and the weights are hashed. Raises `bad_model`, `bad_setting`."""
+def prepare(settings: TorchSettings, card: Callable[[str], Card] = read_card) -> Prepared:
+    """Blocks while a hub model is downloaded and the weights are hashed. `card` tells of a GPU's memory. Raises
+    `bad_model`, `bad_setting`."""
     directory = open_model(settings.model, name=settings.name, cache=settings.cache)
     layout = make_layout(directory.config, settings)
-    blocks = _blocks(settings, layout)
+    if settings.device != "cpu":
+        event(_log, "torch_on_gpu", level=logging.WARNING, device=settings.device, meant_for=_MEANT_FOR)
+    blocks = _blocks(settings, layout, directory, card)
     spec = ComputeSpec(
         directory=directory,
         layout=layout,
@@ -72,15 +83,27 @@ def make_layout(config: ModelConfig, settings: TorchSettings) -> Layout:
     )
 
 
-def _blocks(settings: TorchSettings, layout: Layout) -> int:
+def _blocks(settings: TorchSettings, layout: Layout, directory: ModelDirectory, card: Callable[[str], Card]) -> int:
     if settings.blocks is not None:
         if settings.blocks < 1:
             raise _bad("blocks", settings.blocks, "expected at least 1")
         return settings.blocks
-    blocks = settings.kv_memory_bytes // layout.block_bytes
+    size = settings.kv_memory_bytes
+    if size is None:
+        size = _CPU_BYTES
+        if settings.device.startswith("cuda"):
+            weights = _weight_bytes(directory, layout)
+            size = kv_bytes(card(settings.device), settings.gpu_memory_share, weights, host_free())
+    blocks = size // layout.block_bytes
     if blocks < 1:
-        raise _bad("kv_memory_bytes", settings.kv_memory_bytes, f"one block needs {layout.block_bytes} bytes")
+        raise _bad("kv_memory_bytes", size, f"one block needs {layout.block_bytes} bytes")
     return blocks
+
+
+def _weight_bytes(directory: ModelDirectory, layout: Layout) -> int:
+    """As they lie on the device: in the layout's type, and the head in float32."""
+    stored = directory.checkpoint(STORED).data_bytes * layout.item_bytes // _ITEM_BYTES[directory.config.dtype]
+    return stored + directory.config.vocab_size * directory.config.hidden * 4
 
 
 def _context(settings: TorchSettings, config: ModelConfig) -> int:

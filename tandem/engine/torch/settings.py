@@ -17,8 +17,11 @@ class TorchSettings:
     block_tokens: int = 16
     blocks: int | None = None
     """Number of KV blocks; overrides `kv_memory_bytes`."""
-    kv_memory_bytes: int = 256 << 20
-    """How much KV memory to map. Pages are backed when first used."""
+    kv_memory_bytes: int | None = None
+    """How much KV memory to map; pages are backed when first used. By default 256 MiB on a CPU, and on a GPU what
+    `gpu_memory_share` of it leaves after weights and activations."""
+    gpu_memory_share: float = 0.9
+    """Of the GPU's memory."""
     context_tokens: int | None = None
     """Serve at most this context; by default what the model's configuration reaches."""
     device: str = "cpu"

@@ -67,7 +67,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "enable_expert_parallel": "parallelism.expert",
     "enable_lora": "adapters",
     "enforce_eager": "eager",
-    "gpu_memory_utilization": "gpu_memory_share",
+    "gpu_memory_utilization": "gpu_memory_share (gpuMemoryShare in a ModelService)",
     "kv_cache_dtype": "kv_dtype",
     "kv_cache_memory_bytes": "kv_memory_bytes",
     "master_addr": "nodes.leader",

@@ -100,6 +100,10 @@ class VllmSettings:
     kv_memory_bytes: int | None = None
     """KV memory of vLLM itself; by default 1 GiB on a CPU, elsewhere `gpu_memory_share` of the device."""
     gpu_memory_share: float = 0.9
+    """Of each GPU: weights, KV and activations together."""
+    start_locks: tuple[str, ...] = ()
+    """Files, one per GPU, that are locked while the engine starts: vLLM takes memory that a neighbour on the GPU
+    allocates meanwhile for its own, and fails when the neighbour frees some."""
     context_tokens: int | None = None
     """Serve at most this context (vLLM's `max_model_len`)."""
     device: str = "cpu"

@@ -1,0 +1,131 @@
+"""Whether a worker fits the GPUs it is given, before it starts: the arithmetic in words, or why there is none."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tandem.core.errors import TandemError
+from tandem.core.sizing import ITEM_BYTES, activation_bytes, fit, indivisible
+from tandem.devices.assigning import Assignment
+from tandem.engine.hub import is_hub_id
+from tandem.engine.model_directory import DEMO, open_model
+from tandem.engine.settings import SchedulerSettings
+from tandem.spec.engine import EngineSpec
+from tandem.spec.quantity import quantity
+
+_CONFIG: Final = "config.json"
+_OTHER_CACHES: Final = (
+    "sliding_window",
+    "layer_types",
+    "attn_type_list",
+    "layers_block_type",
+    "index_topk",
+    "ssm_cfg",
+)
+"""Keys of models whose layers do not all keep the KV of every token."""
+
+
+def check_fit(source: str, engine: EngineSpec, given: Assignment) -> str:
+    """One line on what the worker needs and has. Raises `bad_setting` where it cannot fit."""
+    directory = _directory(source)
+    config = None if directory is None else _config(directory)
+    if directory is None or config is None:
+        return f"memory not checked: {_CONFIG} of {source} is not on this machine yet"
+    return fit_of(config, weight_file_bytes(directory), engine, given)
+
+
+def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given: Assignment) -> str:
+    """As `check_fit`, of a model's `config.json` and the size of its weights' files; 0 where they are not there."""
+    sizes = [gpu.memory for gpu in given.gpus]
+    if any(size is None for size in sizes):
+        return "memory not checked: the driver does not say how much the GPU has"
+    # Imported on use: most platforms have no GPU, and the control plane takes a while to load.
+    from control_plane.operator.model_facts import facts_of
+
+    facts = facts_of(config)
+    if facts is None:
+        return f"memory not checked: {_CONFIG} describes a model whose sizes are not known here"
+    shards = engine.parallelism
+    if problem := indivisible(facts.shape, shards.tensor, shards.pipeline):
+        raise TandemError("bad_setting", f"{given.name}: {problem}", param="parallelism")
+    dtype = _dtype(engine, facts.dtype)
+    weights = float(file_bytes) or None
+    if engine.dtype not in (None, "auto", facts.dtype) or weights is None:
+        if dtype is None:
+            return "memory not checked: the weights are not here yet, and quantized ones cannot be computed"
+        weights = float(facts.shape.weight_bytes(dtype))
+    scheduler = SchedulerSettings()
+    uneven = next((key for key in _OTHER_CACHES if _told(config, key)), None)
+    context = 0 if uneven else engine.context_tokens or facts.context or 1
+    found = fit(
+        facts.shape,
+        float(min(size for size in sizes if size is not None)),
+        tensor=shards.tensor * (shards.data if shards.expert else 1),
+        pipeline=shards.pipeline,
+        kv_dtype="fp8" if (engine.kv_dtype or "").startswith("fp8") else dtype or "bfloat16",
+        context=context,
+        share=given.share,
+        weights=weights,
+        activations=activation_bytes(
+            facts.shape,
+            tokens=scheduler.max_batched_tokens,
+            sequences=scheduler.max_sequences,
+            tensor=shards.tensor,
+            dtype=dtype or "bfloat16",
+        ),
+    )
+    if not found.fits or found.kv_tokens < 1:
+        raise TandemError(
+            "bad_setting",
+            f"{given.name} does not fit {', '.join(map(str, given.gpus))}: {found.reason}. Give it more GPUs "
+            "(parallelism), a larger gpuMemoryShare, fewer contextTokens, or run fewer workers",
+            param="gpu_memory_share",
+        )
+    asked = None if engine.kv_memory is None else quantity(engine.kv_memory)
+    beside = "" if asked is None else f"; kvMemory asks for {asked / 1e9:.2f} GB of KV"
+    return f"{found.reason}{beside}" if uneven is None else f"{found.reason}; KV not checked, as {uneven} bounds it"
+
+
+def weight_file_bytes(directory: Path) -> int:
+    """Of all safetensors files, quantized or not."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def _dtype(engine: EngineSpec, stated: str) -> str | None:
+    """Of what is computed with; None for quantized weights."""
+    dtype = stated if engine.dtype in (None, "auto") else engine.dtype
+    return dtype if dtype in ITEM_BYTES and engine.quantization is None else None
+
+
+def _told(config: Mapping[str, Any], key: str) -> bool:
+    inner = config.get("text_config")
+    value = config.get(key) or (inner.get(key) if isinstance(inner, Mapping) else None)
+    if key == "layer_types" and isinstance(value, list):
+        return any(kind != "full_attention" for kind in value)
+    return bool(value) and config.get("use_sliding_window", True) is not False
+
+
+def _directory(source: str) -> Path | None:
+    """Where the model lies; None where it has yet to be downloaded."""
+    if source == DEMO:
+        return open_model(DEMO, weights=False).path
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if not is_hub_id(source):
+        return None
+    # Imported on use: it takes longer than all the rest.
+    from huggingface_hub import try_to_load_from_cache
+
+    name, _, revision = source.partition("@")
+    found = try_to_load_from_cache(name, _CONFIG, revision=revision or None)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _config(directory: Path) -> Mapping[str, Any] | None:
+    try:
+        config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None

@@ -1,0 +1,69 @@
+"""What a machine has: GPUs, network devices with RDMA, and the CPUs of its NUMA nodes. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Vendor = Literal["nvidia", "amd"]
+VISIBLE: Final[Mapping[Vendor, str]] = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+"""The variable that says which GPUs a process sees, in which order."""
+ORDER: Final = "CUDA_DEVICE_ORDER"
+BUS_ORDER: Final = "PCI_BUS_ID"
+"""The order in which nvidia-smi counts GPUs. CUDA's own default puts the fastest first."""
+
+Path = tuple[str, ...]
+"""PCI addresses from the root complex down to a device."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a slice of one (MIG). `token` is how the visibility variable names it."""
+
+    token: str
+    name: str
+    card: str
+    """Of the physical card: slices of one card have the same."""
+    uuid: str = ""
+    memory: int | None = None
+    """Bytes; None where the driver does not tell."""
+    numa: int | None = None
+    """NUMA node; None where the machine has one, or does not tell."""
+    path: Path = ()
+    slice: bool = False
+
+    def __str__(self) -> str:
+        return f"GPU {self.token}"
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A port of a network device with RDMA, called as UCX calls it: `mlx5_0:1`."""
+
+    name: str
+    numa: int | None = None
+    path: Path = ()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine. `cpus` are the processors of each NUMA node."""
+
+    vendor: Vendor
+    gpus: tuple[Gpu, ...]
+    nics: tuple[Nic, ...] = ()
+    cpus: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def variable(self) -> str:
+        """The one that restricts what a process sees."""
+        return VISIBLE[self.vendor]
+
+
+def distance(one: Path, other: Path) -> int:
+    """Links between two PCI devices: up from the one to the last bridge they share, and down to the other."""
+    shared = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        shared += 1
+    return len(one) + len(other) - 2 * shared
