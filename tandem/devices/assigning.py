@@ -112,7 +112,7 @@ def _choose(
 
     nodes = {gpu.numa for gpu in gpus}
     groups = [[gpu for gpu in gpus if gpu.numa == node] for node in nodes] + [list(gpus)]
-    choices: list[list[Gpu]] = [sorted(group, key=burden)[:ranks] for group in groups if len(group) >= ranks]
+    choices = [sorted(group, key=burden)[:ranks] for group in groups if len(group) >= ranks]
 
     def cost(choice: list[Gpu]) -> tuple[int, int, int, int, int]:
         burdens = [burden(gpu) for gpu in choice]
@@ -124,7 +124,8 @@ def _choose(
             min(each[2] for each in burdens),
         )
 
-    return tuple(sorted(min(choices, key=cost), key=lambda gpu: position[gpu.token]))
+    best = min(choices, key=cost)
+    return tuple(sorted(best, key=lambda gpu: position[gpu.token]))
 
 
 def _roles_on(placed: Iterable[_Placed], taken: Iterable[Assignment]) -> dict[str, tuple[str, ...]]:
