@@ -117,9 +117,34 @@ class Loaded:
         await self._warm_up()
         self._progress(1.0, "a first request was answered")
 
-        async with turn(self._settings.start_locks, self._settings.start_timeout_s, self._waits):
-            await self._start(self._model)
-        if self._scheduler.prefix_cache and self.exchange.kv_events:
+    async def _decide(self, stage: Stage, model: ServedModel) -> None:
+        """Find out from vLLM's model config whether KV can be exchanged, before anything is loaded. Raises
+        `bad_setting` for a role that needs it to be."""
+        settings = self._settings
+        arguments = engine_arguments(settings, self._scheduler, model.path, model.adapters, self._sockets, None)
+
+        def ask() -> "Probe":
+            # Imported on use: it takes seconds and reads the environment.
+            from tandem.engine.vllm.probe import probe
+
+            return probe(arguments)
+
+        try:
+            found = await Launch(ask, arguments.environment).result()
+        # vLLM raises whatever it does not like; here that becomes one sentence.
+        except Exception as error:
+            self._listen()
+            raise start_error(error, self._words(), ()) from error
+        assert found is not None, "nothing gives up a probe"
+        self._progress(0.0, "vLLM has read the model's configuration")
+        self.exchange = decide(found.kinds, settings.kv_transfer, self._role, settings.kv_dtype)
+        if not self.exchange.connector:
+            event(_log, "kv_not_exchanged", model=model.name, reason=self.exchange.reason)
+            await stage.stop()
+            self.stage = None
+
+    def _waits(self, why: str) -> None:
+        self._progress(0.0, why)
 
     async def _start(self, model: ServedModel) -> None:
         store_port = await self._gather(model) if self._settings.nodes.count > 1 else None
