@@ -100,7 +100,7 @@ def resolve(
 def _main() -> None:
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
     os.environ |= {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    _pretend(question.card)
+    pretend(question.card)
     answers = [_resolved(keywords, environment) for keywords, environment in question.arguments]
     sys.stdout.write(f"\n{_LAST_LINE}{msgspec.json.encode(answers).decode()}\n")
 
@@ -143,7 +143,7 @@ def _environment(names: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _pretend(card: Card) -> None:
+def pretend(card: Card) -> None:
     """Make this process one with such cards, as far as vLLM's configuration asks. Nothing of vLLM may be imported."""
     sys.modules |= {name: types.ModuleType(name) for name in _EXTENSIONS}
     import torch
