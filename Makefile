@@ -15,7 +15,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval
+.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -29,6 +29,8 @@ help:
 	@echo "make equality   tokens of prefill + transfer + decode against one engine, 200 prompts and more"
 	@echo "make check   lint, types, layers, generated code      make bench   measured limits"
 	@echo "make setup-vllm   create $(VENV_VLLM) with vLLM      make test-vllm   the tests with vLLM as the engine"
+	@echo "make test-vllm-next   what Tandem uses of vLLM, in this version and the next"
+	@echo "make check-constraints   whether vLLM's environments resolve for CPU, CUDA and ROCm"
 	@echo "make test-schemas   the chart against the JSON schemas of three versions of Kubernetes"
 	@echo "make test-cluster   on a real Kubernetes control plane, built with Go the first time"
 	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
@@ -52,6 +54,12 @@ setup-vllm: $(STAMP_VLLM)
 
 test-vllm: setup-vllm
 	$(VENV_VLLM)/bin/python -m pytest tests/vllm
+
+# What Tandem uses of vLLM: held against the installed version, and against the Python files of the next.
+test-vllm-next: setup-vllm
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm_versions
+	PYTHONPATH=$$($(VENV_VLLM)/bin/python -m tools.vllm_next build/vllm-next) \
+		$(VENV_VLLM)/bin/python -m pytest tests/vllm_versions
 
 cluster-binaries: setup
 	$(BIN)/python -m tools.cluster_binaries --if-possible

@@ -12,7 +12,7 @@ from kv_transfer.connectors.vllm_worker import WorkerSide
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.canonical import PageFormat, RankPart, head_units, slot_shape
 from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, RankHello
-from tandem.engine.vllm.internals import get_pp_group, get_pp_indices, get_tp_group, vllm_version
+from tandem.engine.vllm.internals import engine_name, get_pp_group, get_pp_indices, get_tp_group
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def _page_format(config: "VllmConfig", kv_cache: "KVCacheConfig", layer: str, ca
     units_per_head = max(1, cache.shape[1] // local)
     kernel_blocks = cache.shape[0] // kv_cache.num_blocks
     return PageFormat(
-        engine=f"vllm-{vllm_version()}",
+        engine=engine_name(),
         packing=_packing(config, isa, units_per_head),
         isa=isa,
         dtype=str(config.model_config.dtype).removeprefix("torch.") if dtype == "auto" else str(dtype),

@@ -27,6 +27,7 @@ from router.settings import FleetSettings
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
+from tandem.core.kv import kin
 from tandem.core.messages import Drain, Draining, Hello, Ready, RouterMessage, Transferred
 from tandem.core.metrics import Meter
 from tandem.service.link import Dialer, RouterLink
@@ -232,7 +233,7 @@ class Fleet:
             reason = f"worker {hello.worker_id} came back as a new incarnation"
             self._leave(known, reason)
             known.link.close(reason)
-        pairing = self._pairings.setdefault((hello.revision, hello.root, hello.layout), len(self._pairings))
+        pairing = self._pairings.setdefault((hello.revision, hello.root, kin(hello.layout)), len(self._pairings))
         return Peer(address, link, hello, WorkerView.of(hello, pairing), self._clock.now())
 
     async def _serve(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> str:

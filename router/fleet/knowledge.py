@@ -12,13 +12,13 @@ from router.fleet.strangers import SharedIndex, Stranger, Strangers, view_of
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from tandem.core.clock import Clock
-from tandem.core.kv import Layout
+from tandem.core.kv import Layout, kin
 
 _TEND_EVERY_S: Final = 0.5
 
 
 Pairing = tuple[str, bytes, Layout]
-"""Revision, root name and layout: workers that agree in them may exchange blocks."""
+"""Revision, root name and layout (`kin`): workers that agree in them may exchange blocks."""
 
 
 class Known(NamedTuple):
@@ -101,7 +101,7 @@ class BlockKnowledge:
         views = []
         for holder in sorted(found):
             hello = found[holder].hello
-            pairing = self._pairings.get((hello.revision, hello.root, hello.layout))
+            pairing = self._pairings.get((hello.revision, hello.root, kin(hello.layout)))
             if holder not in self._peers and pairing is not None:
                 views.append(view_of(hello, pairing))
         return tuple(views)

@@ -6,7 +6,8 @@ A name says *what* a block holds and is equal on every worker that would compute
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, overload
 
@@ -147,6 +148,8 @@ class Layout:
     """
 
     engine: str
+    """What wrote the block. `NAME/FORMAT/MAJOR.MINOR` where versions of an engine exchange blocks of one format with
+    their neighbours; anything else pairs with itself alone."""
     packing: str
     dtype: str
     item_bytes: int
@@ -168,9 +171,28 @@ class Layout:
         """Why blocks of `other` cannot be copied here byte for byte, or None when they can."""
         for field in self.__dataclass_fields__:
             ours, theirs = getattr(self, field), getattr(other, field)
-            if ours != theirs:
+            if ours != theirs and not (field == "engine" and _neighbours(ours, theirs)):
                 return f"{field} differs: {ours!r} here, {theirs!r} there"
         return None
+
+
+@lru_cache(maxsize=1024)
+def kin(layout: Layout) -> Layout:
+    """The layout without its engine's version: equal for all layouts whose blocks can be exchanged. Of two versions
+    that are no neighbours it is equal, too; `incompatibility` tells those apart."""
+    kind, _, _version = layout.engine.rpartition("/")
+    return replace(layout, engine=kind) if "/" in kind else layout
+
+
+def _neighbours(ours: str, theirs: str) -> bool:
+    """Whether two engines are the same or the next minor version, with the same format of blocks."""
+    kind, _, version = ours.rpartition("/")
+    other_kind, _, other_version = theirs.rpartition("/")
+    major, _, minor = version.partition(".")
+    other_major, _, other_minor = other_version.partition(".")
+    if "/" not in kind or (kind, major) != (other_kind, other_major):
+        return False
+    return minor.isdecimal() and other_minor.isdecimal() and abs(int(minor) - int(other_minor)) <= 1
 
 
 class Handle(msgspec.Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from tandem.core.kv import Layout
 from tandem.engine.vllm.canonical import PageFormat, layout_of
 
 PAGES = PageFormat(
-    engine="vllm-0.32.0",
+    engine="vllm/pages-1/0.32",
     packing="cpu",
     isa="vec",
     dtype="float32",

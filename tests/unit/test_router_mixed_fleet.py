@@ -9,15 +9,21 @@ from tandem.core.kv import Layout, RootIdentity
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 
-VLLM = Layout("vllm-0.32.0", "cpu", "float32", 4, 6, 32, 2, 32, isa="avx512")
+VLLM = Layout("vllm/pages-1/0.32", "cpu", "float32", 4, 6, 32, 2, 32, isa="avx512")
 SETTINGS = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))
 
 
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        (Layout("torch", "block", "float32", 4, 6, 32, 2, 32), "engine differs: 'vllm-0.32.0' here, 'torch' there"),
-        (replace(VLLM, engine="vllm-0.33.0"), "engine differs: 'vllm-0.32.0' here, 'vllm-0.33.0' there"),
+        (
+            Layout("torch", "block", "float32", 4, 6, 32, 2, 32),
+            "engine differs: 'vllm/pages-1/0.32' here, 'torch' there",
+        ),
+        (
+            replace(VLLM, engine="vllm/pages-2/0.33"),
+            "engine differs: 'vllm/pages-1/0.32' here, 'vllm/pages-2/0.33' there",
+        ),
         (replace(VLLM, block_tokens=64), "block_tokens differs: 32 here, 64 there"),
         (replace(VLLM, packing="hnd"), "packing differs: 'cpu' here, 'hnd' there"),
         (replace(VLLM, isa="amx"), "isa differs: 'avx512' here, 'amx' there"),
@@ -48,11 +54,14 @@ def test_a_mixed_pair_is_never_used(other: Layout, why: str) -> None:
     run(story)
 
 
-def test_the_fitting_worker_of_a_mixed_fleet_is_used() -> None:
+@pytest.mark.parametrize("neighbour", [VLLM, replace(VLLM, engine="vllm/pages-1/0.33")])
+def test_the_fitting_worker_of_a_mixed_fleet_is_used(neighbour: Layout) -> None:
+    """The next version of the engine fits too, as long as its pages are laid out alike."""
+
     async def story(loop: VirtualLoop) -> None:
         world = World(loop, SETTINGS, canaries=True)
         workers = [world.worker("p0", "prefill"), world.worker("p1", "prefill"), world.worker("d0", "decode")]
-        for worker, layout in zip(workers, (replace(VLLM, isa="amx"), VLLM, VLLM), strict=True):
+        for worker, layout in zip(workers, (replace(VLLM, isa="amx"), neighbour, VLLM), strict=True):
             worker.layout = layout
         await world.start()
         for _ in range(4):

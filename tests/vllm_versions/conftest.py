@@ -16,3 +16,10 @@ if _HERE:
     from tandem.engine.vllm.dry_run import H100, pretend
 
     pretend(H100)
+
+
+def pytest_report_header() -> str:
+    """Which version these tests are about."""
+    from tandem.engine.vllm.internals import vllm_version
+
+    return f"vLLM {vllm_version()}"

@@ -19,6 +19,10 @@ LLAMA = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
     "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5,
 }  # fmt: skip
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
 TRANSFER: dict[str, object] = {
     "kv_connector": "TandemConnector", "kv_connector_module_path": "kv_transfer.connectors.vllm",
     "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": "/nowhere"},
@@ -29,23 +33,28 @@ TRANSFER: dict[str, object] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
     (directory / "config.json").write_text(json.dumps(LLAMA))
+    (directory / "experts").mkdir()
+    (directory / "experts" / "config.json").write_text(json.dumps(MIXTRAL))
     return directory
 
 
 def _variants(model: Path) -> dict[str, EngineArguments]:
     """What Tandem gives, one of each kind."""
 
-    def made(settings: VllmSettings, transfer: dict[str, object] | None = TRANSFER) -> EngineArguments:
+    def made(
+        settings: VllmSettings, transfer: dict[str, object] | None = TRANSFER, of: Path = model
+    ) -> EngineArguments:
         adapters = tuple(AdapterDirectory(Adapter(each, each), model, 1) for each in settings.adapters)
         port = 7403 if settings.nodes.count > 1 else None
-        return engine_arguments(settings, SchedulerSettings(), model, adapters, Sockets(model), transfer, port)
+        return engine_arguments(settings, SchedulerSettings(), of, adapters, Sockets(model), transfer, port)
 
+    experts = model / "experts"
     cuda = VllmSettings(device="cuda", context_tokens=32768)
     nodes = Nodes(count=2, rank=0, leader="10.0.0.1", host="10.0.0.1")
     return {
         "plain": made(cuda),
         "sharded": made(dataclasses.replace(cuda, parallelism=Parallelism(tensor=4, pipeline=2))),
-        "experts": made(dataclasses.replace(cuda, parallelism=Parallelism(tensor=4, expert=True))),
+        "experts": made(dataclasses.replace(cuda, parallelism=Parallelism(tensor=4, expert=True)), of=experts),
         "nodes": made(dataclasses.replace(cuda, nodes=nodes, parallelism=Parallelism(tensor=2)), None),
         "speculating": made(dataclasses.replace(cuda, ngram_tokens=4)),
         "adapters": made(dataclasses.replace(cuda, adapters=("one",))),

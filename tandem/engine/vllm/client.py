@@ -24,7 +24,7 @@ from tandem.engine.vllm.internals import (
     SamplingParams,
     StructuredOutputsParams,
     VLLMValidationError,
-    vllm_version,
+    engine_name,
 )
 from tandem.engine.vllm.requests import Request
 
@@ -96,7 +96,7 @@ class VllmClient:
         dtype = self.config.cache_config.cache_dtype
         name = str(model.dtype).removeprefix("torch.") if dtype == "auto" else dtype
         return Layout(
-            engine=f"vllm-{vllm_version()}",
+            engine=engine_name(),
             packing="vllm",
             dtype=name,
             item_bytes=1 if name.startswith("fp8") else {"float32": 4}.get(name, 2),

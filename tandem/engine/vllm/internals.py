@@ -15,8 +15,10 @@ from typing import Any, Final
 
 from tandem.core.errors import TandemError
 
-SUPPORTED: Final = ("0.32",)
-"""Minor versions of vLLM that are tested, oldest first."""
+PAGE_FORMATS: Final = MappingProxyType({"0.32": 1, "0.33": 1})
+"""By minor version of vLLM that is tested, oldest first: how it lays out the pages of its KV cache, as far as the
+other fields of a `Layout` do not say. The number rises with a version that writes other bytes under equal fields."""
+SUPPORTED: Final = tuple(PAGE_FORMATS)
 
 _FRONT: Final = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
@@ -36,7 +38,9 @@ _FRONT: Final = {
 
 _PROCESSES: Final = {
     "DeviceCapability": "vllm.platforms.interface",
+    "EngineCoreOutput": "vllm.v1.engine",
     "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
+    "RequestStatus": "vllm.v1.request",
     "current_platform": "vllm.platforms",
 }
 """For engine processes and ranks."""
@@ -93,6 +97,14 @@ def vllm_version() -> str | None:
         except PackageNotFoundError:
             pass
     return None
+
+
+def engine_name() -> str:
+    """`Layout.engine` of the installed vLLM; one that is not tested pairs with its own version alone."""
+    found = vllm_version() or "unknown"
+    minor = ".".join(found.split(".")[:2])
+    number = PAGE_FORMATS.get(minor)
+    return f"vllm-{found}" if number is None else f"vllm/pages-{number}/{minor}"
 
 
 def __getattr__(name: str) -> Any:

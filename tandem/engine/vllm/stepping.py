@@ -51,8 +51,7 @@ class Words:
 
 
 def _words() -> Words:
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-    from vllm.v1.request import RequestStatus
+    from tandem.engine.vllm.internals import EngineCoreOutput, EngineCoreOutputs, RequestStatus
 
     return Words(EngineCoreOutput, EngineCoreOutputs, RequestStatus.WAITING_FOR_REMOTE_KVS)
 
