@@ -22,6 +22,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prompt_logprobs: int | None = None
     """The same for every token of the prompt but its first; needs `logprobs`, whose first entry carries them. Only
     engines whose `EngineInfo.features` has `prompt_logprobs` take it."""
+    seeded: bool = True
+    """Whether the client gave the seed, and is promised the same tokens for it. Where it did not, branches have a
+    seed that the router drew, which an engine may use or leave."""
 
     @property
     def needs_history(self) -> bool:

@@ -14,7 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling
 from tandem.engine.plan import Draw
-from tandem.engine.torch.sampling import sample
+from tandem.engine.torch.sampling import Cut, draw_tokens, sample
 
 torch.set_num_threads(1)
 VOCABULARY = 40
@@ -155,3 +155,36 @@ def test_bias_for_unknown_tokens_changes_nothing() -> None:
 def test_not_finite(temperature: float) -> None:
     with pytest.raises(TandemError, match="not finite"):
         sample(torch.tensor([[0.0, float("nan")]]), [draw(Sampling(temperature=temperature))])
+
+
+CUTS = st.builds(Cut, st.sampled_from((0, 0, 1, 7, 1100)), st.sampled_from((1.0, 1.0, 0.05, 0.6, 0.999)))
+
+
+@given(st.lists(st.tuples(CUTS, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=5), st.integers(0, 99))
+@settings(deadline=None)
+def test_a_large_vocabulary_is_drawn_from_row_by_row(rows: list[tuple[Cut, float]], seed: int) -> None:
+    """A row's token does not depend on the others', however many tokens these look at; plain sums give the same."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(rows), 2500, generator=generator).mul(1 + seed % 4).mul(4).round().div(4)
+    cuts, units = [cut for cut, _ in rows], [unit for _, unit in rows]
+    together = draw_tokens(logits, cuts, units).tolist()
+    for row, (cut, unit) in enumerate(rows):
+        assert draw_tokens(logits[row : row + 1], [cut], [unit]).tolist() == [together[row]]
+        weights = _kept(logits[row].double(), cut).exp()
+        cumulative = weights.cumsum(0) / weights.sum()
+        token = together[row]
+        assert weights[token] > 0
+        # The sums differ in their last digits.
+        assert (cumulative[token - 1] if token else 0.0) - 1e-6 <= unit <= cumulative[token] + 1e-6
+
+
+def _kept(row: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Log-probabilities after the cuts, in which ties stay together."""
+    if cut.top_k:
+        row = row.masked_fill(row < row.topk(cut.top_k).values[-1], float("-inf"))
+    row = row.log_softmax(0)
+    if cut.top_p < 1:
+        greatest = row.exp().sort(descending=True).values
+        inside = max(1, int((greatest.cumsum(0) - greatest < cut.top_p - 1e-9).sum()))
+        row = row.masked_fill(row.exp() < greatest[inside - 1] - 1e-12, float("-inf"))
+    return row

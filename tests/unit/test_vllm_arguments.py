@@ -10,6 +10,7 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.adapters import open_adapters
 from tandem.engine.vllm.arguments import (
     PROCESSORS,
+    PROCESSORS_V2,
     TELL_VARIABLE,
     AdapterDirectory,
     EngineArguments,
@@ -45,6 +46,8 @@ def test_ranks_and_a_gpu() -> None:
     assert made.keywords["distributed_executor_backend"] == "mp"
     assert made.keywords["kv_cache_memory_bytes"] == 5
     assert not {"VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE"} & set(made.environment)
+    assert made.keywords["logits_processors"] == list(PROCESSORS_V2)
+    assert "async_scheduling" not in made.keywords
 
 
 def test_speculation_takes_the_place_of_the_processors() -> None:

@@ -1,5 +1,7 @@
 """From works to vLLM requests, without vLLM."""
 
+from typing import Any
+
 import pytest
 
 from tandem.core.errors import TandemError
@@ -17,9 +19,12 @@ from tandem.engine.vllm.requests import (
     root_of,
     structured,
 )
+from tandem.engine.vllm.settings import Runner
 
 PLAIN = Sampling(temperature=0.7, top_p=0.9, top_k=5)
 PENALISED = Sampling(temperature=0.7, presence_penalty=0.1)
+V1, V2 = Runner(), Runner(v2=True)
+V1_DRAFTS, V2_DRAFTS = Runner(speculates=True), Runner(v2=True, speculates=True)
 
 
 def work(sampling: Sampling = PLAIN, forced: tuple[int, ...] = (), mode: str = "local", **fields: object) -> Work:
@@ -36,9 +41,13 @@ def work(sampling: Sampling = PLAIN, forced: tuple[int, ...] = (), mode: str = "
     return Work(**{**values, **fields})  # type: ignore[arg-type]
 
 
-def made(each: Work) -> tuple[dict[str, object], tuple[int, ...]]:
-    request = make_request(each, each.branches[0], (1, 9), speculates=False)
+def made(each: Work, runner: Runner = V1) -> tuple[dict[str, Any], tuple[int, ...]]:
+    request = make_request(each, each.branches[0], (1, 9), runner)
     return request.sampling, unpack_tokens(request.tokens)
+
+
+def draw(sampling: dict[str, Any]) -> Draw:
+    return Draw.unpacked(sampling["extra_args"][DRAW])
 
 
 def test_forced_tokens_become_prompt_where_nothing_but_the_tokens_matters() -> None:
@@ -46,8 +55,7 @@ def test_forced_tokens_become_prompt_where_nothing_but_the_tokens_matters() -> N
     assert tokens == (5, 6, 7, 20, 21)
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (8, 4)
     assert sampling["stop_token_ids"] == [1, 9]
-    draw = Draw.unpacked(sampling["extra_args"][DRAW])  # type: ignore[index]
-    assert draw == Draw(7, 2, 11, 2, 5, 0.9)
+    assert draw(sampling) == Draw(7, 2, 2, 11, 5, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +70,8 @@ def test_forced_tokens_are_drawn_again_where_more_matters(each: Work) -> None:
     sampling, tokens = made(each)
     assert tokens == (5, 6, 7)
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (10, 6)
-    draw = Draw.unpacked(sampling["extra_args"][DRAW])  # type: ignore[index]
-    assert (draw.base, draw.forced, draw.awaits_first) == (0, (20, 21), False)
+    told = draw(sampling)
+    assert (told.base, told.forced, told.awaits_first) == (0, (20, 21), False)
     assert unpack_tokens(as_prompted(each).prompt) == (5, 6, 7)
     assert not any(branch.forced for branch in as_prompted(each).branches)
 
@@ -78,27 +86,66 @@ def test_prefill_draws_one_position_and_decode_awaits_it() -> None:
     sampling, _ = made(work(forced=(20, 21), mode="prefill"))
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (1, 1)
     sampling, _ = made(work(mode="decode"))
-    assert Draw.unpacked(sampling["extra_args"][DRAW]).awaits_first  # type: ignore[index]
+    assert draw(sampling).awaits_first
 
 
-def test_vllm_is_told_neither_seed_nor_cuts() -> None:
+def test_with_a_seed_the_first_runner_is_told_neither_seed_nor_cuts() -> None:
     sampling, _ = made(work())
-    assert not {"seed", "top_k", "top_p"} & set(sampling)
+    assert "seed" not in sampling
+    assert (sampling["top_k"], sampling["top_p"]) == (0, 1.0)
     assert made(work(Sampling(temperature=0.001)))[0]["temperature"] == 0.01
     assert made(work(Sampling(temperature=0.0, min_p=0.1)))[0]["min_p"] == 0.0
 
 
-def test_speculation_is_vllms_own_sampling() -> None:
-    each = work()
-    request = make_request(each, each.branches[0], (), speculates=True)
-    assert (request.sampling["top_k"], request.sampling["top_p"]) == (5, 0.9)
-    assert "extra_args" not in request.sampling
-    refuse_under_speculation(work(forced=(20,)))
-    refuse_under_speculation(work(PENALISED))
-    for refused in (work(PENALISED, (20,)), work(Sampling(min_p=0.1)), work(Sampling(logit_bias=((1, 2.0),)))):
+def test_the_second_runner_draws_from_the_seed_of_a_branch_wherever_it_is_taken_up() -> None:
+    sampling, _ = made(work(), V2)
+    assert (sampling["top_k"], sampling["top_p"]) == (5, 0.9)
+    assert "extra_args" not in sampling
+    assert 0 <= sampling["seed"] < 1 << 63
+    assert made(work(forced=(20, 21)), V2)[0]["seed"] == sampling["seed"]
+    assert made(work(mode="decode"), V2)[0]["seed"] == sampling["seed"]
+    others = [made(work(branches=(branch,)), V2)[0]["seed"] for branch in (Branch(3, 11), Branch(2, 12))]
+    assert len({sampling["seed"], *others}) == 3
+
+
+@pytest.mark.parametrize("runner", [V1, V2, V1_DRAFTS, V2_DRAFTS])
+@pytest.mark.parametrize("each", [Sampling(0.7, 0.9, 5, seeded=False), Sampling(0.0)])
+def test_without_a_seed_and_greedily_vllm_does_everything(runner: Runner, each: Sampling) -> None:
+    sampling, _ = made(work(each), runner)
+    assert not {"seed", "extra_args"} & set(sampling)
+    assert (sampling["top_k"], sampling["top_p"]) == (each.top_k, each.top_p)
+
+
+@pytest.mark.parametrize("runner", [V1, V2, V2_DRAFTS])
+def test_a_first_token_that_is_to_come_is_all_that_is_forced_of_an_unseeded_request(runner: Runner) -> None:
+    sampling, _ = made(work(Sampling(0.7, 0.9, 5, seeded=False), mode="decode"), runner)
+    assert draw(sampling) == Draw(7, 2, 0, awaits_first=True)
+    assert (sampling["top_k"], sampling["top_p"]) == (5, 0.9)
+
+
+@pytest.mark.parametrize("runner", [V1_DRAFTS, V2_DRAFTS])
+def test_what_excludes_speculation_is_said(runner: Runner) -> None:
+    unseeded = Sampling(0.7, 0.9, 5, seeded=False)
+    refuse_under_speculation(work(unseeded, forced=(20,)), runner)
+    refuse_under_speculation(work(Sampling(0.0), mode="decode"), runner)
+    refuse_under_speculation(work(Sampling(0.0, presence_penalty=0.1)), runner)
+    refused = {
+        "speculation": work(PENALISED, (20,)),
+        "min_p": work(Sampling(min_p=0.1)),
+        "logit_bias": work(Sampling(logit_bias=((1, 2.0),))),
+    }
+    first_runner_only = {"seed": work(PLAIN), "speculation": work(unseeded, mode="decode")}
+    for param, each in refused.items():
         with pytest.raises(TandemError) as error:
-            refuse_under_speculation(refused)
-        assert error.value.code == "unsupported_parameter"
+            refuse_under_speculation(each, runner)
+        assert (error.value.code, error.value.param) == ("unsupported_parameter", param)
+    for param, each in first_runner_only.items():
+        if runner.v2:
+            refuse_under_speculation(each, runner)
+            continue
+        with pytest.raises(TandemError) as error:
+            refuse_under_speculation(each, runner)
+        assert (error.value.code, error.value.param) == ("unsupported_parameter", param)
 
 
 def test_salts_stand_for_roots_but_those_of_private_works() -> None:

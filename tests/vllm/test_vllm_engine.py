@@ -13,6 +13,7 @@ from tandem.core.kv import chain_names, pack_tokens, unpack_tokens
 from tandem.core.request import Branch, Grammar, Sampling, Stopping
 from tandem.engine.protocol import Work
 from tandem.engine.vllm.requests import make_request
+from tandem.engine.vllm.settings import Runner
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.lending import BLOCK_TOKENS, Running, engine
 from tests.vllm.plain_llm import answers
@@ -64,10 +65,8 @@ def plain(works: list[Work]) -> list[list[int]]:
 
 
 def _plain_request(each: Work) -> dict[str, Any]:
-    request = make_request(each, each.branches[0], each.stopping.stop_token_ids, speculates=False)
+    request = make_request(each, each.branches[0], each.stopping.stop_token_ids, Runner())
     sampling = dict(request.sampling)
-    if each.sampling.temperature == 0.0:
-        del sampling["extra_args"]
     return {"prompt": list(unpack_tokens(request.tokens)), "sampling": sampling, "grammar": request.grammar}
 
 

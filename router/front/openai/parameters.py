@@ -16,7 +16,7 @@ from tandem.core.request import Sampling, Stopping
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TOP_P_MIN: Final = 1e-6
 """What `top_p: 0` means: only the likeliest token is left."""
-_PLAIN: Final = Sampling()
+_PLAIN: Final = {seeded: Sampling(seeded=seeded) for seeded in (False, True)}
 _NOTHING_SAID: Final = (None,) * 8
 
 
@@ -52,7 +52,7 @@ def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampl
     )
     wanted, of_prompt = wanted_logprobs(request), alternatives_asked(request)
     if said == _NOTHING_SAID and wanted is None and of_prompt is None:
-        return _PLAIN
+        return _PLAIN[request.seed is not None]
     bias = request.logit_bias or {}
     for token in bias:
         if token >= vocab_size:
@@ -68,6 +68,7 @@ def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampl
         logit_bias=tuple(sorted(bias.items())),
         logprobs=0 if wanted is None and of_prompt is not None else wanted,
         prompt_logprobs=of_prompt,
+        seeded=request.seed is not None,
     )
 
 

@@ -19,6 +19,9 @@ from tandem.engine.plan import Draw, Drawn
 _NUCLEUS_FIRST = 1024
 """How many of the likeliest tokens top-p looks at before it sorts the whole vocabulary."""
 
+_PIECE = 512
+"""Tokens of which probabilities are added up first where the whole vocabulary is drawn from."""
+
 _TEMPERATURE_MIN = 1e-6
 
 
@@ -126,8 +129,62 @@ class Cut(NamedTuple):
 def draw_tokens(logits: torch.Tensor, cuts: Sequence[Cut], units: Sequence[float]) -> torch.Tensor:
     """One token per row, [rows], by inverse CDF over ascending ids, with a number in [0, 1) for each.
 
-    `logits` [rows, vocabulary] are over temperature already.
+    `logits` [rows, vocabulary] are over temperature already. Rows with a cut are drawn among their likeliest tokens;
+    only those without, and those whose cut leaves more, look at the whole vocabulary.
     """
+    tokens = torch.empty(len(cuts), dtype=torch.int64, device=logits.device)
+    whole = [row for row, cut in enumerate(cuts) if cut.top_k == 0 and cut.top_p >= 1]
+    if limited := [row for row, cut in enumerate(cuts) if cut.top_k > 0 or cut.top_p < 1]:
+        drawn, decided = _draw_likeliest(*_rows(logits, cuts, units, limited))
+        tokens[limited] = drawn
+        whole += [row for row, sure in zip(limited, decided.tolist(), strict=True) if not sure]
+    if whole:
+        whole.sort()
+        tokens[whole] = _draw_whole(*_rows(logits, cuts, units, whole))
+    return tokens
+
+
+def _rows(
+    logits: torch.Tensor, cuts: Sequence[Cut], units: Sequence[float], rows: Sequence[int]
+) -> tuple[torch.Tensor, Sequence[Cut], torch.Tensor]:
+    """These rows, which are in order; without a copy where they are all."""
+    if len(rows) < len(cuts):
+        cuts, units, logits = [cuts[row] for row in rows], [units[row] for row in rows], logits[list(rows)]
+    return logits, cuts, torch.tensor(units, device=logits.device, dtype=torch.float64)
+
+
+def _draw_likeliest(
+    logits: torch.Tensor, cuts: Sequence[Cut], units: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of rows with a cut, and for which of them this is right: where the cut leaves more than was looked at,
+    it is not. Sums run over candidates in order, so how many other rows look at changes nothing."""
+    device = logits.device
+    counts = torch.tensor([cut.top_k or logits.shape[1] for cut in cuts], device=device)
+    shares = torch.tensor([cut.top_p for cut in cuts], device=device, dtype=torch.float64)
+    # One more than is kept, so that a tie at the cut is seen.
+    most = min(max(cut.top_k + 1 if cut.top_k else _NUCLEUS_FIRST for cut in cuts), logits.shape[1])
+    values, ids = logits.topk(most, -1)
+    least = values.gather(1, (counts.clamp(max=most) - 1)[:, None])
+    unlimited = (counts >= logits.shape[1])[:, None]
+    kept = (values >= least) | unlimited
+    weights = (values - values[:, :1]).double().exp() * kept
+    cumulative = weights.cumsum(-1)
+    totals = cumulative[:, -1:]
+    if any(cut.top_k == 0 for cut in cuts):
+        whole = (logits.logsumexp(-1, keepdim=True) - values[:, :1]).double().exp()
+        totals = torch.where(unlimited, whole, totals)
+    inside = ((cumulative - weights) < shares[:, None] * totals).sum(-1).clamp(min=1)
+    nucleus = values.gather(1, (inside - 1)[:, None])
+    kept &= (values >= nucleus) | (shares >= 1)[:, None]
+    decided = ~(kept[:, -1] & (values[:, -1] > float("-inf"))) | (most == logits.shape[1])
+    ids, order = ids.sort(-1)
+    cumulative = (weights * kept).gather(1, order).cumsum(-1)
+    return ids.gather(1, _inverse(cumulative, units)[:, None])[:, 0], decided
+
+
+def _draw_whole(logits: torch.Tensor, cuts: Sequence[Cut], units: torch.Tensor) -> torch.Tensor:
+    """Tokens of rows of which any token may be drawn. Sums of pieces find the piece, a sum within it the token: a
+    cumulative sum over the vocabulary would cost several passes in double precision."""
     device = logits.device
     if any(cut.top_k > 0 for cut in cuts):
         logits = _cut(logits, _kth(logits, [cut.top_k for cut in cuts]))
@@ -135,12 +192,26 @@ def draw_tokens(logits: torch.Tensor, cuts: Sequence[Cut], units: Sequence[float
     if any(cut.top_p < 1 for cut in cuts):
         shares = torch.tensor([cut.top_p for cut in cuts], device=device, dtype=torch.float64)
         probabilities = probabilities * (probabilities >= _nucleus(probabilities, shares)[:, None])
-    cumulative = probabilities.double().cumsum(-1)
-    targets = torch.tensor(units, device=device, dtype=torch.float64) * cumulative[:, -1]
-    # `right=True` finds the first entry above the target, which a token of probability zero can never be.
+    pieces = -(-probabilities.shape[1] // _PIECE)
+    probabilities = torch.nn.functional.pad(probabilities, (0, pieces * _PIECE - probabilities.shape[1]))
+    probabilities = probabilities.view(-1, pieces, _PIECE)
+    sums = probabilities.sum(-1).double().cumsum(-1)
+    piece = _inverse(sums, units)[:, None]
+    before = torch.where(piece > 0, sums.gather(1, (piece - 1).clamp(min=0)), 0.0)[:, 0]
+    within = probabilities[torch.arange(len(piece), device=device), piece[:, 0]].double().cumsum(-1)
+    return piece[:, 0] * _PIECE + _first_above(within, units * sums[:, -1] - before)
+
+
+def _inverse(cumulative: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+    """Where each row's sum passes its share of the whole, in [0, 1)."""
+    return _first_above(cumulative, units * cumulative[:, -1])
+
+
+def _first_above(cumulative: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The first entry above each row's target, which one of probability zero can never be; at most the last that adds
+    anything."""
     found = torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
-    last = (cumulative < cumulative[:, -1:]).sum(-1)
-    return torch.minimum(found, last)
+    return torch.minimum(found, (cumulative < cumulative[:, -1:]).sum(-1))
 
 
 def _cut(logits: torch.Tensor, least: torch.Tensor) -> torch.Tensor:

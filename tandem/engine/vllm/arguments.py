@@ -15,7 +15,9 @@ from tandem.engine.vllm.internals import vllm_version
 from tandem.engine.vllm.settings import VllmSettings
 
 PROCESSORS: Final = ("tandem.engine.vllm.forcing:ForcedTokens", "tandem.engine.vllm.drawing:PositionDraws")
-"""What samples for us inside vLLM."""
+"""Our logits processors for vLLM's first model runner."""
+PROCESSORS_V2: Final = ("tandem.engine.vllm.forcing_v2:ForcedTokens",)
+"""For the second, which draws from seed and position by itself."""
 TELL_VARIABLE: Final = "TANDEM_VLLM_TELL"
 """Where the engine's processes send their progress and last words; see `telling.py`."""
 _ADAPTER_SLOTS: Final = 4
@@ -179,8 +181,6 @@ def _parallel(settings: VllmSettings) -> dict[str, object]:
         "data_parallel_size": parallel.data,
         "enable_expert_parallel": parallel.expert,
         "distributed_executor_backend": None if parallel.ranks == 1 else "mp",
-        # With tokens in flight that nobody has seen, forcing the next one would come too late.
-        "async_scheduling": False,
     }
 
 
@@ -215,15 +215,18 @@ def _adapters(settings: VllmSettings, adapters: tuple[AdapterDirectory, ...]) ->
 
 
 def _sampling(settings: VllmSettings) -> dict[str, object]:
-    """vLLM takes logits processors or speculation, not both."""
-    if not settings.speculates:
-        return {"logits_processors": list(PROCESSORS)}
-    ngram = {
-        "method": "ngram",
-        "num_speculative_tokens": settings.ngram_tokens,
-        "prompt_lookup_max": settings.ngram_lookup,
-    }
-    return {"speculative_config": ngram}
+    """Processors are of the model runner that the environment chooses."""
+    runner = settings.runner
+    made: dict[str, object] = {}
+    if runner.processes:
+        made["logits_processors"] = list(PROCESSORS_V2 if runner.v2 else PROCESSORS)
+    if runner.speculates:
+        made["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": settings.ngram_tokens,
+            "prompt_lookup_max": settings.ngram_lookup,
+        }
+    return made
 
 
 def _environment(settings: VllmSettings, sockets: Sockets) -> dict[str, str]:
@@ -234,8 +237,8 @@ def _environment(settings: VllmSettings, sockets: Sockets) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
-        # The processors that sample for us are written for the first model runner.
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        # Said in both cases, as logits processors are written for one of the two.
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(settings.runner.v2)),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_timeout_s)),
         # Its own sockets too, as it leaves them behind.
         "VLLM_RPC_BASE_PATH": str(sockets.directory),

@@ -1,4 +1,4 @@
-"""A logits processor of vLLM's first model runner: every position is drawn with a random number of its own.
+"""A logits processor of vLLM's first model runner: with a seed, every position has a random number of its own.
 
 vLLM would draw from one generator per request, whose state depends on every step before. Ours is a function of seed,
 sequence and position (DESIGN §3), so another worker draws the same, wherever it takes a request up.
@@ -11,8 +11,14 @@ import torch
 
 from tandem.core.entropy import position_unit
 from tandem.engine.torch.sampling import Cut, draw_tokens
-from tandem.engine.vllm.forcing import draw_of
-from tandem.engine.vllm.internals import BatchUpdate, LogitsProcessor, SamplingParams, process_dict_updates
+from tandem.engine.vllm.forcing import draw_of, force
+from tandem.engine.vllm.internals import (
+    BatchUpdate,
+    LogitsProcessor,
+    SamplingParams,
+    async_tensor_h2d,
+    process_dict_updates,
+)
 from tandem.engine.vllm.requests import Draw
 
 if TYPE_CHECKING:
@@ -21,23 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Row:
-    """A sampled request. `output` is vLLM's own, growing list of what it has drawn."""
+    """A request with a seed. `output` is vLLM's own list of what it has drawn; with asynchronous scheduling its
+    values come late, its length does not."""
 
     draw: Draw
+    seed: int
     cut: Cut
     output: list[int]
 
     def unit(self) -> float:
         """The random number of the next position, in [0, 1)."""
         draw = self.draw
-        return position_unit(draw.seed, draw.sequence, draw.base + len(self.output) + 1)
+        return position_unit(self.seed, draw.sequence, draw.base + len(self.output) + 1)
 
 
 class PositionDraws(LogitsProcessor):
-    """Applies top-k and top-p, draws, and leaves vLLM's sampler the drawn token alone.
+    """Applies top-k and top-p to requests with a seed, draws, and leaves vLLM's sampler the drawn token alone.
 
-    It works after bias, penalties, temperature and min-p, which are vLLM's; requests tell vLLM neither top-k nor
-    top-p nor seed. Greedy requests are not touched.
+    It works after bias, penalties, temperature and min-p, which are vLLM's; such requests tell vLLM neither top-k nor
+    top-p nor seed. Others are not touched, and a batch without such a request is left at once.
     """
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
@@ -54,16 +62,16 @@ class PositionDraws(LogitsProcessor):
         """`logits` [requests, vocabulary], over temperature; changed in place."""
         if not self._rows:
             return logits
-        index = torch.tensor(list(self._rows), device=logits.device)
-        rows = self._rows.values()
-        drawn = draw_tokens(logits[index], [row.cut for row in rows], [row.unit() for row in rows])
-        logits[index] = float("-inf")
-        logits[index, drawn] = 0.0
+        rows = sorted(self._rows)
+        drawing = [self._rows[row] for row in rows]
+        index = async_tensor_h2d(rows, logits.device, torch.int64)
+        chosen = logits if len(rows) == len(logits) else logits[index]
+        force(logits, index, draw_tokens(chosen, [each.cut for each in drawing], [each.unit() for each in drawing]))
         return logits
 
 
 def _new(params: SamplingParams, _prompt: list[int] | None, output: list[int]) -> _Row | None:
     draw = draw_of(params)
-    if draw is None or params.temperature == 0.0:
+    if draw is None or draw.seed is None:
         return None
-    return _Row(draw, Cut(draw.top_k, draw.top_p), output)
+    return _Row(draw, draw.seed, Cut(draw.top_k, draw.top_p), output)

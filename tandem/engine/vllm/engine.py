@@ -112,8 +112,7 @@ class VllmEngine:
             kv_events=self._loaded.exchange.kv_events or not client.caches_prefixes,
             not_exchanged=self._loaded.exchange.reason,
         )
-        speculates = self._settings.speculates
-        self._ledger = Ledger(self._info, self._scheduler, client, stage, speculates=speculates)
+        self._ledger = Ledger(self._info, self._scheduler, client, stage, self._settings.runner)
         self._figures = Figures(client.blocks)
         self._cached = CachedNames(client.block_tokens)
         if stage is not None:

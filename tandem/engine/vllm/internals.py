@@ -47,7 +47,10 @@ _PROCESSES: Final = {
 
 _SAMPLING: Final = {
     "BatchUpdate": "vllm.v1.sample.logits_processor",
+    "LogitsContext": "vllm.v1.worker.gpu.sample.logits_processor",
+    "LogitsProcRequestState": "vllm.v1.worker.gpu.sample.logits_processor",
     "LogitsProcessor": "vllm.v1.sample.logits_processor",
+    "async_tensor_h2d": "vllm.utils.torch_utils",
     "process_dict_updates": "vllm.v1.sample.logits_processor.builtin",
 }
 """For logits processors."""
@@ -75,13 +78,14 @@ NAMES: Final = MappingProxyType(_FRONT | _PROCESSES | _SAMPLING | _CONNECTOR)
 
 PATCHED: Final = MappingProxyType(
     {
+        "gpu_logits_processor": "vllm.v1.worker.gpu.sample.logits_processor",
         "model_manager": "vllm.lora.model_manager",
         "platforms": "vllm.platforms",
         "vllm_config": "vllm.config.vllm",
         "weight_utils": "vllm.model_executor.model_loader.weight_utils",
     }
 )
-"""Modules in which something is replaced; they are imported whole."""
+"""Modules that are imported whole: something is replaced in them, or bears a name that is another's above."""
 
 
 OF_CARDS: Final = MappingProxyType({"CudaPlatformBase": "vllm.platforms.cuda"})

@@ -17,6 +17,7 @@ from tandem.engine.vllm.notices import Notice, notice_of
 from tandem.engine.vllm.outputs import ended_oddly, new_positions, note_figures
 from tandem.engine.vllm.requests import Request, as_prompted, make_request, owner_of, refuse_under_speculation
 from tandem.engine.vllm.running import BranchRun, WorkRun
+from tandem.engine.vllm.settings import Runner
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import for_sequence
 from tandem.engine.work_deadlines import Wait, WorkDeadlines
@@ -53,8 +54,7 @@ class Ledger:
         settings: SchedulerSettings,
         maker: Maker,
         stage: Stage | None,
-        *,
-        speculates: bool,
+        runner: Runner,
     ) -> None:
         self.outbox = Outbox()
         self.to_send: list[Order] = []
@@ -63,7 +63,7 @@ class Ledger:
         self._settings = settings
         self._maker = maker
         self._stage = stage
-        self._speculates = speculates
+        self._runner = runner
         self._runs: dict[int, WorkRun] = {}
         self._later: dict[int, list[Order]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
@@ -105,7 +105,7 @@ class Ledger:
             self._send(orders.pop(0))
 
     def _prepared(self, run: WorkRun, branch: Branch) -> Order:
-        request = make_request(run.work, branch, run.end_tokens, speculates=self._speculates)
+        request = make_request(run.work, branch, run.end_tokens, self._runner)
         return Order(run.branches[branch.sequence], self._maker.prepare(request, run.work_id))
 
     def _refuse(self, work: Work) -> None:
@@ -118,8 +118,8 @@ class Ledger:
             raise TandemError("queue_full", f"{len(self._runs)} works are here already")
         if work.adapter and work.adapter not in [adapter.name for adapter in self._info.adapters]:
             raise TandemError("invalid_request", f"adapter {work.adapter!r} is not loaded here", param="adapter")
-        if self._speculates:
-            refuse_under_speculation(work)
+        if self._runner.speculates:
+            refuse_under_speculation(work, self._runner)
 
     def admitted(self, work_id: int, params: dict[str, object] | None) -> None:
         """The stage has slots for a work, or has nothing to do with it."""

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
+from tandem.core.entropy import position_u64
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Grammar, Sampling
 from tandem.engine.protocol import Work
+from tandem.engine.vllm.settings import Runner
 
 DRAW: Final = "tandem"
 """Our entry among a request's `extra_args`: a `Draw` as a list, read by the logits processors."""
@@ -27,27 +29,33 @@ TEMPERATURE_MIN: Final = 0.01
 
 @dataclass(frozen=True)
 class Draw:
-    """What the logits processors know of a request. `base` output positions lie in the prompt already."""
+    """What our logits processors know of a request. `base` output positions lie in the prompt already."""
 
     work: int
     sequence: int
-    seed: int
     base: int
-    top_k: int
-    top_p: float
+    seed: int | None = None
+    """Draw every position from seed, sequence and position, after `top_k` and `top_p`; None leaves it to vLLM."""
+    top_k: int = 0
+    top_p: float = 1.0
     forced: tuple[int, ...] = ()
     awaits_first: bool = False
     """The position after the forced ones is provided (see `forced_tokens.py`), or drawn where it is not."""
 
+    @property
+    def concerns_nobody(self) -> bool:
+        """Whether vLLM's own sampler does all there is to do."""
+        return self.seed is None and not self.forced and not self.awaits_first
+
     def packed(self) -> list[object]:
         """The form in which it travels; see `unpacked`."""
-        numbers = (self.work, self.sequence, self.seed, self.base, self.top_k, self.top_p)
+        numbers = (self.work, self.sequence, self.base, self.seed, self.top_k, self.top_p)
         return [*numbers, list(self.forced), self.awaits_first]
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Draw":
-        work, sequence, seed, base, top_k, top_p, forced, awaits_first = packed
-        return cls(work, sequence, seed, base, top_k, top_p, tuple(forced), awaits_first)
+        work, sequence, base, seed, top_k, top_p, forced, awaits_first = packed
+        return cls(work, sequence, base, seed, top_k, top_p, tuple(forced), awaits_first)
 
 
 @dataclass(frozen=True)
@@ -98,28 +106,42 @@ def as_prompted(work: Work) -> Work:
     return replace(work, prompt=prompt, branches=branches)
 
 
-def refuse_under_speculation(work: Work) -> None:
-    """Raise `unsupported_parameter` for what vLLM cannot do while it speculates, because that excludes logits
-    processors."""
+def refuse_under_speculation(work: Work, runner: Runner) -> None:
+    """Raise `unsupported_parameter` for what vLLM cannot do while it speculates."""
     sampling, resumed = work.sampling, any(branch.forced for branch in work.branches)
     for name, present in (("min_p", sampling.min_p > 0), ("logit_bias", bool(sampling.logit_bias))):
         if present:
             raise _unsupported(name, f"{name} cannot be used with speculative decoding on vLLM")
-    if draws_again(work) and (resumed or work.mode == "decode"):
+    if draws_again(work) and resumed:
+        # Where a token lands among drafts is known on the device only, so a list of them cannot be forced.
         raise _unsupported(
             "speculation",
             "a request with penalties, a grammar or several choices cannot be taken over by vLLM while it speculates",
         )
+    if runner.processes:
+        return
+    warm = sampling.temperature > 0
+    if warm and sampling.seeded:
+        raise _unsupported(
+            "seed", "seed has no effect on vLLM's first model runner while it speculates: leave it out"
+        )
+    if work.mode == "decode" and (warm or draws_again(work)):
+        raise _unsupported(
+            "speculation",
+            "vLLM's first model runner cannot go on after another worker's first token while it speculates, unless "
+            "greedily; serve this model by unified workers, or without speculation",
+        )
 
 
-def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], *, speculates: bool) -> Request:
-    """The vLLM request of one branch. Raises `invalid_request`, `unsupported_parameter`."""
+def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], runner: Runner) -> Request:
+    """The vLLM request of one branch. Raises `invalid_request`."""
     again = draws_again(work)
     base = 0 if again else len(branch.forced)
     limit = len(branch.forced) + 1 if work.mode == "prefill" else work.stopping.max_tokens
     most = limit - base
+    draw = _draw(work, branch, base, again, runner)
     sampling: dict[str, object] = {
-        **_drawing(work.sampling),
+        **_drawing(work.sampling, draw),
         "max_tokens": most,
         "min_tokens": max(0, min(work.stopping.min_tokens - base, most)),
         "stop_token_ids": list(end_tokens),
@@ -129,11 +151,10 @@ def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], *, spe
         "prompt_logprobs": work.sampling.prompt_logprobs if scores_prompt(work, branch) else None,
         "detokenize": False,
     }
-    if speculates:
-        # vLLM draws by itself, and without a seed: its CPU build dies when a seeded prompt is computed in chunks.
-        sampling |= {"top_k": work.sampling.top_k, "top_p": work.sampling.top_p}
-    else:
-        sampling["extra_args"] = {DRAW: _draw(work, branch, base, again).packed()}
+    if runner.v2 and _seeded(work.sampling):
+        sampling["seed"] = _seed(branch)
+    if runner.processes and not draw.concerns_nobody:
+        sampling["extra_args"] = {DRAW: draw.packed()}
     return Request(
         request_id=request_id(work.work_id, branch.sequence),
         tokens=as_prompted(work).prompt,
@@ -189,12 +210,15 @@ def _choices(text: str) -> list[str]:
     return choices
 
 
-def _drawing(sampling: Sampling) -> dict[str, object]:
-    """Everything up to top-k, top-p and the draw itself, which the processors do."""
+def _drawing(sampling: Sampling, draw: Draw) -> dict[str, object]:
+    """What vLLM's own sampler is told: of top-k and top-p only where it draws by itself."""
     warm = sampling.temperature > 0
+    told = warm and draw.seed is None
     return {
         "temperature": max(sampling.temperature, TEMPERATURE_MIN) if warm else 0.0,
         "min_p": sampling.min_p if warm else 0.0,
+        "top_k": sampling.top_k if told else 0,
+        "top_p": sampling.top_p if told else 1.0,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
@@ -202,15 +226,27 @@ def _drawing(sampling: Sampling) -> dict[str, object]:
     }
 
 
-def _draw(work: Work, branch: Branch, base: int, again: bool) -> Draw:
+def _seeded(sampling: Sampling) -> bool:
+    """Whether the same tokens are promised for the same seed, and are not so anyway."""
+    return sampling.seeded and sampling.temperature > 0
+
+
+def _seed(branch: Branch) -> int:
+    """One for vLLM's second model runner, which draws from it and the absolute position: it is the same wherever the
+    branch is taken up, and another for each branch of a request."""
+    return position_u64(branch.seed, branch.sequence, 0) >> 1
+
+
+def _draw(work: Work, branch: Branch, base: int, again: bool, runner: Runner) -> Draw:
     sampling = work.sampling
+    ours = not runner.v2 and _seeded(sampling)
     return Draw(
         work.work_id,
         branch.sequence,
-        branch.seed,
         base,
-        sampling.top_k,
-        sampling.top_p,
+        branch.seed if ours else None,
+        sampling.top_k if ours else 0,
+        sampling.top_p if ours else 1.0,
         branch.forced if again else (),
         awaits_first=work.mode == "decode",
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.exchange import TRANSFERS
@@ -53,6 +53,22 @@ class Parallelism:
     @property
     def ranks(self) -> int:
         return self.tensor * self.pipeline * self.data
+
+
+class Runner(NamedTuple):
+    """How vLLM samples on a worker: by its second model runner (`v2`), as on GPUs, or by its first, as on CPUs.
+
+    The first draws from a generator per request, whose state depends on every step before; the second from seed and
+    absolute position. The first takes no logits processors while it speculates.
+    """
+
+    v2: bool = False
+    speculates: bool = False
+
+    @property
+    def processes(self) -> bool:
+        """Whether our logits processors run: they force known tokens and, on the first runner, draw with seeds."""
+        return self.v2 or not self.speculates
 
 
 @dataclass(frozen=True)
@@ -163,6 +179,11 @@ class VllmSettings:
     def ranks_here(self) -> int:
         """Ranks on this machine."""
         return max(1, self.parallelism.ranks // self.nodes.count)
+
+    @property
+    def runner(self) -> Runner:
+        """vLLM 0.32 has no second model runner for CPUs."""
+        return Runner(self.device != "cpu", self.speculates)
 
     @property
     def speculates(self) -> bool:
