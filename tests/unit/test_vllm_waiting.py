@@ -17,6 +17,7 @@ from tandem.engine.protocol import EngineInfo, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.requests import Request
+from tandem.engine.vllm.settings import Runner
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_work import Sources
 from tandem.engine.vllm.stepping import StepTeller, Words
@@ -175,7 +176,7 @@ class Waiting(RuleBasedStateMachine):
         self.now = 0.0
         self.stage = FakeStage()
         scheduler = SchedulerSettings(queue_s=QUEUE_S, kv_wait_s=KV_S)
-        self.ledger = Ledger(INFO, scheduler, Maker(), cast(Stage, self.stage), speculates=False)
+        self.ledger = Ledger(INFO, scheduler, Maker(), cast(Stage, self.stage), Runner())
         self.model = Model()
         self.wire: deque[Any] = deque()
         self.rows = self.prompt_tokens = 0
