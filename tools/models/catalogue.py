@@ -17,8 +17,6 @@ class Entry:
     caches: str = FULL
     exchanged: bool = True
     dtype: str = "float32"
-    context_tokens: int = 1024
-    remark: str = ""
     runs: bool = True
     """Otherwise its kernels exist on GPUs alone: configuration, sizing and arguments are checked."""
 
@@ -34,16 +32,16 @@ ENTRIES: Final = (
     Entry("mixtral", "Mixtral", "MixtralForCausalLM"),
     Entry("qwen3-moe", "Qwen3-MoE", "Qwen3MoeForCausalLM"),
     Entry("deepseek-v3", "DeepSeek-V3", "DeepseekV3ForCausalLM", "latents (MLA)"),
-    Entry("gpt-oss", "gpt-oss, bfloat16", "GptOssForCausalLM", _WINDOWS, exchanged=False, dtype="bfloat16"),
-    Entry("gemma-3", "Gemma-3, text", "Gemma3ForCausalLM", _WINDOWS, exchanged=False),
+    Entry("gpt-oss", "gpt-oss, bfloat16", "GptOssForCausalLM", _WINDOWS, dtype="bfloat16"),
+    Entry("gemma-3", "Gemma-3, text", "Gemma3ForCausalLM", _WINDOWS),
     Entry("qwen3-next", "Qwen3-Next", "Qwen3NextForCausalLM", _STATE, exchanged=False, dtype="bfloat16"),
     Entry("glm-4-moe", "GLM-4-MoE", "Glm4MoeForCausalLM"),
     Entry("phi-3", "Phi-3", "Phi3ForCausalLM"),
     Entry("granite", "Granite", "GraniteForCausalLM"),
     Entry("granite-4", "Granite-4 hybrid", "GraniteMoeHybridForCausalLM", _STATE, exchanged=False),
     Entry("olmo-2", "OLMo-2", "Olmo2ForCausalLM"),
-    Entry("llama-4", "Llama-4, text", "Llama4ForCausalLM", "full attention and chunks", exchanged=False),
-    Entry("cohere-2", "Cohere-2", "Cohere2ForCausalLM", _WINDOWS, exchanged=False),
+    Entry("llama-4", "Llama-4, text", "Llama4ForCausalLM", "full attention and chunks"),
+    Entry("cohere-2", "Cohere-2", "Cohere2ForCausalLM", _WINDOWS),
     Entry("awq", "Llama, AWQ", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("gptq", "Llama, GPTQ", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("int8", "Llama, compressed-tensors INT8", "LlamaForCausalLM", dtype="bfloat16"),
@@ -51,7 +49,7 @@ ENTRIES: Final = (
     Entry("fp8-channel", "Llama, compressed-tensors FP8 per channel", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("fp8", "Llama, FP8", "LlamaForCausalLM", runs=False),
     Entry("block-fp8", "DeepSeek-V3, FP8 in blocks", "DeepseekV3ForCausalLM", "latents (MLA)", runs=False),
-    Entry("mxfp4", "gpt-oss, MXFP4", "GptOssForCausalLM", _WINDOWS, exchanged=False, runs=False),
+    Entry("mxfp4", "gpt-oss, MXFP4", "GptOssForCausalLM", _WINDOWS, runs=False),
     Entry("gptq-moe", "Qwen3-MoE, GPTQ", "Qwen3MoeForCausalLM", runs=False),
     Entry(
         "deepseek-v3.2",

@@ -1,0 +1,166 @@
+"""One model: vLLM alone, Tandem unified, Tandem with prefill and decode apart, and the twins of both."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from tandem.cli.platform import Platform
+from tandem.cli.supervisor import ROUTER
+from tests.vllm.serving import Serving, serving
+from tools.models.asking import ask
+from tools.models.catalogue import Entry
+from tools.models.damaging import VARIABLE
+from tools.models.judge import Tally, tally, varied
+from tools.models.prompts import BLOCK_TOKENS, CONTEXT_TOKENS, edges, further, swapped, twins
+from tools.models.reference import BLOCKS, Answers, Reference
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+_ENVIRONMENT: Final = {"TANDEM_VLLM__BLOCKS": str(BLOCKS), "TANDEM_STAGE__BLOCKS": str(BLOCKS - 1)}
+
+
+class Twins(msgspec.Struct, frozen=True):
+    """How many of the damaged prompts gave other tokens than they should give undamaged."""
+
+    asked: int = 0
+    differ: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a model. `pair` is None where its KV is not handed over; `problem` is why it failed."""
+
+    name: str
+    block: int = 0
+    groups: tuple[str, ...] = ()
+    unified: Tally = Tally()
+    unified_twins: Twins = Twins()
+    pair: Tally | None = None
+    pair_twins: Twins | None = None
+    problem: str = ""
+    seconds: float = 0.0
+    vllm: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Everything that was asked is as it should be."""
+        whole = self.unified.holds and self.unified_twins.differ == self.unified_twins.asked > 0
+        if self.pair is None or self.pair_twins is None:
+            return whole and not self.problem
+        return whole and not self.problem and self.pair.holds and self.pair_twins.differ == self.pair_twins.asked > 0
+
+
+async def trial(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
+    """Never raises for what a model does, and takes little longer than `limit_s`."""
+    began = time.monotonic()
+    outcome = Outcome(entry.name)
+    try:
+        async with asyncio.timeout(limit_s):
+            outcome = await _tried(entry, model, right, limit_s, tell)
+    except TimeoutError:
+        outcome = Outcome(entry.name, problem=f"not done within {limit_s:g} s")
+    # A model can fail in as many ways as there is code below; each is a row of the table.
+    except Exception as error:  # noqa: BLE001
+        outcome = Outcome(entry.name, problem=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return msgspec.structs.replace(outcome, seconds=round(time.monotonic() - began, 1))
+
+
+async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
+    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s))
+    async with asyncio.TaskGroup() as group:
+        known = group.create_task(alone)
+        unified = group.create_task(_timed(tell, "unified", _unified(entry, model, known)))
+        pair = (
+            group.create_task(_timed(tell, "prefill and decode", _pair(entry, model, known)))
+            if entry.exchanged
+            else None
+        )
+    answers = known.result()
+    if answers.problem:
+        return Outcome(entry.name, problem=f"vLLM alone: {answers.problem}", vllm=answers.vllm)
+    handed, handed_twins = pair.result() if pair is not None else (None, None)
+    return Outcome(
+        entry.name, answers.block, answers.groups, *unified.result(), handed, handed_twins,
+        varied(answers.edges + answers.twins), vllm=answers.vllm,
+    )  # fmt: skip
+
+
+async def _unified(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins]:
+    async with _serving(entry, model, ["--prefill", "0", "--decode", "1"]) as running:
+        answers = await known
+        if answers.problem:
+            return Tally(), Twins()
+        return await _equal(entry, running, answers, handed_over=False), await _swapped(running, answers)
+
+
+async def _pair(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins]:
+    damage = model / "damage"
+    damage.unlink(missing_ok=True)
+    flags = ["--prefill", "1", "--decode", "1"]
+    async with _serving(entry, model, flags, {VARIABLE: str(damage)}) as running:
+        answers = await known
+        if answers.problem:
+            return Tally(), Twins()
+        found = await _equal(entry, running, answers, handed_over=True)
+        try:
+            return found, await _damaged(running, answers, damage)
+        finally:
+            damage.unlink(missing_ok=True)
+
+
+async def _equal(entry: Entry, running: Serving, answers: Answers, *, handed_over: bool) -> Tally:
+    prompts = edges(answers.block) + further(answers.block)
+    found = await ask(running, prompts, handed_over=handed_over)
+    return tally(entry.dtype, prompts, found, answers.edges + answers.further)
+
+
+async def _swapped(running: Serving, answers: Answers) -> Twins:
+    """Two blocks of every prompt change places: the answer has to, too."""
+    prompts = [swapped(twin, answers.block) for twin in twins(answers.block)]
+    found = await ask(running, prompts, handed_over=False)
+    return Twins(len(found), sum(ours.tokens != right.tokens for ours, right in zip(found, answers.twins, strict=True)))
+
+
+async def _damaged(running: Serving, answers: Answers, damage: Path) -> Twins:
+    """One block of every prompt is zeroed on its way into the decode worker's cache."""
+    differ, tried = 0, twins(answers.block)
+    for twin, right in zip(tried, answers.twins, strict=True):
+        damage.write_text(str(twin.block))
+        (found,) = await ask(running, [twin.prompt], handed_over=True)
+        differ += found.tokens != right.tokens
+    return Twins(len(tried), differ)
+
+
+def _serving(
+    entry: Entry, model: Path, flags: list[str], environment: dict[str, str] | None = None
+) -> AbstractAsyncContextManager[Serving]:
+    given = [
+        *flags, "--dtype", entry.dtype, "--block-tokens", str(BLOCK_TOKENS), "--context-tokens", str(CONTEXT_TOKENS)
+    ]  # fmt: skip
+    return serving(given, {**_ENVIRONMENT, **(environment or {})}, model, change=_damageable)
+
+
+def _damageable(platform: Platform) -> None:
+    """Decode workers run in the module that damages KV, which does nothing unless its file is there."""
+    for member in platform.members:
+        if member.role not in (ROUTER, "prefill"):
+            python, flag, module, *more = member.command.argv
+            member.command = replace(
+                member.command, argv=(python, flag, "tools.models.damaging", module, *more)
+            )
+
+
+async def _timed(tell: Tell, stage: str, work: Awaitable[T]) -> T:
+    began = time.monotonic()
+    try:
+        found = await work
+    except BaseException:
+        tell(f"{stage}: failed after {time.monotonic() - began:.0f} s")
+        raise
+    tell(f"{stage}: {time.monotonic() - began:.0f} s")
+    return found
