@@ -71,8 +71,8 @@ def _settle_config(entry: Entry, file: Path) -> None:
     """The architecture's name, which a configuration without a model lacks, and how weights are packed."""
     config = json.loads(file.read_text())
     config["architectures"] = [entry.architecture]
-    if base_of(entry.name) != entry.name:
-        from tools.models.quantize import SETTINGS
+    from tools.models.quantize import SETTINGS
 
+    if entry.name in SETTINGS:
         config["quantization_config"] = SETTINGS[entry.name]
     file.write_text(json.dumps(config, indent=1, sort_keys=True))

@@ -1,6 +1,9 @@
-"""The configurations of the tiny models, in the shapes that vLLM's CPU kernels take: heads of 32 or 64, latents of 512
-and 64, experts of a multiple of 32. Everything else is as small as the architecture allows."""
+"""The configurations of the tiny models, in the shapes that vLLM's CPU kernels take.
 
+Those are heads of 32 or 64, latents of 512 and 64, experts of a multiple of 32. Everything else is small.
+"""
+
+from dataclasses import dataclass
 from typing import Any, Final
 
 VOCABULARY: Final = 1536
@@ -126,23 +129,28 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "olmo-2": ("Olmo2", {}),
     "llama-4": ("Llama4Text", _LLAMA_4),
     "cohere-2": ("Cohere2", {"num_hidden_layers": 4, "layer_types": _SLIDING, "sliding_window": WINDOW}),
-    "deepseek-v3.2": (
-        "DeepseekV32",
-        {**_LATENTS, "index_n_heads": 4, "index_head_dim": 128, "index_topk": 64},
-    ),
 }
 """By name: the prefix of the classes in transformers, and what differs from the base."""
-_OF: Final = {
-    "awq": "llama",
-    "gptq": "llama",
-    "int8": "llama",
-    "w4a16": "llama",
-    "fp8-channel": "llama",
-    "fp8": "llama",
-    "block-fp8": "deepseek-v3",
-    "mxfp4": "gpt-oss",
-    "gptq-moe": "qwen3-moe",
+_OF: Final = {"awq": "llama", "gptq": "llama", "int8": "llama", "w4a16": "llama", "fp8-channel": "llama"}
+
+
+@dataclass(frozen=True)
+class Cards:
+    """A model of its real size, which is the default of its class in transformers, over `tensor` cards."""
+
+    kind: str
+    tensor: int
+    weight_dtype: str
+
+
+CARDS: Final = {
+    "fp8": Cards("Llama", 1, "fp8"),
+    "block-fp8": Cards("DeepseekV3", 16, "fp8"),
+    "mxfp4": Cards("GptOss", 2, "int4"),
+    "gptq-moe": Cards("Qwen3Moe", 1, "int4"),
+    "deepseek-v3.2": Cards("DeepseekV32", 16, "fp8"),
 }
+"""Those that cannot run here."""
 
 
 def base_of(name: str) -> str:
@@ -154,5 +162,7 @@ def config_of(name: str) -> Any:
     """A configuration of transformers, without quantization."""
     import transformers
 
+    if name in CARDS:
+        return getattr(transformers, f"{CARDS[name].kind}Config")()
     kind, more = KINDS[base_of(name)]
     return getattr(transformers, f"{kind}Config")(**{**_BASE, **more})

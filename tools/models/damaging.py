@@ -35,7 +35,7 @@ def _install() -> None:
         damaged = _damaged()
         copier.blank([target.block for target in targets if target.index == damaged])
 
-    PageCopier.load = damaging_load  # type: ignore[method-assign]
+    PageCopier.load = damaging_load  # type: ignore[method-assign, assignment]
 
 
 if __name__ in ("__main__", "__mp_main__"):

@@ -1,29 +1,14 @@
 """Whether what Tandem answered is what vLLM answers. Pure."""
 
 from collections.abc import Sequence
-
-import msgspec
+from typing import Final
 
 from tools.models.reference import Said
+from tools.models.trial_types import Tally
 
-LOGPROB_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}
-GAP_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05}
+LOGPROB_TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.15}
+GAP_TOLERANCE: Final = {"float32": 1e-4, "bfloat16": 0.05}
 """Two tokens whose logarithms lie closer may change places; every such case is counted."""
-
-
-class Tally(msgspec.Struct, frozen=True):
-    """`equal` of `asked` prompts have the reference's tokens and log-probabilities; `near_ties` more part from it
-    where its two best tokens are too close to tell; `wrong` says what the others did."""
-
-    asked: int = 0
-    equal: int = 0
-    near_ties: int = 0
-    tokens: int = 0
-    wrong: tuple[str, ...] = ()
-
-    @property
-    def holds(self) -> bool:
-        return self.asked > 0 and not self.wrong and self.near_ties * 10 <= self.asked
 
 
 def tally(dtype: str, prompts: Sequence[Sequence[int]], found: Sequence[Said], right: Sequence[Said]) -> Tally:

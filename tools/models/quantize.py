@@ -108,7 +108,9 @@ def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] 
     }
 
 
-def _numbers(kind: str, bits: int, strategy: str, *, dynamic: bool = False, group: int | None = None) -> dict[str, Any]:
+def _numbers(
+    kind: str, bits: int, strategy: str, *, dynamic: bool = False, group: int | None = None
+) -> dict[str, Any]:
     return {
         "type": kind,
         "num_bits": bits,
@@ -127,15 +129,18 @@ SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
     "gptq-moe": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
-    "int8": _compressed(
-        "int-quantized", _numbers("int", 8, "channel"), _numbers("int", 8, "token", dynamic=True)
-    ),
+    "int8": _compressed("int-quantized", _numbers("int", 8, "channel"), _numbers("int", 8, "token", dynamic=True)),
     "w4a16": _compressed("pack-quantized", _numbers("int", 4, "group", group=GROUP), None),
     "fp8-channel": _compressed(
         "float-quantized", _numbers("float", 8, "channel"), _numbers("float", 8, "token", dynamic=True)
     ),
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    "block-fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "block-fp8": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+    },
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
 }
 """The `quantization_config` of each."""

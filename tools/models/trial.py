@@ -16,43 +16,14 @@ from tests.vllm.serving import Serving, serving
 from tools.models.asking import ask
 from tools.models.catalogue import Entry
 from tools.models.damaging import VARIABLE
-from tools.models.judge import Tally, tally, varied
+from tools.models.judge import tally, varied
 from tools.models.prompts import BLOCK_TOKENS, CONTEXT_TOKENS, edges, further, swapped, twins
 from tools.models.reference import BLOCKS, Answers, Reference
+from tools.models.trial_types import Outcome, Tally, Twins
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
 _ENVIRONMENT: Final = {"TANDEM_VLLM__BLOCKS": str(BLOCKS), "TANDEM_STAGE__BLOCKS": str(BLOCKS - 1)}
-
-
-class Twins(msgspec.Struct, frozen=True):
-    """How many of the damaged prompts gave other tokens than they should give undamaged."""
-
-    asked: int = 0
-    differ: int = 0
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What became of a model. `pair` is None where its KV is not handed over; `problem` is why it failed."""
-
-    name: str
-    block: int = 0
-    groups: tuple[str, ...] = ()
-    unified: Tally = Tally()
-    unified_twins: Twins = Twins()
-    pair: Tally | None = None
-    pair_twins: Twins | None = None
-    problem: str = ""
-    seconds: float = 0.0
-    vllm: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Everything that was asked is as it should be."""
-        whole = self.unified.holds and self.unified_twins.differ == self.unified_twins.asked > 0
-        if self.pair is None or self.pair_twins is None:
-            return whole and not self.problem
-        return whole and not self.problem and self.pair.holds and self.pair_twins.differ == self.pair_twins.asked > 0
 
 
 async def trial(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
@@ -123,17 +94,24 @@ async def _swapped(running: Serving, answers: Answers) -> Twins:
     """Two blocks of every prompt change places: the answer has to, too."""
     prompts = [swapped(twin, answers.block) for twin in twins(answers.block)]
     found = await ask(running, prompts, handed_over=False)
-    return Twins(len(found), sum(ours.tokens != right.tokens for ours, right in zip(found, answers.twins, strict=True)))
+    return Twins(
+        len(found), sum(ours.tokens != right.tokens for ours, right in zip(found, answers.twins, strict=True))
+    )
 
 
 async def _damaged(running: Serving, answers: Answers, damage: Path) -> Twins:
     """One block of every prompt is zeroed on its way into the decode worker's cache."""
     differ, tried = 0, twins(answers.block)
     for twin, right in zip(tried, answers.twins, strict=True):
-        damage.write_text(str(twin.block))
+        _order(damage, twin.block)
         (found,) = await ask(running, [twin.prompt], handed_over=True)
         differ += found.tokens != right.tokens
     return Twins(len(tried), differ)
+
+
+def _order(damage: Path, block: int) -> None:
+    """From now on this block of every load is damaged."""
+    damage.write_text(str(block))
 
 
 def _serving(
@@ -150,9 +128,7 @@ def _damageable(platform: Platform) -> None:
     for member in platform.members:
         if member.role not in (ROUTER, "prefill"):
             python, flag, module, *more = member.command.argv
-            member.command = replace(
-                member.command, argv=(python, flag, "tools.models.damaging", module, *more)
-            )
+            member.command = replace(member.command, argv=(python, flag, "tools.models.damaging", module, *more))
 
 
 async def _timed(tell: Tell, stage: str, work: Awaitable[T]) -> T:
