@@ -15,7 +15,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval
+.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-cluster-api   of that what needs no pods      make test-cluster-full   all of it"
 	@echo "make images  build the container images with Docker or Podman and try them as pods run them"
 	@echo "make bench-vllm   what serving vLLM through Tandem costs, against vLLM's own server"
+	@echo "make models  every architecture against vLLM alone, into docs/models.md; MODELS=llama,awq: some of them"
 	@echo "make lm-eval   the lm-evaluation-harness against vLLM workers and against vLLM's own server"
 	@echo "make bench-routing   routing policies of this and other routers compete on simulated fleets"
 
@@ -78,6 +79,10 @@ test-cluster: cluster-binaries
 
 test-cluster-full: cluster-binaries-full
 	$(BIN)/python -m pytest tests/cluster
+
+# Goes on where it was interrupted: results are kept in docs/models.json by the code they are about.
+models: setup-vllm
+	$(VENV_VLLM)/bin/python -m tools.models $(if $(MODELS),--models $(MODELS)) $(MODELS_FLAGS)
 
 # The harness has an environment of its own; it needs no torch.
 lm-eval: setup-vllm

@@ -57,7 +57,7 @@ def code_hash(root: Path = ROOT) -> str:
 
 def pins(root: Path = ROOT) -> list[str]:
     """Exact versions of what computes, as the constraints of vLLM's CPU environment name them."""
-    lines = (root / "constraints-vllm.txt").read_text().splitlines()
+    lines = (root / "constraints-vllm-cpu.txt").read_text().splitlines()
     return sorted(found[0] for line in lines if (found := _PIN.match(line)))
 
 

@@ -12,14 +12,14 @@ _HEAD: Final = """# Models
 `make models` writes this page; `make models MODELS=llama,awq` tries some of them again. {lead}
 
 Every model is tiny, of random weights (standard deviation 0.2, so that answers vary), with the demo model's
-tokenizer, on vLLM's CPU kernels. It is asked prompts around the edges of blocks and of chunks of {chunk} tokens, then
-some that begin like those, up to an edge of a block and beside it; {tokens} greedy tokens each. *Unified* is one worker
-behind the router, *P/D* one prefill and one decode worker that computes nothing of a prompt, both as `tandem up` starts
-them, asked over REST. An answer counts as equal when its tokens are those of vLLM alone (`LLM`, in a process of its
-own, the same settings) and every log-probability is within {tolerances}. `+ n` are prompts that part where vLLM's own
-two best tokens are nearer to each other than {gaps}. A *twin* shows that equality means something: of four more prompts
-one block is zeroed in decode's cache after it was verified and loaded (unified: two blocks of the prompt change
-places), and the answer has to become another one.
+tokenizer, on vLLM's CPU kernels. It is asked prompts around the edges of blocks and of chunks of {chunk} tokens,
+and some that begin like those, up to an edge of a block and beside it; {tokens} greedy tokens each. *Unified* is
+one worker behind the router, *P/D* one prefill and one decode worker that computes nothing of a prompt, both as
+`tandem up` starts them, asked over REST. An answer counts as equal when its tokens are those of vLLM alone (`LLM`,
+in a process of its own, the same settings) and every log-probability is within {tolerances}.
+`+ n` are prompts that part where vLLM's own two best tokens are nearer to each other than {gaps}.
+A *twin* shows that equality means something: of four more prompts one block is zeroed in decode's cache after it was
+verified and loaded (unified: two blocks of the prompt change places), and the answer has to become another one.
 
 | model | architecture | KV caches | block | unified | its twins | P/D | its twins | remarks |
 |---|---|---|---|---|---|---|---|---|

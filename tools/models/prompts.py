@@ -1,4 +1,4 @@
-"""What is asked of a model: prompts around edges of blocks and chunks, and which of their blocks are damaged. Pure."""
+"""What is asked of a model: prompts around edges of blocks and chunks, and which blocks are damaged. Pure."""
 
 import random
 from dataclasses import dataclass
