@@ -174,7 +174,8 @@ class LoadBook:
 
     def _ended(self, load: _Load) -> EndedLoad:
         order, work = load.order, self._works.get(load.order.work) or _Work()
-        failed = {target.block: None for target in (*load.failed.values(), *load.open.values())}
+        lost = (*load.failed.values(), *load.open.values())
+        failed = {target.block: None for target in (order.targets if lost and order.whole else lost)}
         return EndedLoad(
             order.request_id,
             order.work,

@@ -16,7 +16,8 @@ class PageTarget:
 class LoadOrder:
     """Fill the engine's blocks of a request from slots as these become complete, then report the request.
 
-    `cached` leading tokens were found in the engine's own cache, `loading` are awaited.
+    `cached` leading tokens were found in the engine's own cache, `loading` are awaited. `whole`: blocks that came mean
+    nothing to the engine when others of the request did not.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class LoadOrder:
     first: bool
     cached: int = 0
     loading: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True)

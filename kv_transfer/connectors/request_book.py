@@ -32,10 +32,15 @@ class Progress:
 
 
 class RequestBook:
-    """Owned by the scheduler side of one engine. Unknown requests are other people's and are ignored."""
+    """Owned by the scheduler side of one engine. Unknown requests are other people's and are ignored.
 
-    def __init__(self, block_tokens: int) -> None:
+    `whole` is for an engine that cannot compute the rest of a prompt whose beginning is there: all of a prompt is
+    loaded, or nothing.
+    """
+
+    def __init__(self, block_tokens: int, *, whole: bool = False) -> None:
         self._block_tokens = block_tokens
+        self._whole = whole
         self._requests: dict[str, _Request] = {}
         self._loads: list[LoadOrder] = []
         self._new: dict[str, tuple[int, int]] = {}
@@ -61,7 +66,7 @@ class RequestBook:
             return 0
         params = request.params
         beyond = min(params.load, request.prompt_tokens) - cached
-        if beyond <= 0:
+        if beyond <= 0 or (self._whole and (cached or beyond < request.prompt_tokens)):
             return 0
         first = cached // self._block_tokens
         # Without its first block a load brings nothing, unless there is something else to wait for.
@@ -79,7 +84,7 @@ class RequestBook:
         wanted = range(cached // size, -(-(cached + loading) // size))
         targets = tuple(PageTarget(index, params.slots[index], blocks[index]) for index in wanted)
         self._loads.append(
-            LoadOrder(request_id, params.work, params.sequence, targets, params.first, cached, loading)
+            LoadOrder(request_id, params.work, params.sequence, targets, params.first, cached, loading, self._whole)
         )
 
     def step(self, computing: Iterable[Progress], *, idle: bool) -> StepOrders:

@@ -44,7 +44,10 @@ class TandemConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(vllm_config.cache_config.block_size)
+            cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+            # On a CPU vLLM turns both off for latents: a chunk there does not attend to what was before it.
+            whole = not (cache.enable_prefix_caching or scheduler.enable_chunked_prefill)
+            self._scheduler = SchedulerSide(cache.block_size, whole=whole)
 
     @property
     def requires_kv_delivery(self) -> bool:

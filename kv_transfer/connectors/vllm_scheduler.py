@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class SchedulerSide:
-    """One per engine."""
+    """One per engine; see `RequestBook`."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._book = RequestBook(block_tokens)
+    def __init__(self, block_tokens: int, *, whole: bool = False) -> None:
+        self._book = RequestBook(block_tokens, whole=whole)
 
     def add(self, request: "Request") -> None:
         params = stage_params(request.kv_transfer_params)

@@ -1,6 +1,6 @@
 """The connector's bookkeeping: every load is reported exactly once, whatever comes in whatever order."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -67,6 +67,16 @@ def test_a_block_without_a_slot_has_failed_from_the_start() -> None:
     book.next_copies(9)
     (ended,) = book.take()
     assert ended.failed == (100,)
+
+
+def test_where_parts_mean_nothing_one_lost_block_fails_all_of_them() -> None:
+    book = LoadBook()
+    book.begin(replace(order(first=False), whole=True))
+    book.hear(Landed(1, (0, 2)))
+    book.next_copies(9)
+    book.hear(NoMore(1))
+    (ended,) = book.take()
+    assert (ended.copied, ended.failed) == (2, (100, 101, 102))
 
 
 def test_a_position_that_is_drawn_here_is_not_awaited() -> None:
@@ -270,6 +280,17 @@ def test_a_load_without_its_first_block_is_none_unless_a_position_is_awaited() -
         book.add("a", StageParams(1, 0, (NO_SLOT, 1), 16, 2, (), first), 17)
         assert book.matched("a", 0) == (16 if first else 0)
         assert book.matched("a", 8) == 8
+
+
+def test_where_parts_mean_nothing_whole_prompts_are_loaded_and_no_others() -> None:
+    book = RequestBook(8, whole=True)
+    book.add("all", params(3, load=20, first=True), 20)
+    book.add("beginning", params(3, load=16), 20)
+    assert book.matched("all", 0) == 20
+    assert book.matched("all", 8) == 0
+    assert book.matched("beginning", 0) == 0
+    book.allocated("all", [50, 51, 52], 20)
+    assert [load.whole for load in book.step([], idle=True).loads] == [True]
 
 
 def test_blocks_are_saved_as_they_complete_and_the_tail_at_the_end() -> None:

@@ -39,7 +39,17 @@ _FILES: Final = (
     ),
     *(
         f"tools/models/{name}.py"
-        for name in ("checkpoints", "configs", "damaging", "judge", "prompts", "quantize", "reference", "trial")
+        for name in (
+            "checkpoints",
+            "configs",
+            "damaging",
+            "forced_start",
+            "judge",
+            "prompts",
+            "quantize",
+            "reference",
+            "trial",
+        )
     ),
 )
 _PIN: Final = re.compile(r"^(vllm|torch|transformers|compressed-tensors)(-cpu)?==\S+")

@@ -76,7 +76,8 @@ def _outcome(entry: Entry, outcome: Outcome) -> list[str]:
         _twins(twins) if twins is not None else "–",
     ]
     wrong = [*outcome.unified.wrong[:1], *(pair.wrong[:1] if pair is not None else ())]
-    said = [entry.dtype, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
+    apart = "P/D is held against vLLM computing the last token of a prompt as a generated one" if entry.apart else ""
+    said = [entry.dtype, apart, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
     return [*cells, "; ".join(each for each in said if each)]
 
 
