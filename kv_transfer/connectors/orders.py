@@ -16,8 +16,8 @@ class PageTarget:
 class LoadOrder:
     """Fill the engine's blocks of a request from slots as these become complete, then report the request.
 
-    `cached` leading tokens were found in the engine's own cache, `loading` are awaited. `whole`: blocks that came mean
-    nothing to the engine when others of the request did not.
+    `cached` leading tokens were found in the engine's own cache, `loading` are awaited. `whole`: the blocks that
+    came mean nothing to the engine when others of the request did not come.
     """
 
     request_id: str

@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +74,7 @@ def pins(root: Path = ROOT) -> list[str]:
 def bare(source: str) -> str:
     """A module without comments, docstrings and empty lines."""
     lines = source.splitlines(keepends=True)
-    spans = [*_comments(source), *_docstrings(ast.parse(source))]
+    spans = [*_comments(source), *_docstrings(ast.parse(source), lines)]
     for (row, column), (end_row, end_column) in sorted(spans, reverse=True):
         kept = lines[row - 1][:column] + lines[end_row - 1][end_column:]
         lines[row - 1 : end_row] = [kept]
@@ -91,9 +91,11 @@ def _comments(source: str) -> Iterable[Span]:
             yield token.start, token.end
 
 
-def _docstrings(module: ast.Module) -> Iterable[Span]:
+def _docstrings(module: ast.Module, lines: Sequence[str]) -> Iterable[Span]:
+    """Strings that stand alone; a tree counts columns in bytes."""
     for node in ast.walk(module):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             assert node.end_lineno is not None
             assert node.end_col_offset is not None
-            yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+            last = lines[node.end_lineno - 1].encode()[: node.end_col_offset].decode()
+            yield (node.lineno, node.col_offset), (node.end_lineno, len(last))

@@ -1,4 +1,4 @@
-"""A logits processor for vLLM alone: an answer begins with given tokens, which are so computed as generated ones are."""
+"""A logits processor for vLLM alone: answers begin with given tokens, which are computed as generated ones are."""
 
 from collections.abc import Callable
 from typing import Any
