@@ -176,8 +176,12 @@ def _answers(job: Job) -> Answers:
         tuple(dict.fromkeys(kinds)),
         bool(cache.enable_prefix_caching),
         vllm.__version__,
-        *said,
-        *pairs,
+        edges=said[0],
+        further=said[1],
+        twins=said[2],
+        pair_edges=pairs[0],
+        pair_further=pairs[1],
+        pair_twins=pairs[2],
     )
 
 
