@@ -63,16 +63,17 @@ class Steps(BaseStreamer):
 class Reference:
     """`transformers` on the same directory."""
 
-    def __init__(self, model: str, dtype: str, threads: int) -> None:
+    def __init__(self, model: str, dtype: str, threads: int, device: str = "cpu") -> None:
         torch.set_num_threads(threads)
+        self._device = device
         path = open_model(model).path
         automatic: Any = transformers.AutoModelForCausalLM
-        self._model = automatic.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+        self._model = automatic.from_pretrained(path, dtype=getattr(torch, dtype)).eval().to(device)
 
     def rate(self, prompts: Prompts, count: int) -> float:
         """Tokens per second of one `generate` call, from its first token on."""
         steps = Steps()
-        tokens = torch.tensor(prompts)
+        tokens = torch.tensor(prompts, device=self._device)
         self._model.generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
@@ -130,8 +131,8 @@ def _work(work_id: int, prompt: Sequence[int], count: int) -> Work:
 
 async def measure(arguments: argparse.Namespace, dtype: str) -> dict[str, list[float]]:
     """Tokens per second of each contender in each round, all on the same prompts."""
-    reference = Reference(arguments.model, dtype, arguments.threads)
-    settings = TorchSettings(model=arguments.model, dtype=dtype, threads=arguments.threads)
+    reference = Reference(arguments.model, dtype, arguments.threads, arguments.device)
+    settings = TorchSettings(model=arguments.model, dtype=dtype, threads=arguments.threads, device=arguments.device)
     engine = LocalEngine(build_runner(settings), SchedulerSettings(prefix_cache=False), SystemClock(), epoch=1)
     info = await engine.start()
     ours = Ours(engine)
@@ -182,11 +183,14 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=192)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=max(1, cores - 1))
+    parser.add_argument("--device", default="cpu", help="where both compute: cpu, cuda or cuda:N")
     arguments = parser.parse_args()
     logs: Any = transformers.utils.logging
     logs.set_verbosity_error()
     logs.disable_progress_bar()
-    print(f"model {arguments.model}, {arguments.threads} torch threads of {cores} cores, {arguments.rounds} rounds")
+    print(
+        f"model {arguments.model} on {arguments.device}, {arguments.threads} torch threads of {cores} cores, {arguments.rounds} rounds"
+    )
     checks: list[Check] = []
     for dtype in arguments.dtype or ("float32", "bfloat16"):
         checks += judge(dtype, asyncio.run(measure(arguments, dtype)))

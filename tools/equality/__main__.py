@@ -1,4 +1,4 @@
-"""`python -m tools.equality`: prefill and decode apart against one engine, over tcp and over shared memory.
+"""`python -m tools.equality [--device cuda]`: prefill and decode apart against one engine, over tcp and over shared memory.
 
 float32 must give identical answers under concurrent load, draws on an edge apart (`tools.equality.compare`).
 bfloat16 must, without exception, where both sides compute the same chunks in the same batches; under concurrent load
@@ -6,6 +6,7 @@ a sequence may part from the truth at a position whose two greatest logits lie c
 is counted, and may concern FLIPS_MAX of the prompts at most.
 """
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -22,13 +23,13 @@ FLIPS_MAX = 0.01
 SCHEMES = ("tcp", "shm")
 
 
-async def main() -> int:
+async def main(device: str = "cpu") -> int:
     print(f"P=2, D=2, blocks of {BLOCK_TOKENS} tokens, chunks of at most {CHUNK_TOKENS}; against one engine\n{HEAD}")
     tallies = []
     with tempfile.TemporaryDirectory(prefix="tandem-equality-") as folder:
         for subject in (demo(), random_llama(Path(folder))):
-            tallies += await _float32(subject)
-        tallies += await _bfloat16()
+            tallies += await _float32(subject, device)
+        tallies += await _bfloat16(device)
     failures = [f"{tally.title}: {failure}" for tally in tallies for failure in tally.failures]
     for failure in failures[:40]:
         print(failure)
@@ -38,15 +39,16 @@ async def main() -> int:
     return 1 if failures else 0
 
 
-async def _float32(subject: Subject) -> list[Tally]:
-    setting = Setting(subject)
+async def _float32(subject: Subject, device: str) -> list[Tally]:
+    setting = Setting(subject, device=device)
     waves, truths = await truth_with_stops(setting, all_waves(subject.prompt, BLOCK_TOKENS, CHUNK_TOKENS))
     return [_shown(await compare(setting, scheme, waves, truths)) for scheme in SCHEMES]
 
 
-async def _bfloat16() -> list[Tally]:
+async def _bfloat16(device: str) -> list[Tally]:
     anything, story = demo(), demo(story_only=True)
-    alone, mixed = Setting(anything, "bfloat16", prefix_cache=False), Setting(story, "bfloat16")
+    alone = Setting(anything, "bfloat16", prefix_cache=False, device=device)
+    mixed = Setting(story, "bfloat16", device=device)
     exact = unmixed(all_waves(anything.prompt, BLOCK_TOKENS, CHUNK_TOKENS))
     near = greedy(all_waves(story.prompt, BLOCK_TOKENS, CHUNK_TOKENS))
     exact_truths, near_truths = await truth(alone, exact), await truth(mixed, near)
@@ -67,4 +69,6 @@ def _shown(tally: Tally, how: str = "") -> Tally:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", help="where both sides compute: cpu, cuda or cuda:N")
+    sys.exit(asyncio.run(main(parser.parse_args().device)))

@@ -27,6 +27,7 @@ class Setting:
     dtype: str = "float32"
     prefix_cache: bool = True
     mode: str = "thread"
+    device: str = "cpu"
 
     @property
     def torch(self) -> TorchSettings:
@@ -36,6 +37,7 @@ class Setting:
             block_tokens=BLOCK_TOKENS,
             blocks=1500,
             mode=self.mode,
+            device=self.device,
             threads=1,
         )
 

@@ -22,7 +22,7 @@ def host_tensor(memory: BlockMemory, layout: Layout, blocks: int) -> torch.Tenso
     return flat.view(blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
 
 
-def _pin(host: torch.Tensor) -> None:
+def pin(host: torch.Tensor) -> None:
     """Lock host pages for direct copies by the device."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     status = int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
@@ -37,7 +37,7 @@ class KvPool:
         self, host: torch.Tensor, device: torch.device, *, mirrored: bool, copies: SideCopies | None = None
     ) -> None:
         if mirrored and device.type == "cuda":
-            _pin(host)
+            pin(host)
         self._host = host
         self._copies = copies or side_copies(device)
         self._mirrored = mirrored
