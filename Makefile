@@ -9,13 +9,15 @@ CONVERSATIONS ?= 500
 STRIKES ?= 20
 JOBS   ?= 2
 BUILDER ?= docker
+DEVICE ?= cuda
+PY     ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 PACKAGES := tandem router prefill_worker decode_worker kv_store kv_transfer control_plane
 STAMP  := $(VENV)/.tandem-setup
 VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -38,6 +40,7 @@ help:
 	@echo "make bench-vllm   what serving vLLM through Tandem costs, against vLLM's own server"
 	@echo "make models  every architecture against vLLM alone, into docs/models.md; MODELS=llama,awq: some of them"
 	@echo "make lm-eval   the lm-evaluation-harness against vLLM workers and against vLLM's own server"
+	@echo "make bench-gpu   what a GPU does with Tandem's parts; DEVICE=cpu shows that it runs (docs/gpu.md)"
 	@echo "make bench-routing   routing policies of this and other routers compete on simulated fleets"
 
 $(STAMP): pyproject.toml constraints.txt tools/setup_environment.py
@@ -146,6 +149,15 @@ bench: setup
 images: setup
 	$(BIN)/python -m tools.image_check $(IMAGES) --builder $(BUILDER) $(IMAGE_FLAGS) \
 		$(if $(BASE),--base $(BASE)) $(if $(VLLM_BASE),--vllm-base $(VLLM_BASE))
+
+# Without a GPU: `make bench-gpu DEVICE=cpu` shows that it runs. It needs no installed Tandem: PY is any Python with
+# torch, transformers and the packages of `make gpu-wheels`.
+bench-gpu:
+	PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m benchmarks.gpu --device $(DEVICE) $(GPU_FLAGS)
+
+gpu-wheels: setup
+	$(BIN)/python -m tools.gpu_wheels
+	$(BIN)/python -m tools.gpu_wheels --nixl
 
 bench-routing: setup
 	$(BIN)/python -m benchmarks.routing

@@ -188,9 +188,8 @@ def main() -> int:
     logs: Any = transformers.utils.logging
     logs.set_verbosity_error()
     logs.disable_progress_bar()
-    print(
-        f"model {arguments.model} on {arguments.device}, {arguments.threads} torch threads of {cores} cores, {arguments.rounds} rounds"
-    )
+    where = f"{arguments.device}, {arguments.threads} torch threads of {cores} cores"
+    print(f"model {arguments.model} on {where}, {arguments.rounds} rounds")
     checks: list[Check] = []
     for dtype in arguments.dtype or ("float32", "bfloat16"):
         checks += judge(dtype, asyncio.run(measure(arguments, dtype)))

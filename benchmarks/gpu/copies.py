@@ -1,4 +1,4 @@
-"""Step 2: the connector's copies between vLLM's cache layouts and stage slots: are they right, how fast, how blocking.
+"""Step 2: the connector's copies between vLLM's cache layouts and stage slots: right or not, how fast, how blocking.
 
 Tensors have the shapes and strides that vLLM 0.32 gives its caches; vLLM itself is not needed.
 """

@@ -119,7 +119,7 @@ async def _ours(
 
 
 def _step(target: Target, folder: Path, dtype: str) -> Iterator[Figure]:
-    """One decode step at a time, by hand: operations that are launched, and the share of it that the GPU is busy."""
+    """One decode step at a time, by hand: operations launched, and how much of it the GPU is busy."""
     settings = TorchSettings(
         str(folder), dtype=dtype, device=str(target.device), blocks=64, block_tokens=16, threads=1
     )

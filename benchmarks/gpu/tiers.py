@@ -1,4 +1,4 @@
-"""Step 5: what tiers and transports do with blocks on a card: bring them from host memory, put them there, hash them."""
+"""Step 5: what tiers and transports do with blocks on a card: copies to and from host memory, and hashes."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""`python -m tools.equality [--device cuda]`: prefill and decode apart against one engine, over tcp and over shared memory.
+"""`python -m tools.equality`: prefill and decode apart against one engine, over tcp and over shared memory.
 
 float32 must give identical answers under concurrent load, draws on an edge apart (`tools.equality.compare`).
 bfloat16 must, without exception, where both sides compute the same chunks in the same batches; under concurrent load

@@ -45,6 +45,8 @@ def _plain(value: object) -> str:
 
 
 def _rich(kind: type, value: object) -> object:
+    if kind is object:
+        return value  # out of a configuration file: plain JSON already
     assert issubclass(kind, Path), f"cannot receive {kind}"
     return Path(str(value))
 
