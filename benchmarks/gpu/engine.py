@@ -143,7 +143,7 @@ def _step(target: Target, folder: Path, dtype: str) -> Iterator[Figure]:
         yield Figure(f"a step of {len(rows)} sequences", taken * 1e3, "ms", "under the profiler")
         yield Figure("operators dispatched in a step", dispatched / steps, "")
         if target.on_gpu:
-            kernels = [each for each in events if each.device_type == torch.autograd.DeviceType.CUDA]
+            kernels = [each for each in events if each.device_type.name == "CUDA"]
             yield Figure("kernels and copies on the GPU in a step", sum(each.count for each in kernels) / steps, "")
             busy = sum(each.self_device_time_total for each in kernels) / steps / 1e6
             yield Figure("GPU busy", 100 * busy / taken, "%")
