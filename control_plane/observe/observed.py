@@ -15,11 +15,14 @@ from tandem.spec.service import ModelService
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model before it is loaded; `dtype` is that of its weights, `context` the longest one."""
+    """What is known of a model before it is loaded; `dtype` is that of its weights, `context` the longest one. None
+    is what is not known; `unread` is why there is no shape, `not_exchanged` why its KV cannot be handed over."""
 
-    shape: Shape
-    dtype: str = "bfloat16"
+    shape: Shape | None
+    dtype: str | None = "bfloat16"
     context: int | None = None
+    unread: str = ""
+    not_exchanged: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,11 @@ from typing import Any, Final
 
 from control_plane.observe.observed import ModelFacts
 from tandem.core.clock import Clock
+from tandem.core.config_facts import CacheKinds, cache_kinds, cannot_exchange
+from tandem.core.config_facts import facts_of as read
 from tandem.core.errors import TandemError
-from tandem.core.sizing import shape_of
+from tandem.core.quantization import weight_type
+from tandem.core.shape_reading import shape_of
 from tandem.kube.kinds import Json
 from tandem.service.logs import event
 from tandem.spec.model import Model
@@ -27,26 +30,19 @@ ANNOTATION: Final = f"{API_GROUP}/model-config"
 _AGAIN_S: Final = 600.0
 _CALL_S: Final = 30.0
 _AT_ONCE: Final = 2
-_TYPES: Final[Mapping[str, str]] = {"fp8": "fp8", "awq": "int4", "gptq": "int4", "modelopt": "fp8"}
 
 Fetch = Callable[[str, str | None], Mapping[str, Any]]
 """Reads the `config.json` of a hub's repository in a revision; raises what it likes."""
 
 
-def facts_of(config: Mapping[str, Any]) -> ModelFacts | None:
-    """None for a model that the formulas do not know."""
-    inner = config.get("text_config")
-    config = {**config, **inner} if isinstance(inner, Mapping) else config
+def facts_of(config: Mapping[str, Any]) -> ModelFacts:
+    """What the formulas make of a configuration; of one that they do not know, why."""
+    context, dtype = read(config).context_tokens, weight_type(config)
+    parted = cannot_exchange(CacheKinds(cache_kinds(config).other))
     try:
-        shape = shape_of(config)
-    except TandemError:
-        return None
-    quantized = config.get("quantization_config")
-    method = str(quantized.get("quant_method", "")) if isinstance(quantized, Mapping) else ""
-    stated = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    context = config.get("max_position_embeddings")
-    dtype = _TYPES.get(method, "" if method else stated)
-    return ModelFacts(shape, dtype, context if isinstance(context, int) else None)
+        return ModelFacts(shape_of(config), dtype, context, not_exchanged=parted)
+    except TandemError as error:
+        return ModelFacts(None, dtype, context, unread=error.message, not_exchanged=parted)
 
 
 def annotated(obj: Json) -> ModelFacts | None:

@@ -1,44 +1,19 @@
 """Whether a pool's workers can hold the model at all, before a pod is started."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from control_plane.observe.observed import ModelFacts
-from tandem.core.sizing import ITEM_BYTES, RUNTIME_SHARE, Fit, fit, indivisible
+from control_plane.reconcile.accelerators import memory_of_type
+from tandem.core.quantization import type_of_method
+from tandem.core.sizing import ITEM_BYTES, RUNTIME_SHARE, Fit, Shape, fit, indivisible
 from tandem.spec.engine import EngineSpec
 from tandem.spec.pool import Accelerator, Pool, engine_of
 from tandem.spec.quantity import quantity
 from tandem.spec.service import ModelService
 from tandem.spec.worker_settings import gpu_memory_share
 
-MEMORY: Final[Mapping[str, int]] = {
-    "a10": 24 << 30,
-    "a100-40gb": 40 << 30,
-    "a100": 80 << 30,
-    "b200": 180 << 30,
-    "b300": 268 << 30,
-    "gh200": 96 << 30,
-    "h100": 80 << 30,
-    "h200": 141 * 10**9,
-    "l4": 24 << 30,
-    "l40": 48 << 30,
-    "mi300x": 192 << 30,
-    "mi325x": 256 << 30,
-    "mi355x": 288 << 30,
-    "rtx-pro-6000": 96 << 30,
-    "t4": 16 << 30,
-    "v100": 32 << 30,
-}
-"""Bytes by the beginning of a type's name, where a pool does not say how much it is."""
-_WEIGHTS: Final[Mapping[str, str]] = {
-    "fp8": "fp8",
-    "modelopt": "fp8",
-    "awq": "int4",
-    "awq_marlin": "int4",
-    "gptq": "int4",
-    "gptq_marlin": "int4",
-}
-"""Of quantized weights, the type that most of them have."""
+_SIXTEEN_OR_MORE: Final = ("float32", "bfloat16", "float16")
+_CONFIG: Final = "config.json of the model has not been read: it is on the hub, or in an annotation of the service"
 
 
 def misfits(service: ModelService, model: ModelFacts | None) -> dict[str, str]:
@@ -51,59 +26,101 @@ def misfits(service: ModelService, model: ModelFacts | None) -> dict[str, str]:
     return found
 
 
+def unchecked(service: ModelService, model: ModelFacts | None) -> dict[str, str]:
+    """The pools of which nobody knows whether their workers can hold the model, each with what is missing."""
+    found = {pool.name: _missing(service, pool, model) for pool in service.spec.pools}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def _missing(service: ModelService, pool: Pool, model: ModelFacts | None) -> str:
+    engine = engine_of(service.spec.engine, pool)
+    if engine.type == "simulated" or pool.accelerator is None:
+        return ""
+    if model is None:
+        return _CONFIG
+    if model.shape is None:
+        return model.unread
+    if memory_of(pool.accelerator) is None:
+        kind = pool.accelerator.type
+        return f"the memory of accelerator {kind!r} is not known: say accelerator.memory, or a type such as h100"
+    if _weight_type(engine, model) is None:
+        return f"the size of weights quantized as {engine.quantization or 'the checkpoint says'} is not known"
+    return ""
+
+
 def memory_of(accelerator: Accelerator) -> int | None:
     """Bytes of one; None for a type that nobody has told of."""
     if accelerator.memory is not None:
         return quantity(accelerator.memory)
-    kind = accelerator.type.lower()
-    names = (name for name in MEMORY if kind == name or kind.startswith(f"{name}-") or kind == f"{name}s")
-    longest = max(names, key=len, default=None)
-    return None if longest is None else MEMORY[longest]
+    return memory_of_type(accelerator.type)
 
 
 def _misfit(engine: EngineSpec, pool: Pool, model: ModelFacts) -> str | None:
-    if engine.type == "simulated" or pool.accelerator is None:
+    if engine.type == "simulated" or pool.accelerator is None or model.shape is None:
         return None
-    shards = engine.parallelism
-    if problem := indivisible(model.shape, shards.tensor, shards.pipeline):
+    shape, shards = _cached(model.shape, engine, pool), engine.parallelism
+    if problem := indivisible(shape, shards.tensor, shards.pipeline):
         return problem
     memory, weights = memory_of(pool.accelerator), _weight_type(engine, model)
     if memory is None or weights is None:
         return None
     if shards.expert and shards.data > 1:
-        return _experts_misfit(model, memory, shards.ranks, weights)
-    kv = "fp8" if (engine.kv_dtype or "").startswith("fp8") else _sixteen_or_more(model.dtype)
+        return _experts_misfit(shape, memory, shards.ranks, weights)
     found: Fit = fit(
-        model.shape,
+        shape,
         memory,
         tensor=shards.tensor,
         pipeline=shards.pipeline,
         weight_dtype=weights,
-        kv_dtype=kv,
+        kv_dtype=_kv_type(engine, model),
         context=engine.context_tokens or model.context or 1,
         share=gpu_memory_share(engine, pool) or 1 - RUNTIME_SHARE,
     )
     return None if found.fits else found.reason
 
 
-def _experts_misfit(model: ModelFacts, memory: int, ranks: int, weights: str) -> str | None:
+def _cached(shape: Shape, engine: EngineSpec, pool: Pool) -> Shape:
+    """What its layers keep: where KV is exchanged, all of it, windows or not."""
+    alone = engine.type == "vllm" and pool.role == "unified" and engine.kv_transfer != "always"
+    return shape if alone else shape.with_whole_cache()
+
+
+def _experts_misfit(shape: Shape, memory: int, ranks: int, weights: str) -> str | None:
     """Experts are dealt out over all ranks and the rest is not: less than an even share nobody has."""
-    each = model.shape.weight_bytes(weights) / ranks
+    each = shape.weight_bytes(weights) / ranks
     room = memory * (1 - RUNTIME_SHARE)
     if each < room:
         return None
     return (
-        f"weights {model.shape.weight_bytes(weights) / 1e9:.2f} GB over {ranks} accelerators are at least "
+        f"weights {shape.weight_bytes(weights) / 1e9:.2f} GB over {ranks} accelerators are at least "
         f"{each / 1e9:.2f} GB each; {room / 1e9:.2f} GB of {memory / 1e9:.2f} GB can hold them"
     )
 
 
 def _weight_type(engine: EngineSpec, model: ModelFacts) -> str | None:
     if engine.quantization is not None:
-        return _WEIGHTS.get(engine.quantization)
-    dtype = model.dtype if engine.dtype in (None, "auto") else engine.dtype
+        quantized = model.dtype if model.dtype not in _SIXTEEN_OR_MORE else None
+        return type_of_method(engine.quantization) or _if_known(quantized)
+    # A quantized checkpoint stays what it is, whatever is computed with.
+    stated = model.dtype if engine.dtype in (None, "auto") or model.dtype not in _SIXTEEN_OR_MORE else engine.dtype
+    return _if_known(stated)
+
+
+def _if_known(dtype: str | None) -> str | None:
     return dtype if dtype in ITEM_BYTES else None
 
 
-def _sixteen_or_more(dtype: str) -> str:
-    return dtype if dtype in ("float32", "bfloat16", "float16") else "bfloat16"
+def _kv_type(engine: EngineSpec, model: ModelFacts) -> str:
+    said = engine.kv_dtype or "auto"
+    if said.startswith(("fp8", "int8")):
+        return "fp8"
+    if said.startswith(("nvfp4", "int4", "turboquant", "ultraquant")):
+        return "int4"
+    return said if said in _SIXTEEN_OR_MORE else _computed_with(engine, model)
+
+
+def _computed_with(engine: EngineSpec, model: ModelFacts) -> str:
+    for said in (engine.dtype, model.dtype):
+        if said in _SIXTEEN_OR_MORE:
+            return str(said)
+    return "bfloat16"

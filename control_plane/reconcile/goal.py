@@ -90,6 +90,11 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
     if parted:
         why = f"Workers of pool {parted[0]} span nodes, and ranks on other nodes cannot hand their KV over"
         return Blocked("CannotHandOver", f"{why}: use role unified, fewer ranks or larger nodes.", {})
+    parted = [pool.name for pool in wish.service.spec.pools if pool.role != "unified"]
+    alone = "" if observed.model is None else observed.model.not_exchanged
+    if parted and alone and wish.service.spec.engine.type == "vllm":
+        why = f"Workers of pool {parted[0]} would hand KV over, and cannot: {alone}"
+        return Blocked("CannotHandOver", f"{why}. Use role unified.", {})
     # What runs evidently fits, whatever the arithmetic says.
     found = {} if wish.revision == status.current_revision else misfits(wish.service, observed.model)
     if not found:

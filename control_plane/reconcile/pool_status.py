@@ -9,6 +9,7 @@ from control_plane.objects.names import LEADER, POOL, SERVICE, pool_name
 from control_plane.observe.observed import Observed, Pod
 from control_plane.observe.pods import seconds
 from control_plane.reconcile.conditions import Saying, conditions, saying
+from control_plane.reconcile.fitting import unchecked
 from control_plane.reconcile.goal import Goal
 from control_plane.reconcile.service_status import Standing
 from tandem.kube.kinds import ENGINE_POOL, SCALED_OBJECT, Json, Ref
@@ -104,7 +105,9 @@ def _sayings(
     yield saying("Stalled", stalled, *((reason, said) if stalled else ("Going", "")))
     yield _scaling(observed, spec, name)
     yield saying("InsufficientCapacity", bool(short), "Unschedulable" if short else "Placed", short)
-    yield saying("DoesNotFit", misfit is not None, "TooLarge" if misfit else "Fits", misfit or "")
+    missing = "" if goal.service is None else unchecked(goal.service, observed.model).get(name, "")
+    fits = "NotChecked" if missing else "Fits"
+    yield saying("DoesNotFit", misfit is not None, "TooLarge" if misfit else fits, misfit or missing)
 
 
 def _scaling(observed: Observed, spec: Pool | None, name: str) -> Saying:

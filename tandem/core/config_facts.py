@@ -140,6 +140,15 @@ class CacheKinds:
     windows: Windows = Windows.NONE
 
 
+def cannot_exchange(kinds: CacheKinds) -> str:
+    """Why blocks of such a model cannot be exchanged, in words; empty where they can."""
+    if kinds.other:
+        return f"the model keeps {kinds.other}, which blocks of keys and values do not carry"
+    if kinds.windows is Windows.ALL:
+        return "all layers see a sliding window only, and vLLM frees what is before it"
+    return ""
+
+
 def cache_kinds(config: Json, context_tokens: int | None = None) -> CacheKinds:
     """As far as the file tells; an engine that knows the architecture may know more. `context_tokens` is what is
     served of the context: a window that is not smaller is none."""

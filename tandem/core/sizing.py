@@ -5,9 +5,9 @@ of reading what must be read at full memory bandwidth and computing what must be
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
-from typing import Any, Final
+from typing import Final
 
 from tandem.core.errors import TandemError
 
@@ -18,8 +18,11 @@ ITEM_BYTES: Final[Mapping[str, float]] = {
     "fp8": 1.0,
     "int8": 1.0,
     "int4": 0.5,
+    "mxfp4": 0.53125,
+    "nvfp4": 0.5625,
 }
-"""Bytes of one number. Scales of quantized weights, some 1 to 3 % more, are within `RUNTIME_SHARE`."""
+"""Bytes of one number; of types with a scale for each 32 or 16 numbers with that. Other scales of quantized weights,
+some 1 to 3 % more, are within `RUNTIME_SHARE`."""
 RUNTIME_SHARE: Final = 0.10
 """Of an accelerator's memory: activations, graphs, allocator, communication buffers. vLLM, too, leaves a tenth."""
 
@@ -65,6 +68,10 @@ class Shape:
     query_key_norms: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
+    window: int = 0
+    """Positions that layers with a sliding window see; 0 where none has one."""
+    windowed_layers: int = 0
+    """How many layers that are."""
 
     @property
     def attention(self) -> str:
@@ -130,6 +137,18 @@ class Shape:
         if self.latent is not None:
             return ceil(layers * (self.latent.rank + self.latent.rope) * item_bytes(dtype))
         return ceil(2 * layers * ceil(self.kv_heads / tensor) * self.head_dim * item_bytes(dtype))
+
+    def sequence_tokens(self, context: int) -> float:
+        """Of one sequence of `context` tokens: so many tokens' worth of KV in all layers it keeps, as of layers with
+        a sliding window only what lies in it is kept."""
+        if not self.windowed_layers:
+            return context
+        inside = min(context, self.window)
+        return context - (context - inside) * self.windowed_layers / self.layers
+
+    def with_whole_cache(self) -> "Shape":
+        """All layers keep everything, as they do where KV is exchanged."""
+        return replace(self, window=0, windowed_layers=0)
 
     def weight_bytes(self, dtype: str = "bfloat16") -> int:
         """All parameters in one type. Raises `bad_setting` for an unknown type."""
@@ -240,8 +259,9 @@ def fit(
         f"{1 - share:.0%} are left to {'the runtime' if share == 1 - RUNTIME_SHARE else 'others'}, so "
         f"{_gb(max(room, 0.0))} hold KV of {kv_tokens} tokens at {token} B"
     )
-    if kv_tokens < context:
-        return Fit(False, kv_tokens, f"{sum_said}; one sequence of {context} tokens needs {_gb(context * token)}")
+    needed = shape.sequence_tokens(context)
+    if kv_tokens < needed:
+        return Fit(False, kv_tokens, f"{sum_said}; one sequence of {context} tokens needs {_gb(needed * token)}")
     return Fit(True, kv_tokens, sum_said)
 
 
@@ -276,58 +296,3 @@ def indivisible(shape: Shape, tensor: int, pipeline: int = 1) -> str | None:
 
 def _gb(size: float) -> str:
     return f"{size / 1e9:.2f} GB"
-
-
-def shape_of(config: Mapping[str, Any]) -> Shape:
-    """From the `config.json` of a decoder-only model. Raises `bad_model` naming the key that is missing."""
-    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
-    kind = str(config.get("model_type", ""))
-    return Shape(
-        layers=_whole(config, "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_whole(config, "num_key_value_heads", heads),
-        head_dim=_whole(config, "head_dim", hidden // heads),
-        feed_forward=_whole(config, "intermediate_size"),
-        vocabulary=_whole(config, "vocab_size"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        query_key_value_bias=kind.startswith("qwen2") or bool(config.get("attention_bias", False)),
-        query_key_norms=kind.startswith("qwen3"),
-        experts=_experts(config),
-        latent=_latent(config),
-    )
-
-
-def _latent(config: Mapping[str, Any]) -> Latent | None:
-    if not config.get("kv_lora_rank"):
-        return None
-    return Latent(
-        rank=_whole(config, "kv_lora_rank"),
-        rope=_whole(config, "qk_rope_head_dim"),
-        nope=_whole(config, "qk_nope_head_dim"),
-        value=_whole(config, "v_head_dim"),
-        query_rank=int(config.get("q_lora_rank") or 0),
-    )
-
-
-def _experts(config: Mapping[str, Any]) -> Experts | None:
-    """Mixtral says `num_local_experts`, Qwen `num_experts`, DeepSeek `n_routed_experts`."""
-    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if config.get(key):
-            return Experts(
-                count=_whole(config, key),
-                active=_whole(config, "num_experts_per_tok"),
-                width=_whole(config, "moe_intermediate_size", _whole(config, "intermediate_size")),
-                shared=int(config.get("n_shared_experts") or 0),
-                dense_layers=int(config.get("first_k_dense_replace") or 0),
-            )
-    return None
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise TandemError("bad_model", f"config.json: {key} is {config.get(key)!r}, not a number above 0", param=key)
-    return value

@@ -11,7 +11,8 @@ from control_plane.objects.installation import Installation, completed
 from control_plane.objects.pods import pod_template
 from control_plane.observe.observed import ModelFacts
 from control_plane.reconcile.fitting import memory_of, misfits
-from tandem.core.sizing import RUNTIME_SHARE, fit, shape_of
+from tandem.core.shape_reading import shape_of
+from tandem.core.sizing import RUNTIME_SHARE, fit
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.reading import read_service
 from tandem.spec.revision import revision_of

@@ -21,7 +21,7 @@ from control_plane.operator.routers import places_of_pods, places_of_urls
 from control_plane.operator.schema_check import check_schemas
 from control_plane.operator.settings import OperatorSettings
 from control_plane.reconcile.conditions import conditions, saying
-from control_plane.reconcile.fitting import memory_of, misfits
+from control_plane.reconcile.fitting import memory_of, misfits, unchecked
 from control_plane.rollout import Health
 from tandem.core.errors import TandemError
 from tandem.core.sizing import Shape
@@ -86,6 +86,28 @@ def test_what_nobody_knows_is_not_refused() -> None:
     assert misfits(pools(1, "h100-sxm", quantization="unheard-of"), ModelFacts(LLAMA_70B)) == {}
 
 
+def test_what_is_missing_is_said_instead() -> None:
+    service, known = pools(1, "h100-sxm"), ModelFacts(LLAMA_70B)
+    assert unchecked(service, known) == {}
+    assert "config.json" in unchecked(service, None)["all"]
+    assert unchecked(service, ModelFacts(None, unread="it has wings")) == {"all": "it has wings"}
+    assert "accelerator.memory" in unchecked(pools(1, "something-new"), known)["all"]
+    assert (
+        "unheard-of" in unchecked(pools(1, "h100-sxm", quantization="unheard-of"), ModelFacts(LLAMA_70B, None))["all"]
+    )
+    assert misfits(service, ModelFacts(None, unread="it has wings")) == {}
+
+
+GEMMA_27B = Shape(62, 5376, 32, 16, 128, 21504, 262208, tied_embeddings=True, window=1024, windowed_layers=52)
+
+
+def test_layers_with_a_window_keep_what_lies_in_it() -> None:
+    facts = ModelFacts(GEMMA_27B, "bfloat16", 131_072)
+    assert misfits(pools(1, "NVIDIA-H100-80GB-HBM3"), facts) == {}
+    (why,) = misfits(pools(1, "NVIDIA-H100-80GB-HBM3", kvTransfer="always"), facts).values()
+    assert "one sequence of 131072 tokens needs 66.57 GB" in why
+
+
 def test_quantized_weights_are_smaller() -> None:
     facts = ModelFacts(LLAMA_70B, "bfloat16", 8192)
     assert misfits(pools(2, "h100", quantization="fp8"), facts) == {}
@@ -93,7 +115,29 @@ def test_quantized_weights_are_smaller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "gigabytes"), [("h100-sxm", 85.9), ("L40S", 51.5), ("a100-40gb", 42.9), ("h200", 141.0), ("odd", None)]
+    ("type_", "gigabytes"),
+    [
+        ("h100-sxm", 85.9),
+        ("L40S", 51.5),
+        ("a100-40gb", 42.9),
+        ("h200", 141.0),
+        ("odd", None),
+        ("NVIDIA-H100-80GB-HBM3", 85.9),
+        ("NVIDIA-H100-NVL", 100.9),
+        ("NVIDIA-A100-SXM4-40GB", 42.9),
+        ("NVIDIA-A10G", 25.8),
+        ("NVIDIA-L40S", 51.5),
+        ("NVIDIA-H20", 103.1),
+        ("NVIDIA-H200", 141.0),
+        ("NVIDIA-GB200", 186.0),
+        ("NVIDIA-GH200-480GB", 103.1),
+        ("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", 10.7),
+        ("NVIDIA-GeForce-RTX-4090", 25.8),
+        ("NVIDIA-RTX-A6000", 51.5),
+        ("Tesla-V100-SXM2-16GB", 17.2),
+        ("AMD_Instinct_MI300X_OAM", 206.2),
+        ("something-new-48GB", 51.5),
+    ],
 )
 def test_memory_goes_by_the_type(type_: str, gigabytes: float | None) -> None:
     found = memory_of(Accelerator(type=type_))
@@ -235,7 +279,8 @@ CONFIG = {
 def test_facts_come_from_the_config() -> None:
     facts = facts_of(CONFIG)
     assert facts == ModelFacts(LLAMA_70B, "bfloat16", 131072)
-    assert facts_of({"architectures": ["Unheard"]}) is None
+    unheard = facts_of({"architectures": ["Unheard"]})
+    assert (unheard.shape, unheard.unread) == (None, "config.json: hidden_size is None, not a number above 0")
     told = {"metadata": {"annotations": {ANNOTATION: json.dumps(CONFIG)}}}
     assert annotated(told) == facts
     assert annotated({"metadata": {"annotations": {ANNOTATION: "{"}}}) is None

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
-from tandem.core.sizing import Hardware, decode_step_floor_s, fit, indivisible, prefill_floor_s, shape_of, transfer_s
+from tandem.core.shape_reading import shape_of
+from tandem.core.sizing import Hardware, decode_step_floor_s, fit, indivisible, prefill_floor_s, transfer_s
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama",

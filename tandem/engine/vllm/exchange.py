@@ -8,7 +8,7 @@ not know these vLLM would not start, or would keep more than it needs; so such m
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.core.config_facts import CacheKinds, Windows
+from tandem.core.config_facts import CacheKinds, Windows, cannot_exchange
 from tandem.core.errors import TandemError
 
 TRANSFERS: Final = ("auto", "always", "never")
@@ -29,10 +29,8 @@ class Exchange:
 
 def impossible(kinds: CacheKinds, kv_dtype: str = "auto") -> str:
     """Why blocks cannot be exchanged whatever is asked for, in words; empty where they can."""
-    if kinds.other:
-        return f"the model keeps {kinds.other}, which blocks of keys and values do not carry"
-    if kinds.windows is Windows.ALL:
-        return "all layers see a sliding window only, and vLLM frees what is before it"
+    if why := cannot_exchange(kinds):
+        return why
     if kv_dtype not in _PLAIN_DTYPES:
         return f"KV of type {kv_dtype} has scales in its pages, which blocks do not carry"
     return ""
