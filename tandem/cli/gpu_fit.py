@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tandem.core.errors import TandemError
-from tandem.core.sizing import ITEM_BYTES, activation_bytes, fit, indivisible
+from tandem.core.quantization import type_of_method
+from tandem.core.sizing import ITEM_BYTES, Shape, activation_bytes, fit, indivisible
 from tandem.devices.assigning import Assignment
 from tandem.engine.hub import is_hub_id
 from tandem.engine.model_directory import DEMO, open_model
@@ -15,15 +16,8 @@ from tandem.spec.engine import EngineSpec
 from tandem.spec.quantity import quantity
 
 _CONFIG: Final = "config.json"
-_OTHER_CACHES: Final = (
-    "sliding_window",
-    "layer_types",
-    "attn_type_list",
-    "layers_block_type",
-    "index_topk",
-    "ssm_cfg",
-)
-"""Keys of models whose layers do not all keep the KV of every token."""
+_PLAIN: Final = ("float32", "bfloat16", "float16")
+"""Types that are computed with; weights of others are quantized."""
 
 
 def check_fit(source: str, engine: EngineSpec, given: Assignment) -> str:
@@ -44,35 +38,31 @@ def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given
     from control_plane.operator.model_facts import facts_of
 
     facts = facts_of(config)
-    if facts is None:
-        return f"memory not checked: {_CONFIG} describes a model whose sizes are not known here"
-    shards = engine.parallelism
-    if problem := indivisible(facts.shape, shards.tensor, shards.pipeline):
+    shape, shards = facts.shape, engine.parallelism
+    if shape is None:
+        return f"memory not checked: {facts.unread}"
+    if problem := indivisible(shape, shards.tensor, shards.pipeline):
         raise TandemError("bad_setting", f"{given.name}: {problem}", param="parallelism")
-    dtype = _dtype(engine, facts.dtype)
-    weights = float(file_bytes) or None
-    if engine.dtype not in (None, "auto", facts.dtype) or weights is None:
-        if dtype is None:
-            return "memory not checked: the weights are not here yet, and quantized ones cannot be computed"
-        weights = float(facts.shape.weight_bytes(dtype))
+    weights = _weight_bytes(shape, engine, facts.dtype, file_bytes)
+    if weights is None:
+        return "memory not checked: the weights are not here yet, and quantized ones cannot be computed"
+    dtype = next((each for each in (engine.dtype, facts.dtype) if each in _PLAIN), "bfloat16")
     scheduler = SchedulerSettings()
-    uneven = next((key for key in _OTHER_CACHES if _told(config, key)), None)
-    context = 0 if uneven else engine.context_tokens or facts.context or 1
     found = fit(
-        facts.shape,
+        shape,
         float(min(size for size in sizes if size is not None)),
         tensor=shards.tensor * (shards.data if shards.expert else 1),
         pipeline=shards.pipeline,
-        kv_dtype="fp8" if (engine.kv_dtype or "").startswith("fp8") else dtype or "bfloat16",
-        context=context,
+        kv_dtype="fp8" if (engine.kv_dtype or "").startswith("fp8") else dtype,
+        context=engine.context_tokens or facts.context or 1,
         share=given.share,
         weights=weights,
         activations=activation_bytes(
-            facts.shape,
+            shape,
             tokens=scheduler.max_batched_tokens,
             sequences=scheduler.max_sequences,
             tensor=shards.tensor,
-            dtype=dtype or "bfloat16",
+            dtype=dtype,
         ),
     )
     if not found.fits or found.kv_tokens < 1:
@@ -84,7 +74,7 @@ def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given
         )
     asked = None if engine.kv_memory is None else quantity(engine.kv_memory)
     beside = "" if asked is None else f"; kvMemory asks for {asked / 1e9:.2f} GB of KV"
-    return f"{found.reason}{beside}" if uneven is None else f"{found.reason}; KV not checked, as {uneven} bounds it"
+    return f"{found.reason}{beside}"
 
 
 def weight_file_bytes(directory: Path) -> int:
@@ -92,18 +82,17 @@ def weight_file_bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
-def _dtype(engine: EngineSpec, stated: str) -> str | None:
-    """Of what is computed with; None for quantized weights."""
-    dtype = stated if engine.dtype in (None, "auto") else engine.dtype
-    return dtype if dtype in ITEM_BYTES and engine.quantization is None else None
-
-
-def _told(config: Mapping[str, Any], key: str) -> bool:
-    inner = config.get("text_config")
-    value = config.get(key) or (inner.get(key) if isinstance(inner, Mapping) else None)
-    if key == "layer_types" and isinstance(value, list):
-        return any(kind != "full_attention" for kind in value)
-    return bool(value) and config.get("use_sliding_window", True) is not False
+def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_bytes: int) -> float | None:
+    """As they lie in memory: the files', unless they are turned into another type when they are loaded. None where
+    that is not known."""
+    quantized = stated not in _PLAIN
+    if file_bytes and engine.quantization is None and (quantized or engine.dtype in (None, "auto", stated)):
+        return float(file_bytes)
+    if engine.quantization is not None:
+        dtype = type_of_method(engine.quantization)
+    else:
+        dtype = stated if quantized or engine.dtype in (None, "auto") else engine.dtype
+    return float(shape.weight_bytes(dtype)) if dtype in ITEM_BYTES else None
 
 
 def _directory(source: str) -> Path | None:

@@ -187,8 +187,8 @@ def test_quantized_weights_count_as_their_files_do() -> None:
 @pytest.mark.parametrize(
     ("config", "memory", "said"),
     [
-        ({"model_type": "mamba2"}, 80.0, "sizes are not known here"),
-        ({**LLAMA_8B, "sliding_window": 1024}, 80.0, "KV not checked, as sliding_window bounds it"),
+        ({"model_type": "mamba2"}, 80.0, "memory not checked: config.json: hidden_size"),
+        ({**LLAMA_8B, "sliding_window": 1024}, 23.0, "hold KV of"),
     ],
 )
 def test_what_cannot_be_known_is_said(config: dict[str, Any], memory: float, said: str) -> None:
