@@ -18,7 +18,7 @@ from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.target import Target
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling
-from tandem.core.sizing import shape_of
+from tandem.core.shape_reading import shape_of
 from tandem.engine.local import LocalEngine
 from tandem.engine.plan import Draw, Row, Step
 from tandem.engine.settings import SchedulerSettings

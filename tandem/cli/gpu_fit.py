@@ -92,7 +92,7 @@ def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_byt
         dtype = type_of_method(engine.quantization)
     else:
         dtype = stated if quantized or engine.dtype in (None, "auto") else engine.dtype
-    return float(shape.weight_bytes(dtype)) if dtype in ITEM_BYTES else None
+    return None if dtype not in ITEM_BYTES else float(shape.weight_bytes(str(dtype)))
 
 
 def _directory(source: str) -> Path | None:

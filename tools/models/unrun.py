@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from tandem.core.errors import TandemError
-from tandem.core.sizing import fit, shape_of
+from tandem.core.shape_reading import shape_of
+from tandem.core.sizing import fit
 from tandem.engine.model_directory import open_model
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.arguments import Sockets, engine_arguments
