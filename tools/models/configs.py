@@ -141,14 +141,17 @@ class Cards:
     kind: str
     tensor: int
     weight_dtype: str
+    card: str = "NVIDIA H100"
+    memory_bytes: int = 80 << 30
 
 
+_H200: Final = ("NVIDIA H200", 141 << 30)
 CARDS: Final = {
     "fp8": Cards("Llama", 1, "fp8"),
-    "block-fp8": Cards("DeepseekV3", 16, "fp8"),
+    "block-fp8": Cards("DeepseekV3", 8, "fp8", *_H200),
     "mxfp4": Cards("GptOss", 2, "int4"),
     "gptq-moe": Cards("Qwen3Moe", 1, "int4"),
-    "deepseek-v3.2": Cards("DeepseekV32", 16, "fp8"),
+    "deepseek-v3.2": Cards("DeepseekV32", 8, "fp8", *_H200),
 }
 """Those that cannot run here."""
 

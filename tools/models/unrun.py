@@ -42,17 +42,20 @@ def _size(entry: Entry, model: Path) -> str:
     cards = CARDS[entry.name]
     weights = cards.weight_dtype
     shape = shape_of(msgspec.json.decode((model / "config.json").read_bytes()))
-    found = fit(shape, H100.memory_bytes, tensor=cards.tensor, weight_dtype=weights, context=_CONTEXT)
+    found = fit(shape, cards.memory_bytes, tensor=cards.tensor, weight_dtype=weights, context=_CONTEXT)
     if not found.fits:
         raise TandemError("bad_setting", found.reason)
-    return f"{cards.tensor} x H100: {found.reason}"
+    return f"{cards.tensor} x {cards.card}: {found.reason}"
 
 
 def _arguments_problem(entry: Entry, model: Path) -> str | None:
     """Why vLLM would not take them."""
+    cards = CARDS[entry.name]
     settings = VllmSettings(
-        model=str(model), device="cuda", parallelism=Parallelism(CARDS[entry.name].tensor), context_tokens=_CONTEXT
+        model=str(model), device="cuda", parallelism=Parallelism(cards.tensor), context_tokens=_CONTEXT
     )
     arguments = engine_arguments(settings, SchedulerSettings(), model, (), Sockets(model), None)
-    (resolved,) = resolve([arguments])
+    (resolved,) = resolve(
+        [arguments], msgspec.structs.replace(H100, name=cards.card, memory_bytes=cards.memory_bytes)
+    )
     return resolved.problem
