@@ -9,6 +9,8 @@ from typing import Any, Final
 VOCABULARY: Final = 1536
 """The demo model's, whose tokenizer all of them use."""
 WINDOW: Final = 64
+LARGE_CONTEXT: Final = 32768
+"""Of the models of real size."""
 _BASE: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -166,6 +168,6 @@ def config_of(name: str) -> Any:
     import transformers
 
     if name in CARDS:
-        return getattr(transformers, f"{CARDS[name].kind}Config")()
+        return getattr(transformers, f"{CARDS[name].kind}Config")(max_position_embeddings=LARGE_CONTEXT)
     kind, more = KINDS[base_of(name)]
     return getattr(transformers, f"{kind}Config")(**{**_BASE, **more})

@@ -5,7 +5,6 @@ worker on such cards would give it.
 """
 
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -18,10 +17,8 @@ from tandem.engine.vllm.arguments import Sockets, engine_arguments
 from tandem.engine.vllm.dry_run import H100, resolve
 from tandem.engine.vllm.settings import Parallelism, VllmSettings
 from tools.models.catalogue import Entry
-from tools.models.configs import CARDS
+from tools.models.configs import CARDS, LARGE_CONTEXT
 from tools.models.trial_types import Checked
-
-_CONTEXT: Final = 32768
 
 
 def check(entry: Entry, model: Path) -> Checked:
@@ -42,7 +39,7 @@ def _size(entry: Entry, model: Path) -> str:
     cards = CARDS[entry.name]
     weights = cards.weight_dtype
     shape = shape_of(msgspec.json.decode((model / "config.json").read_bytes()))
-    found = fit(shape, cards.memory_bytes, tensor=cards.tensor, weight_dtype=weights, context=_CONTEXT)
+    found = fit(shape, cards.memory_bytes, tensor=cards.tensor, weight_dtype=weights, context=LARGE_CONTEXT)
     if not found.fits:
         raise TandemError("bad_setting", found.reason)
     return f"{cards.tensor} x {cards.card}: {found.reason}"
@@ -52,7 +49,7 @@ def _arguments_problem(entry: Entry, model: Path) -> str | None:
     """Why vLLM would not take them."""
     cards = CARDS[entry.name]
     settings = VllmSettings(
-        model=str(model), device="cuda", parallelism=Parallelism(cards.tensor), context_tokens=_CONTEXT
+        model=str(model), device="cuda", parallelism=Parallelism(cards.tensor), context_tokens=LARGE_CONTEXT
     )
     arguments = engine_arguments(settings, SchedulerSettings(), model, (), Sockets(model), None)
     (resolved,) = resolve(
