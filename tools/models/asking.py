@@ -1,12 +1,16 @@
 """Asks a running platform over its REST interface, one request after the other."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import openai
 
 from tests.vllm.serving import Serving, token_ids
 from tools.models.prompts import ANSWER_TOKENS
 from tools.models.reference import Said
+
+_WITHOUT: Final = re.compile(r"kv_not_exchanged .*?reason=(.+)")
 
 
 class NotHandedOver(Exception):
@@ -32,3 +36,11 @@ async def _ask(serving: Serving, api: openai.AsyncOpenAI, prompt: Sequence[int],
             raise NotHandedOver(f"decode computed {computed} of {len(prompt)} prompt tokens")
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else None
     return Said(tuple(token_ids(choice)), tuple(each or 0.0 for each in logprobs or ()), ())
+
+
+def without_connector(serving: Serving) -> str:
+    """Why a worker has no connector, as it says in its log; empty where it has one."""
+    for log in sorted(serving.platform.directory.logs.iterdir()):
+        if found := _WITHOUT.search(log.read_text(errors="replace")):
+            return f"unified without a connector: {found[1].strip()}"
+    return ""

@@ -13,7 +13,7 @@ import msgspec
 from tandem.cli.platform import Platform
 from tandem.cli.supervisor import ROUTER
 from tests.vllm.serving import Serving, serving
-from tools.models.asking import ask
+from tools.models.asking import ask, without_connector
 from tools.models.catalogue import Entry
 from tools.models.damaging import VARIABLE
 from tools.models.judge import tally, varied
@@ -54,19 +54,21 @@ async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, te
     answers = known.result()
     if answers.problem:
         return Outcome(entry.name, problem=f"vLLM alone: {answers.problem}", vllm=answers.vllm)
+    whole, whole_twins, remark = unified.result()
     handed, handed_twins = pair.result() if pair is not None else (None, None)
     return Outcome(
-        entry.name, answers.block, answers.groups, *unified.result(), handed, handed_twins,
+        entry.name, answers.block, answers.groups, whole, whole_twins, handed, handed_twins, remark,
         varied(answers.edges + answers.twins), vllm=answers.vllm,
     )  # fmt: skip
 
 
-async def _unified(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins]:
+async def _unified(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins, str]:
     async with _serving(entry, model, ["--prefill", "0", "--decode", "1"]) as running:
         answers = await known
         if answers.problem:
-            return Tally(), Twins()
-        return await _equal(entry, running, answers, handed_over=False), await _swapped(running, answers)
+            return Tally(), Twins(), ""
+        found = await _equal(entry, running, answers, handed_over=False)
+        return found, await _swapped(running, answers), await asyncio.to_thread(without_connector, running)
 
 
 async def _pair(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins]:
