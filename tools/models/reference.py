@@ -63,6 +63,7 @@ class Answers(msgspec.Struct, frozen=True):
     edges: tuple[Said, ...] = ()
     further: tuple[Said, ...] = ()
     twins: tuple[Said, ...] = ()
+    model: str = ""
     pair_edges: tuple[Said, ...] = ()
     pair_further: tuple[Said, ...] = ()
     pair_twins: tuple[Said, ...] = ()
@@ -85,10 +86,12 @@ class Reference:
         async with self._turn:
             self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s, apart)) + b"\n")
             async with asyncio.timeout(limit_s + 120.0):
-                line = await self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the process of reference answers is gone; its words are above")
-        return msgspec.json.decode(line, type=Answers)
+                # What was asked before, and given up, is answered first.
+                while line := await self._process.stdout.readline():
+                    found = msgspec.json.decode(line, type=Answers)
+                    if found.model == str(model):
+                        return found
+        raise RuntimeError("the process of reference answers is gone")
 
 
 @asynccontextmanager
@@ -117,8 +120,7 @@ def _main() -> None:
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)
         found = _forked(job)
-        if found.vllm == "":
-            found = msgspec.structs.replace(found, vllm=vllm.__version__)
+        found = msgspec.structs.replace(found, model=job.model, vllm=vllm.__version__)
         answers.write(msgspec.json.encode(found) + b"\n")
 
 
@@ -175,7 +177,6 @@ def _answers(job: Job) -> Answers:
         block,
         tuple(dict.fromkeys(kinds)),
         bool(cache.enable_prefix_caching),
-        vllm.__version__,
         edges=said[0],
         further=said[1],
         twins=said[2],

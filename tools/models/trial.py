@@ -37,8 +37,16 @@ async def trial(entry: Entry, model: Path, right: Reference, limit_s: float, tel
         outcome = Outcome(entry.name, problem=f"not done within {limit_s:g} s")
     # A model can fail in as many ways as there is code below; each is a row of the table.
     except Exception as error:  # noqa: BLE001
-        outcome = Outcome(entry.name, problem=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        cause = _cause(error)
+        outcome = Outcome(entry.name, problem=f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}")
     return msgspec.structs.replace(outcome, seconds=round(time.monotonic() - began, 1))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first of those that ended a group of tasks."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
