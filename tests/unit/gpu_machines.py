@@ -1,4 +1,4 @@
-"""Machines as their tools and sysfs tell of them, for tests that have no GPU."""
+"""Machines as their tools and sysfs tell of them, written by hand: tests have no GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

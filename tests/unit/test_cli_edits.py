@@ -41,6 +41,8 @@ class Processes:
         self.members: list[Member] = []
         self.revisions: dict[str, str] = {}
         self.broken: set[str] = set()
+        self.placeless: set[str] = set()
+        """Revisions whose workers get no GPU while all of the others' run."""
         self.least: dict[str, int] = {}
 
     async def add(self, member: Member, within_s: float) -> None:
@@ -57,6 +59,8 @@ class Processes:
         self.members.remove(member)
 
     def make(self, of: ModelService, pool: Pool, index: int) -> Member:
+        if revision_of(of.spec) in self.placeless and len(self.members) >= 3:
+            raise TandemError("bad_setting", "GPU 0 has no memory left")
         member = Member(Command(f"{pool.name}-{index}", [], {}), pool.role)
         self.revisions[member.name] = revision_of(of.spec)
         return member
@@ -171,6 +175,22 @@ def test_a_revision_that_does_not_come_up_is_given_up_after_its_deadline() -> No
         assert stage.weights == {revision_of(service().spec): 100}
         tries = [line for line in stage.said if "did not come up: no memory" in line]
         assert 4 <= len(tries) < 20
+
+    staged(service(), body)
+
+
+def test_a_worker_without_a_place_on_a_gpu_is_said_and_tried_again() -> None:
+    async def body(stage: Stage) -> None:
+        full = service(tiers={"dram": "64Mi"}, rollout={"progressDeadlineSeconds": 60})
+        stage.processes.placeless.add(revision_of(full.spec))
+        await stage.rollover.want(full)
+        async with asyncio.timeout(600.0):
+            assert not await stage.rollover.run()
+        assert stage.names == ["d-0", "d-1", "p-0"]
+        tries = [line for line in stage.said if "GPU 0 has no memory" in line]
+            line for line in stage.said if "can be started: bad_setting" in line or "GPU 0 has no memory" in line
+        ]
+        assert 2 <= len(tries) < 40
 
     staged(service(), body)
 

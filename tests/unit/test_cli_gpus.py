@@ -51,7 +51,7 @@ def gpus_of(topology: Topology | None, environment: dict[str, str], clock: Stand
 
 
 def started(machine: Machine, root: Path, *more: str, **environment: str) -> list[Member]:
-    """The workers of `tandem up` on a recorded machine."""
+    """The workers of `tandem up` on such a machine."""
     gpus = gpus_of(machine.read(root), environment)
     return members_of(parse([*COMMAND, *more]).service, PLACES, 16, environment, (), gpus)[1:]
 

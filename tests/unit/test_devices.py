@@ -1,4 +1,4 @@
-"""Who gets which GPU, share, CPUs and network devices: recorded machines in, assignments and reasons out."""
+"""Who gets which GPU, share, CPUs and network devices: machines in, assignments and reasons out."""
 
 import json
 from collections.abc import Sequence
