@@ -1,5 +1,6 @@
 """KV pulls against what the machine can do: memcpy for shared memory, a bare socket loop for TCP, and the same loop
-with TLS for TCP with certificates.
+with TLS for TCP with certificates. Small pulls over shared memory are also held against raw nixl with a polling
+holder, where `nixl` is installed. `--before TREE` compares with the tree of another revision instead.
 
 Two processes: a holder that exports, and this one, which pulls. Each measurement is the median of 7 rounds in
 which every contender runs in turn, so that ratios compare the same machine in the same state. Exits non-zero when
@@ -18,18 +19,23 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final
 
+from benchmarks import transfer_nixl
+from benchmarks.transfer_before import compare
+from benchmarks.transfer_nixl import RawNixl
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
 from kv_transfer.shm import ShmSettings, ShmTransport
 from kv_transfer.tcp import TcpSettings, TcpTransport
 from kv_transfer.tcp_tls import encryption
-from kv_transfer.transport import Transport
+from kv_transfer.transport import Delivered, Landed, Transport
 from tandem.core.deadlines import Deadlines
 from tandem.core.kv import Layout
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
+from tandem.engine.digest_threads import DigestThreads
 from tandem.engine.protocol import FetchJob, FetchTarget
 from tandem.service.system import SystemClock
 from tandem.service.tls import client_context, server_context
@@ -51,6 +57,7 @@ class Case:
     pieces: int
     repeats: int
     limit: float | None
+    nixl_limit: float | None = None
 
     @property
     def total(self) -> int:
@@ -64,20 +71,24 @@ class Case:
 
 CASES: Final = (
     Case("128 x 1 MiB", 1 << 20, 128, 2, LIMIT),
-    Case("32 x 64 KiB", 64 << 10, 32, 60, None),
-    Case("32 x 8 KiB", 8 << 10, 32, 150, None),
+    Case("32 x 64 KiB", 64 << 10, 32, 60, None, 0.7),
+    Case("32 x 8 KiB", 8 << 10, 32, 150, None, 0.5),
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender's figure against its limit, GB/s."""
+    """One contender's figure against its limit, GB/s. `ratios` are of single rounds."""
 
     name: str
     rate: float
     reference: float
-    ratio: float
+    ratios: list[float]
     limit: float | None
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
 
     @property
     def met(self) -> bool:
@@ -85,7 +96,8 @@ class Row:
 
     def text(self) -> str:
         asked = "reported" if self.limit is None else f">= {self.limit} {'ok' if self.met else 'NOT MET'}"
-        return f"{self.name:<38}{self.rate:8.2f}{self.reference:10.2f}{self.ratio:8.2f}  {asked}"
+        spread = f"{min(self.ratios):7.2f}{self.ratio:6.2f}{max(self.ratios):6.2f}"
+        return f"{self.name:<38}{self.rate:8.2f}{self.reference:10.2f}{spread}  {asked}"
 
 
 # ---- the other process ----------------------------------------------------------------------------------------
@@ -184,8 +196,17 @@ class Receiver:
         ready_lease(self._source, case.pieces)
         self._slots = random.Random(1).sample(range(2 * case.pieces), case.pieces)
         self._digester = Digester(case.layout)
+        self._targets = tuple(
+            FetchTarget(index, name, self._slots[index], 1, case.layout.block_tokens)
+            for index, name in enumerate(names)
+        )
         self.addresses = addresses
         self.transports = transports()
+        clock, deadlines, hashing = SystemClock(), Deadlines(), DigestThreads(case.layout)
+        self._fetchers = {
+            scheme: Fetcher(self._space, [transport], clock, deadlines, NullMeter(), hashing=hashing)
+            for scheme, transport in self.transports.items()
+        }
         self._socket, plain = (socket.create_connection(each) for each in (bare, secured))
         for each in (self._socket, plain):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -201,21 +222,16 @@ class Receiver:
         request = pull_open(self._source, self._space, self._names)
         pull = await self.transports[scheme].open(self.addresses[scheme], request, self, 5.0)
         async with aclosing(pull.events()) as events:
-            count = [event async for event in events]
+            got = [event async for event in events]
         await pull.close()
-        assert len(count) == self._case.pieces + 1
+        count = sum(len(event.blocks) if isinstance(event, Delivered) else isinstance(event, Landed) for event in got)
+        assert count == self._case.pieces
 
     async def fetch(self, scheme: str) -> None:
         """A whole fetch, verified, as a decode worker does it."""
         self._space.landed_words.clear()
-        targets = tuple(
-            FetchTarget(index, name, self._slots[index], 1, self._case.layout.block_tokens)
-            for index, name in enumerate(self._names)
-        )
-        fetcher = Fetcher(self._space, [self.transports[scheme]], SystemClock(), Deadlines(), NullMeter())
-        report = await fetcher.fetch(
-            FetchJob(1, targets), remote_kv(self._source, self._space, (self.addresses[scheme],))
-        )
+        remote = remote_kv(self._source, self._space, (self.addresses[scheme],))
+        report = await self._fetchers[scheme].fetch(FetchJob(1, self._targets), remote)
         assert report.reason is None, report.reason
 
     async def memcpy(self, digest: bool = False) -> None:
@@ -266,17 +282,28 @@ class Receiver:
 
 
 async def _rate(case: Case, contender: Contender) -> float:
-    started = time.perf_counter()
+    """From the median of single pulls: what others do to a busy machine meanwhile is in few of them."""
+    taken = []
     for _ in range(case.repeats):
+        started = time.perf_counter()
         await contender()
-    return case.total / (time.perf_counter() - started) / 1e9
+        taken.append(time.perf_counter() - started)
+    return case.size * case.pieces / statistics.median(taken) / 1e9
 
 
-async def _rounds(case: Case, contenders: dict[str, Contender]) -> dict[str, list[float]]:
+async def _rounds(case: Case, contenders: dict[str, Contender], raw: RawNixl | None) -> dict[str, list[float]]:
+    if raw is not None:
+        contenders = {"nixl": raw.pull, "nixl prepared": raw.prepared, **contenders}
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(ROUNDS + 1):
-        for name, contender in contenders.items():
+        # Forth and back, so that what one leaves in the caches is to nobody's advantage.
+        order = list(contenders.items())
+        for name, contender in order if number % 2 else reversed(order):
+            if raw is not None and name.startswith("nixl"):
+                raw.poll()
             rate = await _rate(case, contender)
+            if raw is not None and name.startswith("nixl"):
+                raw.rest()
             if number:  # The first round touches every page once.
                 rates[name].append(rate)
     return rates
@@ -302,9 +329,12 @@ async def _measure(case: Case) -> list[Row]:
         "bare tls+digest": lambda: receiver.bare_secured(True),
         "tls+digest": lambda: receiver.fetch("tls"),
     }
+    raw = _raw_nixl(case) if case.nixl_limit is not None and transfer_nixl.available() else None
     try:
-        rates = await _rounds(case, contenders)
+        rates = await _rounds(case, contenders, raw)
     finally:
+        if raw is not None:
+            raw.close()
         await receiver.close()
         holder_pipe.send("stop")
         holder.join()
@@ -319,15 +349,29 @@ async def _measure(case: Case) -> list[Row]:
         ("tcp verified / bare loop, digest", "tcp+digest", "bare+digest"),
         ("tls verified / bare TLS loop, digest", "tls+digest", "bare tls+digest"),
     )
-    return [
+    rows = [
         _row(label, rates[ours], rates[reference], None if reference == "tcp" else case.limit)
         for label, ours, reference in pairs
     ]
+    if raw is not None:
+        rows.append(_row("shm pull / raw nixl, polling", rates["shm"], rates["nixl"], case.nixl_limit))
+        rows.append(_row("shm verified / raw nixl, polling", rates["shm+digest"], rates["nixl"], None))
+        rows.append(_row("shm pull / raw nixl, prepared", rates["shm"], rates["nixl prepared"], None))
+    return rows
+
+
+def _raw_nixl(case: Case) -> RawNixl:
+    pipe, _ = _start(_nixl_holder, case)
+    return RawNixl(case.size, case.pieces, pipe)
+
+
+def _nixl_holder(case: Case, pipe: Connection) -> None:
+    transfer_nixl.hold(case.size, case.pieces, pipe)
 
 
 def _row(name: str, ours: list[float], reference: list[float], limit: float | None) -> Row:
-    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, reference, strict=True))
-    return Row(name, statistics.median(ours), statistics.median(reference), ratio, limit)
+    ratios = [mine / theirs for mine, theirs in zip(ours, reference, strict=True)]
+    return Row(name, statistics.median(ours), statistics.median(reference), ratios, limit)
 
 
 def _start(target: Callable[[Case, Connection], None], case: Case) -> tuple[Connection, multiprocessing.Process]:
@@ -340,12 +384,17 @@ def _start(target: Callable[[Case, Connection], None], case: Case) -> tuple[Conn
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
+    parser.add_argument("--before", type=Path, metavar="TREE", help="compare with another revision's tree")
+    parser.add_argument("--small", action="store_true", help="only the small pieces")
+    arguments = parser.parse_args()
     # Made here, so that the other processes find the same.
     shared_certificates()
+    if arguments.before is not None:
+        compare(arguments.before)
+        return 0
     unmet = []
-    for case in CASES:
-        print(f"\n{case.label + ' scattered':<38}{'GB/s':>8}{'limit':>10}{'ratio':>8}")
+    for case in CASES[1:] if arguments.small else CASES:
+        print(f"\n{case.label + ' scattered':<38}{'GB/s':>8}{'limit':>10}{'ratio: min median max':>23}")
         for row in asyncio.run(_measure(case)):
             print(row.text())
             unmet += [] if row.met else [f"{case.label}: {row.name}"]

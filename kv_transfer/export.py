@@ -17,7 +17,8 @@ from kv_transfer.transport import Alive, Answer, Missing, Offer, PullOpen, is_re
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.engine.protocol import BlockMemory, BlockSpace, Gone, Pending
+from tandem.core.kv import Handle
+from tandem.engine.protocol import BlockMemory, BlockSpace, Gone
 from tandem.service.logs import event
 
 _log = logging.getLogger(__name__)
@@ -209,13 +210,16 @@ class ExportProgress:
         return False
 
     def _ready_blocks(self) -> list[Answer]:
-        names, batch = self.request.names, list[Answer]()
+        names, batch, look, lease_id = self.request.names, list[Answer](), self.space.look, self.request.lease_id
         room = max(1, min(self.settings.batch_blocks, self.settings.batch_bytes // self.space.layout.block_bytes))
         while self._index < len(names) and len(batch) < room:
-            found = self.space.look(self.request.lease_id, names[self._index])
-            if isinstance(found, Pending):
+            found = look(lease_id, names[self._index])
+            if isinstance(found, Handle):
+                batch.append(Offer(self._index, found))
+            elif isinstance(found, Gone):
+                batch.append(Missing(self._index, found.reason))
+            else:
                 break
-            batch.append(Missing(self._index, found.reason) if isinstance(found, Gone) else Offer(self._index, found))
             self._index += 1
         return batch
 

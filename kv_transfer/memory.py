@@ -11,7 +11,17 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kv_transfer.transport import Answer, BlockSink, Delivered, ExportSource, Landed, Offer, PullEvent, PullOpen
+from kv_transfer.transport import (
+    Answer,
+    BlockSink,
+    Delivered,
+    ExportSource,
+    Landed,
+    Offer,
+    PullEvent,
+    PullOpen,
+    together,
+)
 from tandem.core.errors import TandemError
 
 _SCHEME: Final = "mem://"
@@ -223,7 +233,7 @@ class MemoryPull:
         for offer, data in zip(parcel.offers, parcel.data, strict=True):
             sink.block(offer.index)[:] = arrived(holder, receiver, data)
             landed.append(Landed(offer.index, offer.handle))
-        return landed[0] if len(landed) == 1 else Delivered(tuple(landed))
+        return together(landed)
 
     async def acknowledge(self) -> None:
         if self._path.loses("acknowledge"):

@@ -13,7 +13,7 @@ from typing import Final
 
 from kv_transfer.frames import Offers, Pool
 from kv_transfer.nixl_agent import NixlAgent, Transfer, address_of
-from kv_transfer.transport import BlockSink, Landed, Offer
+from kv_transfer.transport import BlockSink, Delivered, Landed, Offer, together
 from kv_transfer.wire import Wire
 from tandem.core.errors import TandemError
 
@@ -75,7 +75,7 @@ class NixlLanding:
         self._known.take(pool.agent_name, pool.agent)
         self._pool = pool
 
-    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed, None]:
+    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
         left = deque(self._pieces(wire, offers.offers))
         while left or self._reads:
             while left and len(self._reads) < _AHEAD:
@@ -86,8 +86,7 @@ class NixlLanding:
             self._reads.popleft()
             if read.transfer.failure is not None:
                 raise read.transfer.failure
-            for offer in read.offers:
-                yield Landed(offer.index, offer.handle)
+            yield together([Landed(offer.index, offer.handle) for offer in read.offers])
 
     async def settle(self) -> None:
         """Wait until no byte of this connection can land any more. As long as the holder stands still there is no end

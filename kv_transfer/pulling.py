@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from kv_transfer.frames import ANSWER_BYTES_MAX, GREETING, Failed, Offers, Pool, Refused
 from kv_transfer.limits import ConnectionLimits
 from kv_transfer.rpc import decode_holder, encode_acknowledge, encode_open, encode_refused
-from kv_transfer.transport import BlockSink, Landed, Missing, PullEvent, PullOpen, is_reuse
+from kv_transfer.transport import BlockSink, Delivered, Landed, Missing, PullEvent, PullOpen, is_reuse
 from kv_transfer.wire import Wire, framed
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import FirstTokens
@@ -28,8 +28,8 @@ class Landing(Protocol):
         """The holder shows its pool."""
         ...
 
-    def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed, None]:
-        """Bring the bytes of `offers` into the sink, in order."""
+    def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
+        """Bring the bytes of `offers` into the sink, in order. What is small is told together."""
         ...
 
     def close(self) -> None: ...

@@ -137,16 +137,24 @@ class PullServer:
         """Answer one pull. Gives the lease it may acknowledge, and whether the pull was carried to its end."""
         loop = asyncio.get_running_loop()
         sending = loop.create_task(self._send(wire, carrier, request))
-        hearing = loop.create_task(wire.heard())
         try:
-            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+            # What is there goes out in one turn. Only what has to wait can be called off meanwhile.
+            await asyncio.sleep(0)
+            whole = sending.done() or await self._sent(wire, sending)
         finally:
-            whole = sending.done()
             await _stop(sending)
-            await _stop(hearing)
         if not whole:
             return request.lease_id, False
         return (request.lease_id if sending.result() else None), True
+
+    async def _sent(self, wire: Wire, sending: "asyncio.Task[bool]") -> bool:
+        """Whether an answer is sent to its end before the receiver says something."""
+        hearing = asyncio.get_running_loop().create_task(wire.heard())
+        try:
+            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+            return sending.done()
+        finally:
+            await _stop(hearing)
 
     async def _send(self, wire: Wire, carrier: Carrier, request: PullOpen) -> bool:
         """Send every answer. False when the source refused or gave up, which the receiver is told."""

@@ -22,7 +22,8 @@ from kv_transfer.limits import ConnectionLimits
 from kv_transfer.pulling import Connection, PullClient, StreamPull
 from kv_transfer.rpc import encode_pool
 from kv_transfer.serving import PullServer
-from kv_transfer.transport import BlockSink, ExportSource, Landed, Offer, PullOpen
+from kv_transfer.spinning import Spin
+from kv_transfer.transport import BlockSink, Delivered, ExportSource, Landed, Offer, PullOpen, together
 from kv_transfer.wire import Wire, framed
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import BlockMemory
@@ -31,6 +32,11 @@ _SCHEME: Final = "shm://"
 _CREDENTIALS: Final = struct.Struct("3i")
 _COPY_BYTES_PER_TICK: Final = 4 << 20
 """About 0.2 ms of copying, after which others on the event loop get their turn."""
+_SMALL_BYTES: Final = 64 << 10
+_SMALL_TOGETHER_BYTES: Final = 512 << 10
+"""Blocks of up to `_SMALL_BYTES` are told together up to this size: still in the cache when they are looked at."""
+_TOGETHER_BYTES: Final = 2 << 20
+"""The same for larger ones, which are looked at by other threads meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,12 @@ class ShmTransport:
             problem = f"cannot share KV memory through a socket under {where}: {error.strerror or error}"
             raise TandemError("bad_setting", problem, param="kv_socket_directory") from error
         self._server = PullServer(
-            listener, source, lambda: _ShmCarrier(source.memory, read_only), self._settings.limits, _stranger
+            listener,
+            source,
+            lambda: _ShmCarrier(source.memory, read_only),
+            self._settings.limits,
+            _stranger,
+            lambda peer: Wire(peer, "receiver", self._settings.limits.stall_s, Spin()),
         )
         self._server.start()
         return _SCHEME + path
@@ -114,7 +125,7 @@ class ShmTransport:
         except BaseException:
             sock.close()
             raise
-        return Connection(Wire(sock, address, self._settings.limits.stall_s), _ShmLanding(self._mappings))
+        return Connection(Wire(sock, address, self._settings.limits.stall_s, Spin()), _ShmLanding(self._mappings))
 
 
 class _ShmCarrier:
@@ -157,17 +168,21 @@ class _ShmLanding:
             os.close(fd)
         self._block_bytes, self._blocks = pool.block_bytes, pool.blocks
 
-    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed, None]:
-        copied = 0
-        for offer in offers.offers:
-            source, target = self._slot(wire, offer.handle.slot), sink.block(offer.index)
-            if source.nbytes != target.nbytes:
-                problem = f"blocks of {wire.peer} have {source.nbytes} bytes, ours have {target.nbytes}"
-                raise TandemError("protocol_mismatch", problem)
-            target[:] = source
-            source.release()
-            yield Landed(offer.index, offer.handle)
-            copied += target.nbytes
+    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
+        size, copied = self._block_bytes, 0
+        most = max(1, (_SMALL_TOGETHER_BYTES if size <= _SMALL_BYTES else _TOGETHER_BYTES) // max(1, size))
+        for start in range(0, len(offers.offers), most):
+            landed = list[Landed]()
+            for offer in offers.offers[start : start + most]:
+                source, target = self._slot(wire, offer.handle.slot), sink.block(offer.index)
+                if source.nbytes != target.nbytes:
+                    problem = f"blocks of {wire.peer} have {source.nbytes} bytes, ours have {target.nbytes}"
+                    raise TandemError("protocol_mismatch", problem)
+                target[:] = source
+                source.release()
+                landed.append(Landed(offer.index, offer.handle))
+            yield together(landed)
+            copied += len(landed) * size
             if copied >= _COPY_BYTES_PER_TICK:
                 copied = 0
                 await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from kv_transfer.pulling import Connection, PullClient, StreamPull
 from kv_transfer.secure_wire import SecureWire, TlsRefused
 from kv_transfer.serving import PullServer
 from kv_transfer.tcp_tls import Encryption, Refusals, agrees, marked
-from kv_transfer.transport import BlockSink, ExportSource, Landed, Offer, PullOpen
+from kv_transfer.transport import BlockSink, Delivered, ExportSource, Landed, Offer, PullOpen, together
 from kv_transfer.wire import Wire
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter, NullMeter
@@ -129,7 +129,7 @@ class _TcpLanding:
     async def introduce(self, wire: Wire, pool: Pool) -> None:
         raise TandemError("transfer_failed", f"{wire.peer} offered shared memory over TCP")
 
-    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed, None]:
+    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
         views: list[memoryview] = []
         waiting: list[Offer] = []
         room = _READ_BYTES
@@ -139,8 +139,7 @@ class _TcpLanding:
             room -= views[-1].nbytes
             if room <= 0 or offer is offers.offers[-1]:
                 await wire.receive_into(views)
-                for landed in waiting:
-                    yield Landed(landed.index, landed.handle)
+                yield together([Landed(landed.index, landed.handle) for landed in waiting])
                 views, waiting, room = [], [], _READ_BYTES
 
     def close(self) -> None:

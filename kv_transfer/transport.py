@@ -5,7 +5,7 @@ bytes travel together; `shm` sends descriptors only and the receiver copies. Imp
 `memory` for tests and simulation. `tests/contract/test_transport.py` defines the behaviour.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -56,6 +56,11 @@ class Delivered:
     """Blocks that arrived together, in order; at least one. What small blocks cost, they cost once."""
 
     blocks: tuple[Landed, ...]
+
+
+def together(landed: Sequence[Landed]) -> "Landed | Delivered":
+    """Blocks that arrived together, at least one, as one event."""
+    return landed[0] if len(landed) == 1 else Delivered(tuple(landed))
 
 
 @dataclass(frozen=True)

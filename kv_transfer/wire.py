@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kv_transfer.spinning import Spin
 from tandem.core.errors import TandemError
 
 _LENGTH: Final = struct.Struct("<I")
@@ -25,13 +26,15 @@ class WireLost(TandemError):
 
 
 class Wire:
-    """Owns `sock`. `stall_s` bounds every single wait for the peer; `peer` is for messages."""
+    """Owns `sock`. `stall_s` bounds every single wait for the peer; `peer` is for messages. With `spin` short waits
+    for bytes are spun through."""
 
-    def __init__(self, sock: socket.socket, peer: str, stall_s: float) -> None:
+    def __init__(self, sock: socket.socket, peer: str, stall_s: float, spin: Spin | None = None) -> None:
         sock.setblocking(False)
         self.peer = peer
         self.socket = sock
         self._stall_s = stall_s
+        self._spin = spin
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
@@ -88,7 +91,7 @@ class Wire:
             try:
                 count = self._receive(pending)
             except (BlockingIOError, InterruptedError):
-                await self._wait("read", self._stall_s if wait_s is None else wait_s)
+                await self._bytes_due(self._stall_s if wait_s is None else wait_s)
             except OSError as error:
                 raise self._lost(error) from error
             else:
@@ -138,6 +141,29 @@ class Wire:
         if len(pending) == 1:
             return self.socket.recv_into(pending[0])
         return self.socket.recvmsg_into(pending[:_PIECES_MAX])[0]
+
+    async def _bytes_due(self, wait_s: float) -> None:
+        """Wait for bytes, awake where they are likely to come at once."""
+        spin = self._spin
+        if spin is None:
+            await self._wait("read", wait_s)
+            return
+        began = self._loop.time()
+        if not (spin.budget_s() and await self._spun(spin, began)):
+            await self._wait("read", wait_s)
+        spin.waited(self._loop.time() - began)
+
+    async def _spun(self, spin: Spin, began: float) -> bool:
+        """Give others their turns until there are bytes. False when it is better to sleep."""
+        turn, until = began, began + spin.budget_s()
+        while turn < until:
+            await asyncio.sleep(0)
+            if self.closed or not self.quiet():
+                return True
+            last, turn = turn, self._loop.time()
+            if spin.crowded(turn - last):
+                return False
+        return False
 
     async def _wait(self, way: str, wait_s: float | None) -> None:
         if self.closed:

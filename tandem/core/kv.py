@@ -169,6 +169,8 @@ class Layout:
 
     def incompatibility(self, other: "Layout") -> str | None:
         """Why blocks of `other` cannot be copied here byte for byte, or None when they can."""
+        if self == other:
+            return None
         for field in self.__dataclass_fields__:
             ours, theirs = getattr(self, field), getattr(other, field)
             if ours != theirs and not (field == "engine" and _neighbours(ours, theirs)):
