@@ -43,7 +43,9 @@ def _refuse_unknown(config: "VllmConfig", kv_cache: "KVCacheConfig") -> None:
     if len(kv_cache.kv_cache_groups) != 1:
         kinds = len(kv_cache.kv_cache_groups)
         raise TandemError(
-            "bad_model", f"the model has {kinds} kinds of KV cache; blocks of one kind can be exchanged"
+            "bad_model",
+            f"the model has {kinds} kinds of KV cache, and blocks of one kind can be exchanged: serve it with role "
+            "unified and kv_transfer 'never'",
         )
     for name in ("data_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) != 1:

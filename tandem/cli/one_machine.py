@@ -6,7 +6,9 @@ from typing import Final
 
 import msgspec
 
+from tandem.core.config_facts import CacheKinds, cache_kinds, cannot_exchange
 from tandem.core.errors import TandemError
+from tandem.engine.checkpoint import read_object
 from tandem.spec.pool import Pool
 from tandem.spec.reading import read_service
 from tandem.spec.service import ModelService
@@ -39,9 +41,24 @@ def check_here(service: ModelService) -> None:
     if not any(pool.first_replicas for pool in spec.pools if pool.role != "prefill"):
         problem = "spec.pools has no worker that can decode: give a pool of role decode or unified a replica"
         raise TandemError("bad_setting", problem)
+    check_hand_over(service)
     if "://" in spec.model.source and not spec.model.source.startswith(_HERE):
         problem = f"spec.model.source {spec.model.source!r} is for a cluster; give a directory or a hub id here"
         raise TandemError("bad_setting", problem)
+
+
+def check_hand_over(service: ModelService) -> None:
+    """Raises `bad_setting` for prefill and decode workers of a model whose KV cannot be handed over, as far as a
+    `config.json` on this machine says so; of any other model the workers find out when they start."""
+    spec = service.spec
+    parted = [pool.name for pool in spec.pools if pool.role != "unified" and pool.first_replicas]
+    config = Path(source_here(spec.model.source)).expanduser() / "config.json"
+    if spec.engine.type != "vllm" or not parted or not config.is_file():
+        return
+    why = cannot_exchange(CacheKinds(cache_kinds(read_object(config)).other))
+    if why:
+        problem = f"pool {parted[0]} would hand KV over, and cannot: {why}; use unified workers (--prefill 0)"
+        raise TandemError("bad_setting", problem, param="pools")
 
 
 def source_here(source: str) -> str:

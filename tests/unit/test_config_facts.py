@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
+from tandem.cli.up_options import parse
 from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, facts_of
 from tandem.core.errors import TandemError
 from tandem.core.quantization import weight_type
@@ -108,6 +109,16 @@ def test_the_embedded_engine_stays_strict(case: Case, tmp_path: Path) -> None:
     with pytest.raises(TandemError) as refused:
         _ = model.config
     assert refused.value.code == "bad_model"
+
+
+def test_what_cannot_be_handed_over_is_refused_before_anything_starts(case: Case, tmp_path: Path) -> None:
+    flags = ["--engine", "vllm", "--model", str(write(case, tmp_path / "model"))]
+    assert parse([*flags, "--prefill", "0"]).service.spec.pools[0].role == "unified"
+    if case.other:
+        with pytest.raises(TandemError, match=f"{case.other}.*unified workers"):
+            parse(flags)
+    else:
+        assert len(parse(flags).service.spec.pools) == 2
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json"])

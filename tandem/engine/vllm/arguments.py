@@ -154,7 +154,7 @@ def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
         "max_model_len": settings.context_tokens,
         "quantization": settings.quantization,
         "enforce_eager": settings.runs_eager,
-        # Requests are complete when they come: the router has filled in what the model's directory suggests.
+        # Sampling is decided by requests alone, whatever a model's directory suggests.
         "generation_config": "vllm",
         # No request brings images or sound, so nothing of what reads them is loaded.
         "language_model_only": True,
