@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final
 
 _PAIRS: Final = 6
+_END_S: Final = 30.0
 _PIECES: Final = (
     (8 << 10, 32, ("copy", "digest", "shm", "tcp")),
     (64 << 10, 32, ("copy", "digest", "shm", "tcp")),
@@ -31,6 +32,12 @@ class _Side:
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
 
+    def end(self) -> None:
+        """It ends with its input; the processes that it has started end with it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(_END_S)
+
 
 def _side(tree: Path) -> _Side:
     script = Path(__file__).parent / "transfer_side.py"
@@ -50,8 +57,7 @@ def compare(before: Path) -> None:
             _compare(sides, size, pieces, kinds)
     finally:
         for side in sides.values():
-            side.process.kill()
-            side.process.wait()
+            side.end()
 
 
 def _compare(sides: dict[str, _Side], size: int, pieces: int, kinds: tuple[str, ...]) -> None:

@@ -27,15 +27,16 @@ async def _digest(receiver: transfer.Receiver, case: transfer.Case) -> None:
 
 async def _serve() -> None:
     made: dict[tuple[int, int], tuple[transfer.Case, transfer.Receiver]] = {}
+    started = []
     for line in sys.stdin:
         size, pieces, what = line.split()
         key = int(size), int(pieces)
         if key not in made:
             case = transfer.Case("", *key, 1, None)
-            pipes = [
-                transfer._start(target, case)[0]
-                for target in (transfer._holder, transfer._bare_sender, transfer._secured_sender)
-            ]
+            others = (transfer._holder, transfer._bare_sender, transfer._secured_sender)
+            new = [transfer._start(other, case) for other in others]
+            pipes = [pipe for pipe, _ in new]
+            started.append(new)
             addresses, names = pipes[0].recv()
             made[key] = case, transfer.Receiver(case, addresses, names, pipes[1].recv(), pipes[2].recv())
         case, receiver = made[key]
@@ -51,6 +52,12 @@ async def _serve() -> None:
             await work[what]()
             taken.append(time.perf_counter() - began)
         print(case.total / statistics.median(taken) / 1e9, flush=True)
+    for _, receiver in made.values():
+        await receiver.close()
+    for new in started:
+        new[0][0].send("stop")
+        for _, process in new:
+            process.join()
 
 
 if __name__ == "__main__":
