@@ -78,11 +78,6 @@ class VllmClient:
         return bool(self.config.cache_config.enable_prefix_caching)
 
     @property
-    def step_tokens(self) -> int:
-        """The most tokens of one step; without chunked prefill that is a whole prompt."""
-        return int(self.config.scheduler_config.max_num_batched_tokens)
-
-    @property
     def context_tokens(self) -> int:
         return int(self.config.model_config.max_model_len)
 

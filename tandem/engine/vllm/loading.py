@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tandem.core.config_facts import CacheKinds
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.settings import SchedulerSettings
@@ -28,7 +29,6 @@ from tandem.service.logs import event
 if TYPE_CHECKING:
     from tandem.engine.vllm.client import VllmClient
     from tandem.engine.vllm.event_stream import EventStream
-    from tandem.engine.vllm.probe import Probe
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[float, str], None]
@@ -123,7 +123,7 @@ class Loaded:
         settings = self._settings
         arguments = engine_arguments(settings, self._scheduler, model.path, model.adapters, self._sockets, None)
 
-        def ask() -> "Probe":
+        def ask() -> CacheKinds:
             # Imported on use: it takes seconds and reads the environment.
             from tandem.engine.vllm.probe import probe
 
@@ -137,7 +137,7 @@ class Loaded:
             raise start_error(error, self._words(), ()) from error
         assert found is not None, "nothing gives up a probe"
         self._progress(0.0, "vLLM has read the model's configuration")
-        self.exchange = decide(found.kinds, settings.kv_transfer, self._role, settings.kv_dtype)
+        self.exchange = decide(found, settings.kv_transfer, self._role, settings.kv_dtype)
         if not self.exchange.connector:
             event(_log, "kv_not_exchanged", model=model.name, reason=self.exchange.reason)
             await stage.stop()

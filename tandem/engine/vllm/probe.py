@@ -3,7 +3,6 @@
 Nothing of it is kept: vLLM reads it once more when it is built.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.config_facts import CacheKinds, cache_kinds
@@ -11,19 +10,12 @@ from tandem.engine.vllm.arguments import EngineArguments
 from tandem.engine.vllm.client import engine_args
 
 
-@dataclass(frozen=True)
-class Probe:
-    """`kinds` of cache that the model's layers have; `vision`: it takes more than text."""
-
-    kinds: CacheKinds
-    vision: bool
-
-
-def probe(arguments: EngineArguments) -> Probe:
-    """Raises what vLLM raises for a model or an argument that it does not take."""
+def probe(arguments: EngineArguments) -> CacheKinds:
+    """The kinds of cache that the model's layers have. Raises what vLLM raises for a model or an argument that it
+    does not take."""
     config: Any = engine_args(arguments.keywords).create_model_config()
     found = cache_kinds(config.hf_config.to_dict(), int(config.max_model_len))
-    return Probe(CacheKinds(_other(config) or found.other, found.windows), bool(config.is_multimodal_model))
+    return CacheKinds(_other(config) or found.other, found.windows)
 
 
 def _other(config: Any) -> str:
