@@ -26,7 +26,7 @@ class Serving:
     def has_room(self, model: str) -> bool:
         """Whether a worker could begin to generate for one more request."""
         for view in self._fleet.views(model):
-            takes = view.ready and not view.draining and view.sequences < self._sequences_max
+            takes = view.ready and not view.draining and not view.overdue and view.sequences < self._sequences_max
             if takes and view.role not in ("prefill", "store"):
                 return True
         return False

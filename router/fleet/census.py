@@ -26,7 +26,7 @@ def state_of(peer: Peer) -> str:
     """The state of a worker that has a link."""
     if peer.view.draining:
         return "draining"
-    return "ready" if peer.view.ready else "alive"
+    return "ready" if peer.view.ready and not peer.view.overdue else "alive"
 
 
 class Census:

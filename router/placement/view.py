@@ -35,6 +35,8 @@ class WorkerView:
     draining: bool = False
     ready: bool = True
     """Whether it takes more than canaries."""
+    overdue: bool = False
+    """Its engine is in a step that takes far longer than it may."""
     load: Load | None = None
     sequences_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
@@ -131,6 +133,7 @@ class WorkerView:
     def loaded(self, load: Load, now: float, lag_s: float) -> None:
         """Fresh figures, which show everything submitted more than `lag_s` ago."""
         self.load = load
+        self.overdue = load.overdue_s > 0
         while self.unseen and self.unseen[0][0] <= now - lag_s:
             _, sequences, prompt_tokens = self.unseen.popleft()
             self.unseen_sequences -= sequences

@@ -399,6 +399,9 @@ class Load(msgspec.Struct, frozen=True):
     """What one more prompt token adds to a step, and what it adds per position it attends to, as learned from steps
     of many sizes. Zero when nobody knows."""
     prefill_position_s: float = 0.0
+    overdue_s: float = 0.0
+    """The age of a step that takes far longer than steps of its size do; until it is over the worker gets no new
+    work. Zero when all is well."""
 
 
 class KvDelta(msgspec.Struct, frozen=True):

@@ -51,6 +51,12 @@ class Running:
         assert self._task is not None
         await self._task
 
+    async def over(self) -> None:
+        """Until the engine has ended by itself; raises what it died of."""
+        assert self._task is not None
+        async with asyncio.timeout(IDLE_S):
+            await asyncio.shield(self._task)
+
     def listen(self, report: StepReport) -> None:
         """Tell whoever has borrowed the engine."""
         if self.listener is not None:

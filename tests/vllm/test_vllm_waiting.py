@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tandem.core.errors import TandemError
 from tandem.engine.vllm.engine import VllmEngine
 from tandem.service.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
@@ -18,6 +19,12 @@ from tests.vllm.slowness import Slowness, environment
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 QUEUE_S = 1.0
+LONG_S = 6.0
+"""A step that nobody expected. Bounds are scaled by 0.4: a step has 12 s in any case, and not 30."""
+LEAST_S = 12.0
+LOST_S = 3.0
+SPARE_S = 2.0
+"""For a machine that is busy with others."""
 STEP_S = 0.5
 CHUNK = 64
 CHUNKS = 8
@@ -40,10 +47,12 @@ async def slow(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Slow]:
         for name, value in environment(path, os.environ.get("PYTHONPATH", root)).items():
             patch.setenv(name, value)
         scheduler = replace(SCHEDULER, queue_s=QUEUE_S, max_sequences=2)
-        running = Slow(VllmEngine(settings(64), scheduler, SystemClock(), None), path)
+        own = replace(settings(64), step_timeout_min_s=LEAST_S)
+        running = Slow(VllmEngine(own, scheduler, SystemClock(), None), path)
         await running.start()
     yield running
-    await running.stop()
+    with contextlib.suppress(TandemError):
+        await running.stop()
 
 
 async def test_a_prompt_that_computes_long_and_those_behind_it_are_answered(slow: Slow) -> None:
@@ -65,3 +74,40 @@ async def test_a_prompt_that_computes_long_and_those_behind_it_are_answered(slow
         assert stats.admitted is not None
         assert stats.prefilled is not None
         assert stats.prefilled - stats.submitted > QUEUE_S
+
+
+@pytest.mark.parametrize("holding", [False, True])
+async def test_a_long_step_takes_no_new_work_and_is_never_ended(slow: Slow, holding: bool) -> None:
+    driver = Driver(slow)
+    one = work(range(5, 20), GREEDY, max_tokens=3)
+    overdue = list[float]()
+    Slowness(per_step_s=LONG_S, holding=holding).write(slow.path)
+    driver.submit(one)
+    try:
+        async with asyncio.timeout(LONG_S):
+            while driver.load is None or not driver.load.overdue_s:
+                await asyncio.sleep(0.1)
+        overdue.append(driver.load.overdue_s)
+    finally:
+        Slowness().write(slow.path)
+    await driver.until(lambda: one.work_id in driver.ended)
+    assert not driver.failed
+    assert len(driver.tokens(one.work_id)) == 3
+    await driver.until(lambda: driver.load is not None and driver.load.overdue_s == 0)
+    assert overdue[0] > LOST_S - 0.1
+
+
+async def test_a_stopped_engine_process_is_ended_within_three_seconds(slow: Slow) -> None:
+    """The last test: the engine is gone afterwards."""
+    driver = Driver(slow)
+    driver.submit(work(range(3, 60), GREEDY, max_tokens=1500))
+    await driver.until(lambda: len(driver.emitted) > 3)
+    (pid,) = slow.engine.pids
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(TandemError) as failed:
+        await slow.over()
+    assert time.monotonic() - began < LOST_S + SPARE_S
+    assert failed.value.code == "engine_failed"
+    assert "stopped" in failed.value.message
+    assert "\n" not in failed.value.message

@@ -22,6 +22,11 @@ def draining(request: PlacementRequest, worker: WorkerView, settings: PlacementS
     return "draining" if worker.draining else None
 
 
+def overdue(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
+    """Its engine is in a step that takes far too long: it may be hung."""
+    return "its engine's step is overdue" if worker.overdue else None
+
+
 def too_small(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
     """The request could not run there even alone. Who only computes the prompt needs no room for an answer."""
     tokens = request.prompt_tokens + (0 if worker.role == "prefill" else request.sequences)
@@ -42,13 +47,13 @@ def full(request: PlacementRequest, worker: WorkerView, settings: PlacementSetti
     return f"it has {most} sequences or nearly" if over else None
 
 
-ALWAYS: Final[tuple[Filter, ...]] = (unready, draining, too_small)
+ALWAYS: Final[tuple[Filter, ...]] = (unready, draining, overdue, too_small)
 """What holds for every worker, in the order in which reasons are given."""
 
 
 def passes(request: PlacementRequest, worker: WorkerView) -> bool:
     """Whether none of `ALWAYS` has a reason, in one call: for nearly every worker none has."""
     tokens = request.prompt_tokens
-    if not worker.ready or worker.draining or tokens >= worker.context_tokens:
+    if not worker.ready or worker.draining or worker.overdue or tokens >= worker.context_tokens:
         return False
     return tokens + (0 if worker.role == "prefill" else request.sequences) <= worker.capacity_tokens

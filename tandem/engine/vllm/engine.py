@@ -20,9 +20,13 @@ from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.load import Figures
 from tandem.engine.vllm.loading import Loaded, Progress
 from tandem.engine.vllm.names import CachedNames, NameUnion
+from tandem.engine.vllm.pulse import Sign
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
+from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, Vitals, activity_of
 
+_OVERDUE_SILENCE_S: Final = 5.0
+"""A step that hangs is told of before an engine that is silent for some other reason."""
 _FEATURES: Final = ("adapters", "grammar", "prompt_logprobs")
 
 
@@ -62,6 +66,10 @@ class VllmEngine:
         self._ended = asyncio.Event()
         self._stopping = False
         self._loaded.on_lost = self._lost
+        self._bounds = Bounds(settings.beat_lost_s, settings.step_timeout_min_s, settings.step_timeout_s)
+        self._vitals = Vitals(self._bounds, self._activity, self._predicted_s)
+        self._looked = float("-inf")
+        self._overdue_s = 0.0
         self._heard = 0.0
         """When vLLM said something last, or was given its first work after having had none."""
         self._load_sent = float("-inf")
@@ -113,7 +121,7 @@ class VllmEngine:
             not_exchanged=self._loaded.exchange.reason,
         )
         self._ledger = Ledger(self._info, self._scheduler, client, stage, self._settings.runner)
-        self._figures = Figures(client.blocks)
+        self._figures = Figures(client.blocks, self._loaded.seconds_per_token)
         self._cached = CachedNames(client.block_tokens)
         if stage is not None:
             stage.on_admitted = self._admitted
@@ -232,7 +240,7 @@ class VllmEngine:
             self._wake.clear()
             if self._problem is not None:
                 raise EngineGone
-            self._watch_silence()
+            self._watch()
             ledger.look(self._clock.now())
             while ledger.to_send:
                 order = ledger.to_send.pop(0)
@@ -244,17 +252,41 @@ class VllmEngine:
             self._flush()
             await self._idle(ledger.next_look())
 
-    def _watch_silence(self) -> None:
-        """An engine that computes says something after every step."""
-        now, bound = self._clock.now(), self._settings.step_timeout_s
+    def _watch(self) -> None:
+        """Whether vLLM's processes live and get on. Raises `EngineGone` when they do not."""
+        now, longest_s = self._clock.now(), self._longest_s()
+        if now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        verdict = self._vitals.look(self._loaded.pulses, longest_s, now)
+        if (verdict.overdue_s > 0) != (self._overdue_s > 0):
+            self._load_sent = float("-inf")
+        self._overdue_s = verdict.overdue_s
+        bound = self._bounds.hung_s(longest_s)
         if not self.ledger.computing:
             self._heard = now
-        elif now - self._heard > bound:
-            self._problem = f"vLLM has work and was silent for more than {bound:g} s"
+        elif verdict.problem is None and now - self._heard > bound + _OVERDUE_SILENCE_S:
+            verdict = Verdict(f"vLLM has work and was silent for more than {bound:g} s")
+        if verdict.problem is not None:
+            self._problem = verdict.problem
+            self._loaded.kill()
             raise EngineGone
 
+    def _activity(self, pid: int) -> Activity | None:
+        return activity_of(pid, [sign.pid for sign in self._loaded.pulses])
+
+    def _predicted_s(self, sign: Sign) -> float:
+        assert self._figures is not None
+        return self._figures.predicted_s(sign.rows, sign.prompt_tokens)
+
+    def _longest_s(self) -> float:
+        """What the longest step may be expected to take: all rows, and a whole budget of a prompt's last tokens."""
+        assert self._figures is not None
+        scheduler, context = self._scheduler, self.info.context_tokens
+        return self._figures.predicted_s(scheduler.max_sequences, scheduler.max_batched_tokens, context)
+
     async def _idle(self, until: float) -> None:
-        wait_s = min(until - self._clock.now(), self._scheduler.idle_load_every_s)
+        wait_s = min(until - self._clock.now(), LOOK_EVERY_S)
         try:
             async with asyncio.timeout(max(0.0, wait_s)):
                 await self._wake.wait()
@@ -293,7 +325,7 @@ class VllmEngine:
         assert self._figures is not None
         assert self._cached is not None
         exported = 0 if self._stage is None else self._stage.books.leases.exported
-        return self._figures.load(self.ledger.runs, len(self._cached), exported)
+        return self._figures.load(self.ledger.runs, len(self._cached), exported, self._overdue_s)
 
     def _counts(self) -> dict[str, Any]:
         """Fields of a report that are for metrics alone."""

@@ -5,18 +5,22 @@ from typing import Any
 
 from tandem.core.messages import Load
 from tandem.engine.counts import Speculation, speculation_of
-from tandem.engine.step_model import StepLoad
+from tandem.engine.step_model import StepLoad, StepTimeModel
 from tandem.engine.throughput import Throughput
 from tandem.engine.vllm.notices import notice_of
 from tandem.engine.vllm.running import WorkRun
 
 
 class Figures:
-    """vLLM's figures after its last step, and recent rates. `blocks` are those of vLLM's own pool."""
+    """vLLM's figures after its last step, and recent rates. `blocks` are those of vLLM's own pool, and
+    `seconds_per_token` is what a prompt token took at first."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, seconds_per_token: float) -> None:
         self._blocks = blocks
         self._throughput = Throughput()
+        self._times = StepTimeModel(seconds_per_token)
+        self._context = 0.0
+        """Positions that the prompt tokens of the step attend to, all together."""
         self._last: float | None = None
         self.running = self.waiting = 0
         self.usage = 0.0
@@ -42,9 +46,10 @@ class Figures:
 
     def _step_begins(self, outputs: Any) -> None:
         notices = [notice_of(output.kv_transfer_params) for output in outputs.outputs]
-        computed = [notice.tokens for notice in notices if notice is not None and notice.tokens]
+        computed = [notice for notice in notices if notice is not None and notice.tokens]
         if computed:
-            self._pieces, self._prompt_tokens = len(computed), sum(computed)
+            self._pieces, self._prompt_tokens = len(computed), sum(notice.tokens for notice in computed)
+            self._context = sum(notice.tokens * (notice.start + notice.tokens / 2) for notice in computed)
             self._began = outputs.timestamp
 
     def _observe(self, outputs: Any) -> None:
@@ -54,12 +59,18 @@ class Figures:
         which moves a prompt's tokens to its neighbouring step and loses none.
         """
         rows = sum(len(output.new_token_ids) for output in outputs.outputs if output.prefill_stats is None)
-        load = StepLoad(rows, self._prompt_tokens, 0.0, self._pieces)
+        load = StepLoad(rows, self._prompt_tokens, self._context, self._pieces)
         begins = [each for each in (self._began, self._last if self.running else None) if each is not None]
         if begins and (rows or self._prompt_tokens):
             self._throughput.observe(load, outputs.timestamp - max(begins))
+            self._times.observe(load, outputs.timestamp - max(begins))
         self._pieces = self._prompt_tokens = 0
+        self._context = 0.0
         self._began = None
+
+    def predicted_s(self, rows: int, prompt_tokens: int, attended: float = 0.0) -> float:
+        """How long a step is expected to take. `attended` is the mean position that its prompt tokens attend to."""
+        return self._times.predict(StepLoad(rows, prompt_tokens, prompt_tokens * attended, min(1, prompt_tokens)))
 
     def take_speculation(self) -> Speculation | None:
         """What became of drafts since the last call."""
@@ -71,8 +82,8 @@ class Figures:
             came = speculation_of(drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens_per_pos)
             self._speculation = came if self._speculation is None else self._speculation + came
 
-    def load(self, runs: Iterable[WorkRun], cached: int, exported: int) -> Load:
-        """`cached` names are in vLLM's prefix cache, `exported` blocks under leases."""
+    def load(self, runs: Iterable[WorkRun], cached: int, exported: int, overdue_s: float) -> Load:
+        """`overdue_s` is the age of a step that takes too long. `cached` names are in vLLM's prefix cache, `exported` blocks under leases."""
         queued = sum(run.prompt_tokens for run in runs if run.prefilled is None and run.work.mode != "decode")
         free = round(self._blocks * (1 - self.usage))
         return Load(
@@ -86,4 +97,5 @@ class Figures:
             prefill_tokens_per_s=self._throughput.prefill_tokens_per_s,
             decode_tokens_per_s=self._throughput.decode_tokens_per_s,
             preemptions=self.preemptions,
+            overdue_s=overdue_s,
         )

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from tandem.engine.vllm.failure import EngineGone, death_sentence, start_error
 from tandem.engine.vllm.group import Leader
 from tandem.engine.vllm.launching import Launch
 from tandem.engine.vllm.model import ServedModel, open_served
+from tandem.engine.vllm.pulse import Sign, pulses_beside, read_sign
 from tandem.engine.vllm.requests import Request
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
@@ -71,6 +74,17 @@ class Loaded:
         self.on_lost: Callable[[str], None] = _nobody
         """Hears in one sentence that a node of this worker is gone."""
         self.events: EventStream | None = None
+        self.seconds_per_token = 0.0
+        """What a token of the first prompt took."""
+
+    @property
+    def pulses(self) -> tuple[Sign, ...]:
+        """What vLLM's processes on this machine have shown last."""
+        try:
+            found = sorted(pulses_beside(self._sockets.tell).iterdir())
+        except OSError:
+            return ()
+        return tuple(sign for path in found if (sign := read_sign(path)) is not None)
 
     @property
     def client(self) -> "VllmClient":
@@ -206,14 +220,25 @@ class Loaded:
         request = Request(_WARM_UP, pack_tokens(tokens), 0, sampling, None, _WARM_UP, 0, "")
         try:
             async with asyncio.timeout(self._settings.step_timeout_s):
+                began = asyncio.get_running_loop().time()
                 await self.client.add(self.client.prepare(request, 0))
-                while not any(output.finished for output in (await self.client.outputs()).outputs):
-                    pass
+                ended = False
+                while not ended:
+                    outputs = (await self.client.outputs()).outputs
+                    ended = any(output.finished for output in outputs)
+                    if not self.seconds_per_token and any(output.new_token_ids for output in outputs):
+                        self.seconds_per_token = (asyncio.get_running_loop().time() - began) / len(tokens)
         except TimeoutError:
             problem = f"a first request was not answered within {self._settings.step_timeout_s:g} s"
             raise TandemError("engine_failed", problem) from None
         except EngineGone:
             raise await self.why_gone() from None
+
+    def kill(self) -> None:
+        """End the engine's processes at once: they do not answer, or not in time."""
+        for pid in self.client.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _listen(self) -> None:
         if self._hearing is not None:

@@ -150,8 +150,13 @@ class VllmSettings:
     directory: str | None = None
     """Where the sockets of its processes are made; None is the system's place for temporary files."""
     start_timeout_s: float = 600.0
-    step_timeout_s: float = 120.0
-    """How long the engine may be silent while it has work before it counts as failed."""
+    step_timeout_s: float = 600.0
+    """The most that a step may take, whatever it is predicted to; also for the first request, on which nothing is
+    known."""
+    step_timeout_min_s: float = 30.0
+    """A step may take eight times as long as the longest is predicted to, and so long in any case."""
+    beat_lost_s: float = 2.0
+    """A process of the engine that shows no sign of life for so long is ended."""
 
     def __post_init__(self) -> None:
         self._require("dtype", self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
@@ -165,8 +170,9 @@ class VllmSettings:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("ngram_tokens", self.ngram_tokens >= 0, "0 or more")
         self._require("gpu_memory_share", 0 < self.gpu_memory_share <= 1, "above 0 and at most 1")
-        for name in ("start_timeout_s", "step_timeout_s"):
+        for name in ("start_timeout_s", "step_timeout_s", "step_timeout_min_s"):
             self._require(name, getattr(self, name) > 0, "above 0")
+        self._require("beat_lost_s", self.beat_lost_s >= 1, "at least 1")
         if self.device == "cpu":
             fits = self.block_tokens is None or self.block_tokens % CPU_BLOCK_TOKENS == 0
             self._require("block_tokens", fits, f"a multiple of {CPU_BLOCK_TOKENS} on a CPU")

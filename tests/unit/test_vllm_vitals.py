@@ -1,0 +1,153 @@
+"""When a process of vLLM is lost, overdue or hung, and when it is merely busy."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.engine.vllm.pulse import Pulse, Sign, read_sign
+from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, Vitals, activity_of
+
+BOUNDS = Bounds(beat_lost_s=2.0, step_min_s=30.0, step_max_s=600.0)
+PID = 7
+
+
+class Watched:
+    """One process, looked at as often as a worker does."""
+
+    def __init__(self, predicted_s: float = 0.1) -> None:
+        self.now = 100.0
+        self.sign = Sign(PID, 100.0, None, 0, 0)
+        self.activity: Activity | None = Activity("S", False, 5)
+        self.longest_s = predicted_s
+        self.vitals = Vitals(BOUNDS, lambda pid: self.activity, lambda sign: predicted_s)
+
+    def until(self, seconds: float, *, beats: bool, works: bool = False) -> Verdict:
+        """The first problem within so many seconds, or the last verdict."""
+        verdict, end = Verdict(), self.now + seconds
+        while self.now < end and verdict.problem is None:
+            self.now += LOOK_EVERY_S
+            if beats:
+                self.sign = replace(self.sign, beat=self.now)
+            if works and self.activity is not None:
+                self.activity = replace(self.activity, ticks=self.activity.ticks + 1)
+            verdict = self.vitals.look([self.sign], self.longest_s, self.now)
+        return verdict
+
+
+def test_what_beats_lives() -> None:
+    assert Watched().until(60.0, beats=True) == Verdict()
+
+
+@pytest.mark.parametrize("state", ["T", "S", "Z"])
+def test_what_neither_beats_nor_runs_is_lost_within_three_seconds(state: str) -> None:
+    watched = Watched()
+    watched.until(5.0, beats=True)
+    watched.activity = Activity(state, False, 5)
+    begin = watched.now
+    verdict = watched.until(10.0, beats=False)
+    assert verdict.problem is not None
+    assert str(PID) in verdict.problem
+    assert BOUNDS.beat_lost_s <= watched.now - begin <= 3.0
+
+
+def test_a_long_call_that_holds_pythons_lock_is_not_lost() -> None:
+    watched = Watched()
+    watched.until(5.0, beats=True)
+    assert watched.until(15.0, beats=False, works=True).problem is None
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_process_that_waits_for_a_core_or_a_disk_is_not_lost(running: bool) -> None:
+    watched = Watched()
+    watched.until(5.0, beats=True)
+    watched.activity = Activity("S", running, 5)
+    assert (watched.until(15.0, beats=False).problem is None) == running
+
+
+@pytest.mark.parametrize("predicted_s", [0.01, 4.0])
+def test_a_step_of_fifteen_seconds_is_never_ended(predicted_s: float) -> None:
+    watched = Watched(predicted_s)
+    watched.sign = replace(watched.sign, step_since=100.0)
+    verdict = watched.until(15.0, beats=True)
+    assert verdict.problem is None
+    assert (verdict.overdue_s > 0) == (predicted_s < 1)
+    watched.sign = replace(watched.sign, step_since=None)
+    assert watched.until(1.0, beats=True) == Verdict()
+
+
+@pytest.mark.parametrize(("predicted_s", "hung_s"), [(0.01, 30.0), (10.0, 80.0), (31_318.0, 600.0)])
+def test_a_step_hangs_by_its_prediction_within_bounds(predicted_s: float, hung_s: float) -> None:
+    watched = Watched(predicted_s)
+    watched.sign = replace(watched.sign, step_since=100.0)
+    begin = watched.now
+    verdict = watched.until(700.0, beats=True)
+    assert verdict.problem is not None
+    assert watched.now - begin == pytest.approx(hung_s, abs=1.0)
+
+
+@given(st.floats(0.001, 10_000), st.floats(0.001, 10_000))
+def test_what_is_hung_was_overdue_before_unless_a_setting_ends_it(predicted_s: float, longer_s: float) -> None:
+    longest = max(predicted_s, longer_s)
+    assert BOUNDS.hung_s(longest) >= min(BOUNDS.overdue_s(predicted_s), BOUNDS.step_max_s)
+
+
+def test_nothing_is_held_against_others_while_the_worker_itself_did_not_run() -> None:
+    watched = Watched()
+    watched.sign = replace(watched.sign, step_since=100.0)
+    watched.until(1.0, beats=True)
+    watched.activity = Activity("S", False, 5)
+    watched.now += 3600.0
+    assert watched.until(LOOK_EVERY_S, beats=False) == Verdict()
+
+
+def test_a_process_that_is_gone_is_told_of_by_others() -> None:
+    watched = Watched()
+    watched.activity = None
+    assert watched.until(30.0, beats=False).problem is None
+
+
+def test_a_stopped_process_is_seen_as_such_and_a_busy_one_as_running() -> None:
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.kill(loop.pid, signal.SIGSTOP)
+        os.waitpid(loop.pid, os.WUNTRACED)
+        stopped = activity_of(loop.pid)
+        assert stopped is not None
+        assert (stopped.state, stopped.running) == ("T", False)
+        os.kill(loop.pid, signal.SIGCONT)
+        os.waitpid(loop.pid, os.WCONTINUED)
+        going = activity_of(loop.pid)
+        assert going is not None
+        assert going.state in "RS"
+        assert activity_of(os.getpid()) is not None
+    finally:
+        loop.kill()
+        loop.wait()
+    assert activity_of(loop.pid) is None
+
+
+def test_a_pulse_shows_its_process_its_step_and_the_heavier_of_two_loads(tmp_path: Path) -> None:
+    pulse, path = Pulse(tmp_path), tmp_path / str(os.getpid())
+    first = read_sign(path)
+    assert first is not None
+    assert (first.pid, first.step_since) == (os.getpid(), None)
+    pulse.scheduled(3, 64)
+    pulse.scheduled(4, 0)
+    pulse.step_begins()
+    sign = read_sign(path)
+    assert sign is not None
+    assert sign.step_since is not None
+    assert sign.step_since >= first.beat
+    assert (sign.rows, sign.prompt_tokens) == (3, 64)
+    pulse.step_ends()
+    ended = read_sign(path)
+    assert ended is not None
+    assert ended.step_since is None
+    assert read_sign(tmp_path / "1") is None
