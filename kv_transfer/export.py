@@ -193,7 +193,8 @@ class ExportProgress:
                 self.done = True
         if batch:
             self._moved = now
-        elif now - self._moved >= self.deadlines.prefill_progress_s:
+        self._moved = max(self._moved, self.space.lease_moved(self.request.lease_id))
+        if not batch and now - self._moved >= self.deadlines.prefill_progress_s:
             raise self._gone(f"prefill made no progress for {now - self._moved:.1f} s")
         return tuple(batch)
 

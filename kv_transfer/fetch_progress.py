@@ -139,10 +139,9 @@ class FetchProgress:
         self.absent = self.absent or f"block {index}: {reason}"
 
     def deadline(self) -> float:
-        """When to give up: `Alive` keeps a silent transfer going only as long as prefill may take to progress."""
-        silent = min(
-            self._heard + self.deadlines.transfer_progress_s, self._moved + self.deadlines.prefill_progress_s
-        )
+        """When to give up: `Alive` keeps a silent transfer going for as long as a request may take. Whether prefill
+        gets on is known to the holder, which ends the pull when it does not."""
+        silent = min(self._heard + self.deadlines.transfer_progress_s, self._moved + self.deadlines.total_s)
         return min(silent, self.until)
 
     def brought(self, origin: str, holder: str, reason: str | None) -> tuple[Brought, ...]:

@@ -58,6 +58,7 @@ class Leg:
         "live",
         "open",
         "peer",
+        "progressed_s",
         "reported",
         "watched",
     )
@@ -82,6 +83,7 @@ class Leg:
         self.open = True
         self.reported = False
         self.watched = True
+        self.progressed_s = 0.0
         self.computes_prompt = work.prompt_tokens > 0
         self.alone = peer.view.queued_prompt_tokens == 0
         self.handle = peer.open(self) if handle is None else peer.pass_on(handle, self)
@@ -114,6 +116,10 @@ class Leg:
         if not self.reported:
             self.reported = True
             self._owner.leg_reported(self, report)
+
+    def on_progress(self, now: float) -> None:
+        """The worker gets on with it: it is not stalled, however long it takes."""
+        self.progressed_s = now
 
     def on_transferred(self, code: str) -> None:
         if self.live:
@@ -183,6 +189,11 @@ class Attempt:
     transferred: bool = False
     """Decode's fetch has ended: nobody wants prefill's blocks any more."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def progressed_s(self) -> float:
+        """When a worker said last that it gets on."""
+        return max(leg.progressed_s for leg in self.legs())
 
     def legs(self) -> tuple[Leg, ...]:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)

@@ -36,6 +36,9 @@ class Claimant:
     def on_report(self, report: AttemptReport) -> None:
         self._report = report
 
+    def on_progress(self, now: float) -> None:
+        """Its bounds are its own."""
+
     def on_transferred(self, code: str) -> None:
         self._transferred = True
 

@@ -15,14 +15,14 @@ def first_token_s(attempt: Attempt, deadlines: Deadlines) -> float:
 
 
 def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
-    """When `each` must have moved. The token after the first may also have to wait, for the transfer and for a
-    place in decode's batch."""
+    """When `each` must have moved, or a worker have said that it gets on. The token after the first may also have to
+    wait, for the transfer and for a place in decode's batch."""
     beyond_first = each.next_position - attempt.first[each.sequence]
     if beyond_first == 0:
-        return attempt.patient_since + first_token_s(attempt, deadlines)
+        return max(attempt.patient_since, attempt.progressed_s) + first_token_s(attempt, deadlines)
     if beyond_first == 1 and not attempt.decode.computes_prompt:
-        return each.moved_s + first_token_s(attempt, deadlines)
-    return each.moved_s + deadlines.inter_token_s
+        return max(each.moved_s, attempt.progressed_s) + first_token_s(attempt, deadlines)
+    return max(each.moved_s, attempt.decode.progressed_s) + deadlines.inter_token_s
 
 
 def earliest(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines) -> tuple[float, Positions]:

@@ -17,6 +17,7 @@ from tandem.core.messages import (
     Load,
     Ping,
     Pong,
+    Progressed,
     Ready,
     RouterMessage,
     SequenceOutput,
@@ -43,6 +44,10 @@ class Target(Protocol):
 
     def on_transferred(self, code: str) -> None:
         """The fetch has ended, with whatever it brought; `code` is empty when that was everything."""
+        ...
+
+    def on_progress(self, now: float) -> None:
+        """It gets on, and has nothing to show for it yet."""
         ...
 
     def on_claimed(self, claimed: Claimed | None) -> None:
@@ -216,6 +221,10 @@ class Peer:
 
     def _take_other(self, message: RouterMessage) -> tuple[News, ...]:
         match message:
+            case Progressed():
+                for handle in message.handles:
+                    if (moving := self._targets.get(handle)) is not None:
+                        moving.on_progress(self.heard_at)
             case AttemptFailed() if (target := self._targets.get(message.handle)) is not None:
                 target.on_failed(message.code, message.message)
             case Claimed():

@@ -241,6 +241,9 @@ class CanaryLeg:
     def on_report(self, report: AttemptReport) -> None:
         return None
 
+    def on_progress(self, now: float) -> None:
+        """Its bounds are its own."""
+
     def on_transferred(self, code: str) -> None:
         return None
 

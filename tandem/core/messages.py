@@ -365,8 +365,26 @@ class Transferred(msgspec.Struct, frozen=True, gc=False):
     passed_over: tuple[str, ...] = ()
 
 
+class Progressed(msgspec.Struct, frozen=True, gc=False):
+    """Attempts that have brought nothing of late and get on all the same: their prompts, or those before them, are
+    being computed, their KV is on its way, or the engine is in a step that may take its time. Said once a
+    heartbeat."""
+
+    handles: tuple[int, ...]
+
+
 RouterMessage = (
-    Hello | StepOutputs | AttemptFailed | AttemptReport | Pong | Draining | Ready | Transferred | Claimed | Unclaimed
+    Hello
+    | StepOutputs
+    | AttemptFailed
+    | AttemptReport
+    | Pong
+    | Draining
+    | Ready
+    | Transferred
+    | Claimed
+    | Unclaimed
+    | Progressed
 )
 
 

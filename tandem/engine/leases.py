@@ -29,6 +29,7 @@ class Lease:
     expires: float = inf
     first: FirstTokens | None = None
     shared: bool = False
+    moved: float = -inf
 
 
 @dataclass
@@ -152,7 +153,18 @@ class LeaseTable:
             lease.expires = now + lease.length_s
             self._soonest = min(self._soonest, lease.expires)
 
+    def move(self, lease_id: str, now: float) -> None:
+        """The work gets on, or what it waits for does."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.moved = now
+
     # -- the peer's side --
+
+    def moved(self, lease_id: str) -> float:
+        """When its work got on last; minus infinity when nothing is known."""
+        lease = self._leases.get(lease_id)
+        return -inf if lease is None else lease.moved
 
     def exists(self, lease_id: str) -> bool:
         return lease_id in self._leases

@@ -158,6 +158,9 @@ class LocalEngine:
     def lease_ended(self, lease_id: str) -> bool:
         return self.scheduler.leases.buried(lease_id)
 
+    def lease_moved(self, lease_id: str) -> float:
+        return self.scheduler.leases.moved(lease_id)
+
     def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
         return self.scheduler.leases.look(lease_id, name, self._epoch)
 

@@ -1,5 +1,7 @@
 """Collects what happened until somebody takes it as one `StepReport`."""
 
+from collections.abc import Iterable
+
 from tandem.engine.protocol import Emitted, FetchJob, KvChange, StepReport, WorkEnded, WorkFailed, WorkStats
 
 
@@ -15,6 +17,7 @@ class Outbox:
         self._ended: list[WorkEnded] = []
         self._fetches: list[FetchJob] = []
         self._withdrawn: list[int] = []
+        self._progressed: dict[int, None] = {}
         self._reasons: dict[str, None] = {}
 
     def fail(self, work_id: int, code: str, message: str) -> None:
@@ -35,13 +38,17 @@ class Outbox:
         self._withdrawn.append(work_id)
         return True
 
+    def progress(self, work_ids: Iterable[int]) -> None:
+        """These get on, or wait behind others that do."""
+        self._progressed.update(dict.fromkeys(work_ids))
+
     def explain(self, reason: str) -> None:
         self._reasons[reason] = None
 
     def take(self, kv: KvChange) -> StepReport | None:
         """Everything since the last call, together with changed names; None when there is nothing to tell."""
         happened = self.emitted or self._failed or self._ended or self._fetches or self._reasons or self._withdrawn
-        if not (happened or kv.stored or kv.removed):
+        if not (happened or self._progressed or kv.stored or kv.removed):
             return None
         report = StepReport(
             emitted=tuple(self.emitted),
@@ -49,6 +56,7 @@ class Outbox:
             ended=tuple(self._ended),
             fetches=tuple(self._fetches),
             withdrawn=tuple(self._withdrawn),
+            progressed=tuple(self._progressed),
             kv=kv,
             reasons=tuple(self._reasons),
         )

@@ -170,6 +170,8 @@ class StepReport(msgspec.Struct, frozen=True):
     fetches: tuple[FetchJob, ...] = ()
     withdrawn: tuple[int, ...] = ()
     """Works whose fetch is to be stopped: their slots went to others. Once it has ended they wait for new ones."""
+    progressed: tuple[int, ...] = ()
+    """Works that get on, or wait behind others that do, without having anything to show for it yet."""
     kv: KvChange = NO_CHANGE
     load: Load | None = None
     reasons: tuple[str, ...] = ()
@@ -222,6 +224,11 @@ class BlockSpace(Protocol):
 
     def lease_ended(self, lease_id: str) -> bool:
         """Whether the lease was open and has ended, or was released before it came. Kept for a while only."""
+        ...
+
+    def lease_moved(self, lease_id: str) -> float:
+        """When the work that computes the lease's blocks got on last, or waited behind others that did, by the
+        engine's clock; minus infinity when nothing is known."""
         ...
 
     def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:

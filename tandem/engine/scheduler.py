@@ -7,6 +7,7 @@ is not written by anybody else before that step has ended.
 
 from collections import Counter
 from itertools import chain
+from math import inf
 from typing import Final
 
 from tandem.core.errors import TandemError
@@ -26,11 +27,13 @@ from tandem.engine.step_budget import StepBudget
 from tandem.engine.step_draft import Draft, Entry
 from tandem.engine.step_planner import StepPlanner
 from tandem.engine.throughput import Throughput
-from tandem.engine.work_deadlines import WorkDeadlines
+from tandem.engine.work_deadlines import Wait, WorkDeadlines
 
 _PREFILL: Final = Phase.PREFILL
 _DECODE: Final = Phase.DECODE
 _DONE: Final = Phase.DONE
+
+_TELL_PROGRESS_S: Final = 0.25
 
 
 class Scheduler:
@@ -52,6 +55,7 @@ class Scheduler:
         self._jobs: dict[int, Job] = {}
         self._acceptance = Acceptance(self._jobs, self.residence, self._outbox, self._close)
         self._deadlines = WorkDeadlines(self._jobs, settings.queue_s)
+        self._told_progress = -inf
         self._flight: Draft | None = None
         self._steps = 0
 
@@ -280,13 +284,24 @@ class Scheduler:
         self._end(job, now, completed=False)
 
     def _note_computing(self, draft: Draft, now: float) -> None:
-        for entry in draft.entries.values():
-            job = entry.sequence.job
-            if not entry.prefill:
-                continue
-            self._deadlines.moved(now)
+        prompts = [entry.sequence.job for entry in draft.entries.values() if entry.prefill]
+        for job in prompts:
             if job.computing is None:
                 job.computing = now
+        if prompts:
+            self._deadlines.moved(now)
+        if prompts and now - self._told_progress >= _TELL_PROGRESS_S:
+            self._told_progress = now
+            self._tell_progress(prompts, now)
+
+    def _tell_progress(self, computed: list[Job], now: float) -> None:
+        """Prompts get on, and with them everything that waits for its place behind them."""
+        moving = {job.work_id: job for job in self._jobs.values() if job.wait is Wait.PLACE}
+        moving.update({job.work_id: job for job in computed})
+        self._outbox.progress(moving)
+        for job in moving.values():
+            if job.leased:
+                self.leases.move(job.work.lease_id, now)
 
     def _note_prefilled(self, job: Job, now: float) -> None:
         if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):

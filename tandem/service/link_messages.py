@@ -32,6 +32,7 @@ from tandem.core.messages import (
     Load,
     Ping,
     Pong,
+    Progressed,
     ProvideFirst,
     Ready,
     RouterMessage,
@@ -103,6 +104,7 @@ ROUTER_MESSAGES: Final[Wording[RouterMessage]] = Wording(
         8: Transferred,
         9: Claimed,
         10: Unclaimed,
+        11: Progressed,
     }
 )
 

@@ -10,7 +10,15 @@ from kv_transfer.fetch_progress import FetchReport
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.errors import TandemError
 from tandem.core.kv import adapter_root, tenant_root
-from tandem.core.messages import AttemptFailed, ProvideFirst, RouterMessage, StepOutputs, Submit, Transferred
+from tandem.core.messages import (
+    AttemptFailed,
+    Progressed,
+    ProvideFirst,
+    RouterMessage,
+    StepOutputs,
+    Submit,
+    Transferred,
+)
 from tandem.engine.protocol import FirstTokens, StepReport, Work, WorkStats
 from tandem.worker.attempt_spans import SpanMaker, Stamp
 from tandem.worker.attempts import Attempt, AttemptTable, new_outputs
@@ -60,6 +68,8 @@ class AttemptDesk:
         self._say = say
         self._on_end = on_end
         self._works = 0
+        self._progressed: dict[int, dict[int, None]] = {}
+        """Handles by session, of attempts that get on and have brought nothing since."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -195,9 +205,18 @@ class AttemptDesk:
                 self._reuse.ended(found.fetch, ended.stats)
                 self._on_end(found)
                 self._report(found, ended.stats)
+        for work_id in report.progressed:
+            if (attempt := self.running(work_id)) is not None:
+                self._progressed.setdefault(attempt.session_id, {})[attempt.submit.handle] = None
         self._figures.step(report)
         for work_id, sequence in told.stopped:
             self._engine.cancel(work_id, sequence)
+
+    def tell_progress(self) -> None:
+        """Tell routers which attempts have got on without anything to show for it, since this was called last."""
+        progressed, self._progressed = self._progressed, {}
+        for session_id, handles in progressed.items():
+            self._say(session_id, Progressed(tuple(handles)))
 
     def fetched(self, attempt: Attempt, fetched: FetchReport) -> None:
         """The fetch of an attempt has ended. Of a hand-off its router hears at once."""

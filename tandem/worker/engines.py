@@ -96,7 +96,8 @@ def stage_settings(settings: WorkerSettings, memory_bytes: int) -> StageSettings
         stage,
         memory_bytes=tier_bytes or stage.memory_bytes or default_bytes(memory_bytes, stage.sharers),
         context_share=stage.context_share or shares.get(settings.role),
-        queue_s=settings.deadlines.queue_s,
+        # Slots are a part of a work's place, for which the engine has the bound.
+        queue_s=settings.deadlines.total_s,
         directory=stage.directory or settings.socket_directory,
     )
 

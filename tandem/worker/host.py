@@ -297,6 +297,7 @@ class WorkerHost:
         now = self._clock.now()
         self.incarnation.beat(now)
         self._desk.end_leases()
+        self._desk.tell_progress()
         self._beats += 1
         for session in list(self._sessions.values()):
             silent_s = now - session.heard

@@ -61,6 +61,8 @@ class TestSpace:
         memory = HostMemory if shared else PrivateMemory
         self.memory: BlockMemory = memory(layout.block_bytes, blocks)
         self.leases: dict[str, Held] = {}
+        self.moved: dict[str, float] = {}
+        """When the works of leases got on last."""
         self.buried: dict[str, None] = {}
         self.landed_words: dict[int, bytes] = {}
         self.ended: list[tuple[int, str | None, tuple[int, ...]]] = []
@@ -124,6 +126,9 @@ class TestSpace:
 
     def lease_ended(self, lease_id: str) -> bool:
         return lease_id in self.buried
+
+    def lease_moved(self, lease_id: str) -> float:
+        return self.moved.get(lease_id, float("-inf"))
 
     def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
         held = self.leases.get(lease_id)

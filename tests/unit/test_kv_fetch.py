@@ -185,7 +185,7 @@ def test_a_silent_holder_is_given_up_after_two_seconds() -> None:
     on_virtual_time(main)
 
 
-def test_a_holder_that_only_says_it_is_alive_is_given_up_when_prefill_should_have_moved() -> None:
+def test_a_holder_that_only_says_it_is_alive_gives_up_when_prefill_should_have_moved() -> None:
     async def main(world: World) -> None:
         world.holder.lease("lease", (name_of(0),))
         report = await world.fetch((name_of(0),))

@@ -75,7 +75,8 @@ class Model:
         return [each for each in self.requests.values() if each.status == "running"]
 
     def schedule(self) -> Any:
-        budget, counts, new, cached, preempted = BUDGET, dict[str, int](), [], [], list[str]()
+        budget, counts, preempted = BUDGET, dict[str, int](), list[str]()
+        new, cached = list[tuple[str, int]](), list[tuple[str, int]]()
         for each in sorted(self.running(), key=_urgent):
             while each.status == "running" and self.held() > BLOCKS and len(self.running()) > 1:
                 victim = max(self.running(), key=_urgent)

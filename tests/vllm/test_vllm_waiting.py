@@ -1,7 +1,11 @@
 """A slow vLLM answers everything that it was given: what computes, and what waits behind it, is never ended for
 being slow. Bounds are scaled down, so that a prompt computes for several times as long as a work may stand still."""
 
+import asyncio
+import contextlib
 import os
+import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path

@@ -190,6 +190,7 @@ class VllmEngine:
     # -- the stage --
 
     def _admitted(self, work_id: int, params: dict[str, object] | None) -> None:
+        self.ledger.moved(self._clock.now())
         self.ledger.admitted(work_id, params)
         self._changed()
 
@@ -258,7 +259,8 @@ class VllmEngine:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
-        verdict = self._vitals.look(self._loaded.pulses, longest_s, now)
+        signs = self._loaded.pulses
+        verdict = self._vitals.look(signs, longest_s, now)
         if (verdict.overdue_s > 0) != (self._overdue_s > 0):
             self._load_sent = float("-inf")
         self._overdue_s = verdict.overdue_s
@@ -267,7 +269,10 @@ class VllmEngine:
             self._heard = now
         elif verdict.problem is None and now - self._heard > bound + _OVERDUE_SILENCE_S:
             verdict = Verdict(f"vLLM has work and was silent for more than {bound:g} s")
-        if verdict.problem is not None:
+        if verdict.problem is None:
+            stepping = any(sign.step_since is not None for sign in signs) or now - self._heard < 2 * LOOK_EVERY_S
+            self.ledger.tell_progress(now, stepping=stepping)
+        else:
             self._problem = verdict.problem
             self._loaded.kill()
             raise EngineGone

@@ -5,6 +5,7 @@ What has to be done outside is left in `to_send` and `to_abort`, which the shell
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Protocol
 
 from tandem.core.errors import TandemError
@@ -23,6 +24,9 @@ from tandem.engine.vllm.stage_params import for_sequence
 from tandem.engine.work_deadlines import Wait, WorkDeadlines
 
 _WAITS: Final[Mapping[str, Wait]] = {"computes": Wait.NOTHING, "awaits_kv": Wait.KV, "preempted": Wait.PLACE}
+_NO_SLOTS: Final = ": no slots of the stage were free"
+_SILENT_S: Final = 0.5
+"""What has brought a token since then needs nobody to speak for it."""
 
 
 class Maker(Protocol):
@@ -65,6 +69,8 @@ class Ledger:
         self._stage = stage
         self._runner = runner
         self._runs: dict[int, WorkRun] = {}
+        self._moved = self._told = -inf
+        """When some prompt got on last, and when progress was told last."""
         self._later: dict[int, list[Order]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
         fetched = (lambda _work_id: False) if stage is None else stage.fetches
@@ -135,6 +141,10 @@ class Ledger:
                 self._maker.attach(order.request, params if first else for_sequence(params, order.branch.index))
             self._send(order)
 
+    def moved(self, now: float) -> None:
+        """Slots were given out: those who wait for some do not stand still."""
+        self._deadlines.moved(now)
+
     def refused(self, work_id: int, error: TandemError, now: float) -> None:
         """The stage could not take a work in time, and has closed it."""
         if (run := self._runs.get(work_id)) is not None:
@@ -202,6 +212,7 @@ class Ledger:
 
     def _emit(self, run: WorkRun, branch: BranchRun, emitted: Emitted, now: float) -> None:
         run.first_token = run.first_token or now
+        run.brought = now
         self.outbox.emitted.append(emitted)
         if run.work.mode == "prefill":
             run.first.append((branch.index, emitted.token, emitted.finish))
@@ -219,6 +230,7 @@ class Ledger:
     def _noticed(self, run: WorkRun, branch: BranchRun, notice: Notice, now: float) -> None:
         """What a step that begins is about. Of a work its first branch tells, which computes the prompt."""
         if notice.kind == "computes":
+            self._moved = now
             self._deadlines.moved(now)
         if branch is not run.root:
             return
@@ -227,10 +239,34 @@ class Ledger:
         if notice.kind == "computes" and run.prefilled is None:
             run.chunks += 1
 
+    def tell_progress(self, now: float, *, stepping: bool) -> None:
+        """Tell which works get on although they have nothing to show for it: with `stepping` those that are computed,
+        for the engine is in a step that may take its time; those that wait for a place while prompts get on; and
+        those whose blocks are being brought."""
+        prompts = self._moved > self._told or (stepping and self._prompts_run)
+        self._told = now
+        moving = [
+            run
+            for run in self._runs.values()
+            if (run.wait is Wait.NOTHING and stepping and run.brought < now - _SILENT_S)
+            or (run.wait is Wait.PLACE and prompts)
+            or (run.wait is Wait.KV and self._stage is not None and self._stage.fetches(run.work_id))
+        ]
+        if prompts:
+            self._deadlines.moved(now)
+        self.outbox.progress(run.work_id for run in moving)
+        if self._stage is not None:
+            self._stage.moved([run.work.lease_id for run in moving if run.work.lease_id], now)
+
+    @property
+    def _prompts_run(self) -> bool:
+        return any(run.wait is Wait.NOTHING and run.prefilled is None for run in self._runs.values())
+
     def look(self, now: float) -> None:
         """End works whose time is over."""
         for run, reason in self._deadlines.passed(now):
-            self._fail(run, "deadline_exceeded", reason, now)
+            unsent = run.wait is Wait.PLACE and run.root.sent is None
+            self._fail(run, "deadline_exceeded", f"{reason}{_NO_SLOTS if unsent else ''}", now)
 
     def next_look(self) -> float:
         """When `look` must be called again; infinity for never."""

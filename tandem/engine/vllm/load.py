@@ -83,7 +83,8 @@ class Figures:
             self._speculation = came if self._speculation is None else self._speculation + came
 
     def load(self, runs: Iterable[WorkRun], cached: int, exported: int, overdue_s: float) -> Load:
-        """`overdue_s` is the age of a step that takes too long. `cached` names are in vLLM's prefix cache, `exported` blocks under leases."""
+        """`cached` names are in vLLM's prefix cache, `exported` blocks under leases; `overdue_s` is the age of a step
+        that takes too long."""
         queued = sum(run.prompt_tokens for run in runs if run.prefilled is None and run.work.mode != "decode")
         free = round(self._blocks * (1 - self.usage))
         return Load(

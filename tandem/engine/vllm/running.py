@@ -49,6 +49,8 @@ class WorkRun:
         """When vLLM first gave it its blocks."""
         self.prefilled: float | None = None
         self.first_token: float | None = None
+        self.brought = now
+        """When a position of it was given out last."""
         self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
         self.chunks = self.preemptions = 0
         self._reasons: dict[str, None] = {}

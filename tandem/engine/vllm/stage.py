@@ -9,7 +9,7 @@ stays under its name until the slot is wanted: the stage is also this worker's c
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tandem.core.clock import Clock
@@ -173,6 +173,11 @@ class Stage(StageSpace):
     def sources(self, work_id: int) -> Sources:
         """Where a work's tokens came from; ask before it is closed."""
         return self.books.sources(work_id)
+
+    def moved(self, lease_ids: Sequence[str], now: float) -> None:
+        """The works of these leases get on: whoever waits for their blocks goes on waiting."""
+        for lease_id in lease_ids:
+            self.books.leases.move(lease_id, now)
 
     def fetches(self, work_id: int) -> bool:
         """Whether blocks of the work are being brought: then something comes, or the fetch ends by its own bounds."""

@@ -60,6 +60,9 @@ class StageSpace:
     def lease_ended(self, lease_id: str) -> bool:
         return self.books.leases.buried(lease_id)
 
+    def lease_moved(self, lease_id: str) -> float:
+        return self.books.leases.moved(lease_id)
+
     def look(self, lease_id: str, name: bytes) -> Handle | Pending | Gone:
         return self.books.leases.look(lease_id, name, self._epoch)
 
