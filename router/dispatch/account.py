@@ -19,7 +19,8 @@ class Account:
         self._generation = generation
         self._arrived = arrived
         self._story = Story(generation, tools.entropy)
-        self._cached_expected = 0
+        self._cached_expected: int | None = None
+        """What the first placement counted on: what later ones find may be an attempt's own."""
         self._first_at: float | None = None
         self._elsewhere = False
         self.cached: int | None = None
@@ -57,10 +58,12 @@ class Account:
         """An attempt ended; `outcome` is `done`, `cancelled`, `moved` or an error code."""
         self._story.attempted(attempt, self._tools.clock.now(), outcome)
         self._tools.meter.add("tandem_attempts_total", 1.0, outcome)
-        self._cached_expected = attempt.placement.cached_tokens
+        if self._cached_expected is None:
+            self._cached_expected = attempt.placement.cached_tokens
 
     def reported(self, leg: Leg, report: AttemptReport) -> None:
-        """The figures of a leg; the first that computed the prompt tells how much of it was cached."""
+        """The figures of a leg; the first that computed some of the prompt tells how much of it was cached, also when
+        its attempt failed: what later attempts find is what this one has computed."""
         if report.spans:
             self._tools.recorder.record(self._generation.request_id, report.spans)
             self._tools.costs.observe_spans(leg.peer.worker_id, report.spans, alone=leg.alone)
@@ -74,8 +77,8 @@ class Account:
             self.cached = sum(self._by_tier.values())
 
     def usage(self, accepted: int) -> Usage:
-        """Counts for the answer; without a report the cached tokens are those placement counted on."""
-        cached = self.cached if self.cached is not None else self._cached_expected
+        """Counts for the answer; without a report the cached tokens are those the first placement counted on."""
+        cached = self.cached if self.cached is not None else self._cached_expected or 0
         return Usage(self._generation.prompt_tokens, accepted, cached, self._by_tier, self._kept)
 
     def close(self, outcome: str, reason: str, accepted: int, attempts: int) -> None:
@@ -83,6 +86,6 @@ class Account:
         if outcome == "done":
             length = accepted / self._generation.n
             self._tools.costs.observe_answer(self._generation.stopping.max_tokens, length)
-        summary = Summary(accepted, attempts, self.cached, self._cached_expected, self._first_at, self.missed)
+        summary = Summary(accepted, attempts, self.cached, self._cached_expected or 0, self._first_at, self.missed)
         untold = self._story.ended(self._tools.clock.now(), outcome, reason, summary)
         self._tools.recorder.record(self._generation.request_id, untold)

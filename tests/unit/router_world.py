@@ -32,6 +32,7 @@ from tandem.core.messages import (
     Load,
     Ping,
     Pong,
+    Progressed,
     ProvideFirst,
     RouterMessage,
     SampleFirst,
@@ -104,6 +105,8 @@ class ScriptedWorker:
         self.draining = False
         self.pongs = True
         self.mute = False
+        self.gets_on = False
+        """Whether it says of its attempts that they get on, with every heartbeat."""
         self.deaf = False
         self.report = True
         self.relay = False
@@ -203,6 +206,8 @@ class ScriptedWorker:
         match command:
             case Ping() if self.pongs:
                 self.send(Pong(self.epoch, command.count))
+                if self.gets_on:
+                    self.send(Progressed(tuple(self.jobs)))
             case Submit():
                 self._submitted(command)
             case Cancel() if (job := self.jobs.get(command.handle)) is not None:

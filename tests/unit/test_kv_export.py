@@ -85,6 +85,18 @@ def test_a_lease_that_opens_in_time_starts_the_clock_of_prefill() -> None:
     assert "prefill made no progress for 30.0 s" in caught.value.message
 
 
+def test_a_prefill_that_gets_on_is_waited_for_however_long_its_first_block_takes() -> None:
+    holder, _ = spaces()
+    progress = progress_of(holder, (name_of(0),))
+    holder.lease("lease", (name_of(0),))
+    for now in (100.0, 125.0, 150.0, 175.0):
+        holder.moved["lease"] = now
+        assert progress.next(now + 20.0) == ()
+    with pytest.raises(TandemError) as caught:
+        progress.next(205.0)
+    assert "prefill made no progress for 30.0 s" in caught.value.message
+
+
 def test_each_block_gives_prefill_new_time_and_renews_the_lease() -> None:
     holder, _ = spaces()
     names = (name_of(0), name_of(1))

@@ -10,7 +10,7 @@ import pytest
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.core.messages import Cancel, ProvideFirst, SampleFirst
+from tandem.core.messages import Cancel, Load, ProvideFirst, SampleFirst
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
@@ -457,3 +457,72 @@ def test_short_deadlines_are_settings_too() -> None:
 
     deadlines = Deadlines(queue_s=0.5, prefill_progress_s=0.5, inter_token_s=0.5, total_s=10.0)
     scenario(body, workers="d1", settings=RouterSettings(deadlines=deadlines))
+
+
+@pytest.mark.parametrize(("workers", "mode"), [("p1 d1 d2", "disaggregated"), ("u1 u2", "auto")])
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_a_prompt_that_computes_long_is_retried_only_when_nobody_says_that_it_gets_on(
+    workers: str, mode: str, gets_on: bool
+) -> None:
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.prefill_s, worker.gets_on = 120.0, gets_on
+        client = await ended(world.ask())
+        sent = [submit for worker in world.workers.values() for submit in worker.submits]
+        if gets_on:
+            client.check_whole()
+            assert len(sent) == len(workers.split()[:-1])
+            assert not any(isinstance(each, SampleFirst) for w in world.workers.values() for each in w.commands)
+        else:
+            first = min(sent, key=lambda submit: submit.attempt)
+            lost = [isinstance(each, SampleFirst) for w in world.workers.values() for each in w.commands]
+            assert any(lost) or any(submit.attempt > first.attempt for submit in sent)
+
+    scenario(body, workers=workers, settings=RouterSettings(placement=PlacementSettings(prefer=mode)))
+
+
+def test_a_stream_whose_step_takes_long_goes_on_where_it_is() -> None:
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.step_s, worker.gets_on = 15.0, True
+        client = await ended(world.ask())
+        client.check_whole()
+        assert sum(len(worker.submits) for worker in world.workers.values()) == 1
+
+    scenario(body, workers="u1 u2", settings=RouterSettings())
+
+
+def test_what_a_failed_attempt_has_computed_is_not_billed_as_cached() -> None:
+    async def body(world: World) -> None:
+        for worker in world.workers.values():
+            worker.prefill_s, worker.reused = 60.0, 0
+        asked = world.ask(tokens=200)
+        await asyncio.sleep(5.0)
+        (first,) = [worker for worker in world.workers.values() if worker.submits]
+        for worker in world.workers.values():
+            if worker is not first:
+                worker.prefill_s, worker.reused = 0.1, 192
+        client = await ended(asked)
+        client.check_whole()
+        assert len([worker for worker in world.workers.values() if worker.submits]) == 2
+        assert client.usage is not None
+        assert client.usage.cached_tokens == 0
+
+    scenario(body, workers="u1 u2", settings=RouterSettings())
+
+
+def test_a_worker_whose_step_is_overdue_gets_nothing_new_until_it_is_over() -> None:
+    async def body(world: World) -> None:
+        load = Load(0, 0, 0, 900, 0, 0, 0.01, 100.0, 100.0, 0)
+        u1 = world.workers["u1"]
+        assert u1.link is not None
+        for overdue_s, where in ((4.0, {"u2"}), (0.0, {"u1", "u2"})):
+            u1.link.state.send(msgspec.structs.replace(load, overdue_s=overdue_s))
+            await asyncio.sleep(0.1)
+            for worker in world.workers.values():
+                worker.submits.clear()
+            for client in [world.ask() for _ in range(8)]:
+                await ended(client)
+            assert {name for name, worker in world.workers.items() if worker.submits} == where
+
+    scenario(body, workers="u1 u2", settings=RouterSettings())

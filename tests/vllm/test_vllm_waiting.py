@@ -1,7 +1,6 @@
 """A slow vLLM answers everything that it was given: what computes, and what waits behind it, is never ended for
 being slow. Bounds are scaled down, so that a prompt computes for several times as long as a work may stand still."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -88,9 +87,8 @@ async def test_a_long_step_takes_no_new_work_and_is_never_ended(slow: Slow, hold
     Slowness(per_step_s=LONG_S, holding=holding).write(slow.path)
     driver.submit(one)
     try:
-        async with asyncio.timeout(LONG_S):
-            while driver.load is None or not driver.load.overdue_s:
-                await asyncio.sleep(0.1)
+        await driver.until(lambda: driver.load is not None and driver.load.overdue_s)
+        assert driver.load is not None
         overdue.append(driver.load.overdue_s)
     finally:
         Slowness().write(slow.path)

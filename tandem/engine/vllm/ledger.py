@@ -237,7 +237,7 @@ class Ledger:
         if run.waits(_WAITS[notice.kind], now):
             self._deadlines.watch_wait(run)
         if notice.kind == "computes" and run.prefilled is None:
-            run.chunks += 1
+            run.computes(notice.start, notice.tokens)
 
     def tell_progress(self, now: float, *, stepping: bool) -> None:
         """Tell which works get on although they have nothing to show for it: with `stepping` those that are computed,

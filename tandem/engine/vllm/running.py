@@ -53,6 +53,8 @@ class WorkRun:
         """When a position of it was given out last."""
         self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
         self.chunks = self.preemptions = 0
+        self._loads = False
+        """Some of its blocks were awaited from the stage."""
         self._reasons: dict[str, None] = {}
 
     @property
@@ -72,9 +74,18 @@ class WorkRun:
         if wait is self.wait:
             return False
         self.wait, self.waits_since = wait, now
+        self._loads = self._loads or wait is Wait.KV
         if wait is not Wait.PLACE:
             self.admitted = self.admitted or now
         return True
+
+    def computes(self, start: int, tokens: int) -> None:
+        """A step computes a piece of the prompt. vLLM's own figures come with the last of them: a work that ends
+        before has these."""
+        if self.chunks == 0:
+            self.tokens_loaded, self.tokens_reused = (start, 0) if self._loads else (0, start)
+        self.chunks += 1
+        self.tokens_computed += tokens
 
     def explain(self, reason: str) -> None:
         if len(self._reasons) < _REASONS_MAX:
