@@ -131,5 +131,6 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> float:
 
 def _engine_process(worker: int | None) -> psutil.Process:
     """The one of a worker's processes that vLLM spawned."""
-    (found,) = [child for child in psutil.Process(worker).children() if "spawn_main" in " ".join(child.cmdline())]
+    titles = ((child, " ".join(child.cmdline())) for child in psutil.Process(worker).children())
+    (found,) = [child for child, title in titles if "EngineCore" in title or "spawn_main" in title]
     return found

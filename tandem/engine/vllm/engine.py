@@ -255,10 +255,10 @@ class VllmEngine:
 
     def _watch(self) -> None:
         """Whether vLLM's processes live and get on. Raises `EngineGone` when they do not."""
-        now, longest_s = self._clock.now(), self._longest_s()
+        now = self._clock.now()
         if now - self._looked < LOOK_EVERY_S:
             return
-        self._looked = now
+        self._looked, longest_s = now, self._longest_s()
         signs = self._loaded.pulses
         verdict = self._vitals.look(signs, longest_s, now)
         if (verdict.overdue_s > 0) != (self._overdue_s > 0):
