@@ -78,6 +78,7 @@ NAMES: Final = MappingProxyType(_FRONT | _PROCESSES | _SAMPLING | _CONNECTOR)
 
 PATCHED: Final = MappingProxyType(
     {
+        "engine_core": "vllm.v1.engine.core",
         "gpu_logits_processor": "vllm.v1.worker.gpu.sample.logits_processor",
         "model_manager": "vllm.lora.model_manager",
         "platforms": "vllm.platforms",

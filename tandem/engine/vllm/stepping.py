@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from tandem.engine.vllm.internals import PATCHED
 from tandem.engine.vllm.notices import Notice
 from tandem.engine.vllm.pulse import Pulse
 
-_CORE: Final = "vllm.v1.engine.core"
 _FRONTEND: Final = 0
 """Number of the only client that an engine of ours has."""
 
 
 def tell_steps(pulse: Pulse) -> None:
     """From now on every step of an engine in this process is told. Does nothing where no engine can be."""
-    core = sys.modules.get(_CORE)
+    core = sys.modules.get(PATCHED["engine_core"])
     if core is not None:
         _wrap(core.EngineCoreProc, pulse)
 
