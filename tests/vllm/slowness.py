@@ -1,7 +1,7 @@
 """Steps of vLLM that take as long as a test wants: the engine process waits before it computes a step.
 
 The file of a `Slowness` says how long: seconds per prompt or output token that the step computes, and seconds for
-every step. With `holding` the wait holds Python's lock all the while, as a long call into C code may.
+every step. With `holding` a good part of the wait holds Python's lock, as a long call into C code may.
 """
 
 import json
@@ -50,10 +50,8 @@ def slow_down(path: Path) -> None:
 
 
 def _wait(seconds: float, *, holding: bool) -> None:
-    if not holding:
-        time.sleep(seconds)
-        return
-    until, number = time.monotonic() + seconds, 7 ** (1 << 19)
-    while time.monotonic() < until:
-        # One call, which lets no other thread run: tenths of a second.
-        str(number % (1 << 400_000))
+    until = time.monotonic() + seconds
+    if holding and seconds:
+        # One call that lets no other thread run: several seconds.
+        pow(7, 1 << 22)
+    time.sleep(max(0.0, until - time.monotonic()))

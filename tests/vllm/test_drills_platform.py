@@ -2,9 +2,11 @@
 other worker dies, and no block stays in use or leased."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from tandem.cli.drill.options import DrillOptions
 from tandem.cli.drill.pages import router_linked
 from tandem.cli.drill.session import Bounds
 from tests.vllm.serving import LOOK_S, Serving, serving, token_ids
+from tests.vllm.slowness import Slowness, environment
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -23,6 +26,9 @@ BOUNDS: Final = Bounds(streams=4, recover_s=180.0)
 """A killed worker loads vLLM and its model again, on cores that it shares."""
 ROOM: Final = {"TANDEM_VLLM__BLOCKS": "513", "TANDEM_STAGE__BLOCKS": "512"}
 """For the longest prompts of a drill beside its load."""
+PROMPT: Final = 1600
+PROMPT_S: Final = 11.0
+"""Longer than `deadlines.queue_s`."""
 STREAMS: Final = 6
 WAIT_S: Final = 60.0
 TOKENS: Final = 700
@@ -35,10 +41,47 @@ PAUSE_S: Final = 20.0
 """No client waits for that: the others go on with what it had."""
 
 
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that says how slow steps are."""
+    return tmp_path_factory.mktemp("slow") / "steps"
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place() -> AsyncIterator[Serving]:
-    async with serving(["--prefill", "1", "--decode", "2"], ROOM, drills=True) as running:
+async def place(steps: Path) -> AsyncIterator[Serving]:
+    slow = environment(steps, os.environ.get("PYTHONPATH", str(Path(__file__).parents[2])))
+    async with serving(["--prefill", "1", "--decode", "2"], {**ROOM, **slow}, drills=True) as running:
         yield running
+
+
+async def test_prompts_that_compute_for_longer_than_a_place_is_waited_for_are_answered_at_once(
+    place: Serving, steps: Path
+) -> None:
+    """One computes for longer than `deadlines.queue_s`, the other waits behind it for as long."""
+    prompts = [[5 + (31 * base + 13 * number) % 1500 for number in range(PROMPT)] for base in (1, 2)]
+
+    async def answer(prompt: list[int]) -> Any:
+        async with place.client() as api:
+            return await api.completions.create(
+                model=place.model, prompt=prompt, max_tokens=4, temperature=0.0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )  # fmt: skip
+
+    Slowness(per_token_s=PROMPT_S / PROMPT).write(steps)
+    began = time.monotonic()
+    try:
+        slow = await asyncio.gather(*(answer(prompt) for prompt in prompts))
+    finally:
+        Slowness().write(steps)
+    assert time.monotonic() - began > 2 * PROMPT_S
+    assert [each.usage.prompt_tokens_details.cached_tokens for each in slow] == [0, 0]
+    for each in slow:
+        story = await place.story(each.id)
+        assert len(story.named("attempt")) == 1
+        assert all(span.end_s - span.start_s < 2 * PROMPT_S for span in story.named("queue"))
+        assert story.computed("prefill-0") == PROMPT
+    right = [await answer(prompt) for prompt in prompts]
+    assert [token_ids(each.choices[0]) for each in slow] == [token_ids(each.choices[0]) for each in right]
 
 
 @pytest.mark.parametrize(
