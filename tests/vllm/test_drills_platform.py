@@ -74,7 +74,8 @@ async def test_prompts_that_compute_for_longer_than_a_place_is_waited_for_are_an
     finally:
         Slowness().write(steps)
     assert time.monotonic() - began > 2 * PROMPT_S
-    assert [each.usage.prompt_tokens_details.cached_tokens for each in slow] == [0, 0]
+    details = [each.usage.prompt_tokens_details for each in slow]
+    assert not any(each.cached_tokens for each in details if each is not None)
     for each in slow:
         story = await place.story(each.id)
         assert len(story.named("attempt")) == 1
