@@ -43,9 +43,9 @@ def _never(_work_id: int) -> bool:
 class WorkDeadlines(Generic[TimedJob]):
     """A heap of moments at which a work may be due. What is no longer so is found out when its moment comes.
 
-    A work may wait `queue_s` for its place after the last moment at which prompts before it got on (`moved`), and
-    `kv_s` for the content of its blocks, but for as long as `fetched(work_id)` says that a fetch brings it: fetches
-    have bounds of their own. A work that is being computed has its request's deadline alone; whether the engine
+    A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks and its turn with it, both after
+    the last moment at which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its
+    blocks the fetch's own bounds hold. A work that is being computed has its request's deadline alone; whether the engine
     computes at all is not known here.
     """
 
@@ -99,7 +99,7 @@ class WorkDeadlines(Generic[TimedJob]):
             elif self._fetched(work_id):
                 self._arm(now + self._bounds[Wait.KV], work_id)
             else:
-                yield job, f"waited {now - job.waits_since:.1f} s for its KV blocks, and nobody brings them"
+                yield job, f"waited {now - job.waits_since:.1f} s for its KV blocks, or for its turn with them"
 
     def next(self) -> float:
         """The next moment to look; infinity for never."""
@@ -108,8 +108,7 @@ class WorkDeadlines(Generic[TimedJob]):
         return self._moments[0][0] if self._moments else inf
 
     def _until(self, job: TimedJob) -> float:
-        since = job.waits_since if job.wait is Wait.KV else max(job.waits_since, self._moved)
-        return since + self._bounds[job.wait]
+        return max(job.waits_since, self._moved) + self._bounds[job.wait]
 
     def _arm(self, until: float, work_id: int) -> None:
         """One moment is kept for the wait of a work: whatever it finds too early is looked at again."""

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tandem.core.kv import Layout, pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import EngineInfo, Work
+from tandem.engine.protocol import NO_CHANGE, EngineInfo, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.requests import Request
@@ -142,6 +142,9 @@ class FakeStage:
         if work.mode == "decode":
             self.fetching[work.work_id] = None
 
+    def moved(self, lease_ids: list[str], now: float) -> None:
+        """Nothing of a lease is here."""
+
     def fetches(self, work_id: int) -> bool:
         return work_id in self.fetching
 
@@ -187,7 +190,7 @@ class Waiting(RuleBasedStateMachine):
         self.works: dict[str, int] = {}
         self.truth: dict[int, tuple[Wait, float]] = {}
         """What each work waits for as told by delivered messages, and since when."""
-        self.moved = float("-inf")
+        self.moved = self.looked = float("-inf")
         self.count = 0
 
     def scheduled(self, rows: int, prompt_tokens: int) -> None:
@@ -270,7 +273,29 @@ class Waiting(RuleBasedStateMachine):
             return True
         if wait is Wait.PLACE:
             return self.now >= max(since, self.moved) + QUEUE_S
-        return wait is Wait.KV and work_id not in self.stage.fetching and self.now >= since + KV_S
+        kv_over = self.now >= max(since, self.moved) + KV_S
+        return wait is Wait.KV and work_id not in self.stage.fetching and kv_over
+
+    @rule(stepping=st.booleans())
+    def the_engine_looks(self, stepping: bool) -> None:
+        """As it does several times a second: what gets on is told of, and nothing else is."""
+        runs = {run.work_id: run for run in self.ledger.runs}
+        self.ledger.tell_progress(self.now, stepping=stepping)
+        report = self.ledger.outbox.take(NO_CHANGE)
+        for work_id in report.progressed if report is not None else ():
+            if work_id not in runs:
+                continue
+            wait, _ = self.truth[work_id]
+            if wait is Wait.KV:
+                assert work_id in self.stage.fetching
+                self.truth[work_id] = wait, self.now
+            assert wait is not Wait.NOTHING or stepping
+        computing = any(run.wait is Wait.NOTHING and run.prefilled is None for run in runs.values())
+        if stepping and computing:
+            self.moved = self.now
+        elif self.moved > self.looked:
+            self.moved = self.now
+        self.looked = self.now
 
     def _ended(self) -> None:
         """vLLM is told of what has ended here."""

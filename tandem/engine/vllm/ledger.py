@@ -254,6 +254,10 @@ class Ledger:
         ]
         if prompts:
             self._deadlines.moved(now)
+        for run in moving:
+            if run.wait is Wait.KV:
+                # What has come is loaded and has its turn after the fetch: its wait counts from there.
+                run.waits_since = now
         self.outbox.progress(run.work_id for run in moving)
         if self._stage is not None:
             self._stage.moved([run.work.lease_id for run in moving if run.work.lease_id], now)
