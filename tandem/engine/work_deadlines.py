@@ -45,8 +45,8 @@ class WorkDeadlines(Generic[TimedJob]):
 
     A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks and its turn with it, both after
     the last moment at which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its
-    blocks the fetch's own bounds hold. A work that is being computed has its request's deadline alone; whether the engine
-    computes at all is not known here.
+    blocks the fetch's own bounds hold. A work that is being computed has its request's deadline alone; whether the
+    engine computes at all is not known here.
     """
 
     def __init__(

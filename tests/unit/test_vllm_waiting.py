@@ -291,9 +291,7 @@ class Waiting(RuleBasedStateMachine):
                 self.truth[work_id] = wait, self.now
             assert wait is not Wait.NOTHING or stepping
         computing = any(run.wait is Wait.NOTHING and run.prefilled is None for run in runs.values())
-        if stepping and computing:
-            self.moved = self.now
-        elif self.moved > self.looked:
+        if (stepping and computing) or self.moved > self.looked:
             self.moved = self.now
         self.looked = self.now
 
