@@ -22,7 +22,7 @@ _PLAIN: Final = ("float32", "bfloat16", "float16")
 
 def check_fit(source: str, engine: EngineSpec, given: Assignment) -> str:
     """One line on what the worker needs and has. Raises `bad_setting` where it cannot fit."""
-    directory = _directory(source)
+    directory = model_directory(source)
     config = None if directory is None else _config(directory)
     if directory is None or config is None:
         return f"memory not checked: {_CONFIG} of {source} is not on this machine yet"
@@ -95,7 +95,7 @@ def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_byt
     return None if dtype not in ITEM_BYTES else float(shape.weight_bytes(str(dtype)))
 
 
-def _directory(source: str) -> Path | None:
+def model_directory(source: str) -> Path | None:
     """Where the model lies; None where it has yet to be downloaded."""
     if source == DEMO:
         return open_model(DEMO, weights=False).path

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "verify": Command("tandem.cli.verify.command", "whether two endpoints or models give the same answers"),
     "explain": Command("tandem.cli.explain", "where a request went, why, and where its time and bytes went"),
     "drill": Command("tandem.cli.drill.command", "strike a running platform under load and judge every answer"),
+    "doctor": Command("tandem.cli.doctor.command", "whether a ModelService would work, before anything is started"),
     "fetch": Command("tandem.cli.fetch", "bring a model's weights to this node, once for all who need them"),
     "kv-store": Command("kv_store.__main__", "a process that keeps KV blocks for workers that come and go"),
     "sim": Command("tandem.sim.command", "simulated clusters with faults, on virtual time"),

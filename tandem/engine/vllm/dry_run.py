@@ -54,7 +54,9 @@ H100: Final = Card("NVIDIA H100 80GB HBM3", (9, 0), 80 << 30)
 class Resolved(msgspec.Struct, frozen=True):
     """What vLLM has decided. `block_tokens` is before an attention backend has had its say.
 
-    `problem` is why vLLM would not start, in its words; the other fields mean nothing then.
+    `backends` are the attention backends that it could choose, best first, and `backends_lost` those that our
+    arguments exclude; None where they are not known. `problem` is why vLLM would not start, in its words; the other
+    fields mean nothing then.
     """
 
     async_scheduling: bool = False
@@ -64,6 +66,8 @@ class Resolved(msgspec.Struct, frozen=True):
     executor: str = ""
     speculation: str | None = None
     processors: tuple[str, ...] = ()
+    backends: tuple[str, ...] | None = None
+    backends_lost: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -116,7 +120,9 @@ def _resolved(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Re
 
 
 def _told(config: "VllmConfig") -> Resolved:
-    speculation = config.speculative_config
+    from tandem.engine.vllm.dry_backends import backends
+
+    speculation, left_and_lost = config.speculative_config, backends(config)
     return Resolved(
         async_scheduling=bool(config.scheduler_config.async_scheduling),
         v2_model_runner=bool(config.use_v2_model_runner),
@@ -125,6 +131,8 @@ def _told(config: "VllmConfig") -> Resolved:
         executor=str(config.parallel_config.distributed_executor_backend),
         speculation=None if speculation is None else str(speculation.method),
         processors=tuple(str(each) for each in config.model_config.logits_processors or ()),
+        backends=None if left_and_lost is None else left_and_lost[0],
+        backends_lost=() if left_and_lost is None else left_and_lost[1],
     )
 
 

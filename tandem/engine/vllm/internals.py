@@ -57,6 +57,7 @@ _SAMPLING: Final = {
 
 _CONNECTOR: Final = {
     "AttentionMetadata": "vllm.v1.attention.backend",
+    "AttentionSelectorConfig": "vllm.v1.attention.selector",
     "BaseRouter": "vllm.model_executor.layers.fused_moe.router.base_router",
     "ForwardContext": "vllm.forward_context",
     "KVCacheBlocks": "vllm.v1.core.kv_cache_manager",

@@ -1,0 +1,1 @@
+"""`tandem doctor`: what would go wrong, before anything is started."""

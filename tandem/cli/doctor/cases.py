@@ -1,0 +1,130 @@
+"""What the checks need to know of a service, of each of its pools and of this machine. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from control_plane.operator.model_facts import facts_of
+from tandem.core.config_facts import cache_kinds
+from tandem.core.errors import TandemError
+from tandem.engine.vllm.exchange import decide
+from tandem.engine.vllm.settings import CPU_BLOCK_TOKENS
+from tandem.engine.vllm.stage_settings import StageSettings
+from tandem.engine.vllm.stage_size import default_bytes
+from tandem.spec.engine import EngineSpec
+from tandem.spec.pool import Pool, engine_of
+from tandem.spec.quantity import quantity
+from tandem.spec.service import ModelService
+
+Config = Mapping[str, Any]
+GPU_BLOCK_TOKENS: Final = 16
+"""Of vLLM on a GPU where neither the file nor the attention backend says otherwise."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """This machine. None is no bound for `memlock_bytes`, and unknown for `shm_bytes`. `busy` ports are taken, each
+    with why."""
+
+    memory_bytes: int
+    memlock_bytes: int | None = None
+    shm_bytes: int | None = None
+    gpus: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    busy: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pool. `config` is the model's `config.json`, None where it is not on this machine. `here`: its workers can
+    run on this machine, so what holds here holds for them."""
+
+    service: ModelService
+    pool: Pool
+    config: Config | None
+    here: bool
+    memory_bytes: int | None
+
+    @property
+    def name(self) -> str:
+        return self.pool.name
+
+    @property
+    def engine(self) -> EngineSpec:
+        return engine_of(self.service.spec.engine, self.pool)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its pod template sets, variables with plain values only."""
+        containers = _at(self.pool.template, "spec", "containers") or ()
+        return {
+            str(each.get("name")): str(each["value"])
+            for container in containers
+            for each in container.get("env") or ()
+            if "value" in each
+        }
+
+
+def case_of(service: ModelService, pool: Pool, config: Config | None, host: Host) -> Case:
+    """A pool's workers run in pods with a memory limit, or share this machine with all others of the file."""
+    here = engine_of(service.spec.engine, pool).device != "cuda" or host.gpus
+    limits = [_at(each, "resources", "limits", "memory") for each in _at(pool.template, "spec", "containers") or ()]
+    found = [size for limit in limits if limit is not None and (size := quantity(limit)) is not None]
+    return Case(service, pool, config, here, max(found, default=host.memory_bytes if here else None))
+
+
+def hands_over(case: Case) -> str | None:
+    """Why the pool's engines get no connector and no stage; None where they do, or may. Raises `bad_setting` for a
+    role whose KV cannot be handed over."""
+    engine = case.engine
+    if engine.type != "vllm":
+        return f"the engine {engine.type} has none"
+    transfer = engine.kv_transfer or "auto"
+    if case.config is None:
+        return "kv_transfer is never" if transfer == "never" else None
+    found = decide(
+        cache_kinds(dict(case.config), engine.context_tokens), transfer, case.pool.role, engine.kv_dtype or "auto"
+    )
+    return None if found.connector else found.reason
+
+
+def stage_settings(case: Case) -> StageSettings | None:
+    """As its workers will have it; None where the memory of their pods is not known."""
+    dram = case.service.spec.tiers.dram
+    size = None if dram is None else quantity(dram)
+    if size is None:
+        sharers = sum(each.first_replicas for each in case.service.spec.pools) if case.here else 1
+        size = None if case.memory_bytes is None else default_bytes(case.memory_bytes, max(1, sharers))
+    plain = StageSettings()
+    shares = {"prefill": plain.export_share, "decode": 1 - plain.export_share}
+    return None if not size else StageSettings(memory_bytes=size, context_share=shares.get(case.pool.role))
+
+
+def block_tokens(case: Case) -> int:
+    return case.engine.block_tokens or (GPU_BLOCK_TOKENS if case.engine.device == "cuda" else CPU_BLOCK_TOKENS)
+
+
+def kv_token_bytes(case: Case) -> int | None:
+    """Of one token in the stage, over all layers and ranks; None for a model whose sizes are not known here."""
+    facts = None if case.config is None else facts_of(case.config)
+    if facts is None:
+        return None
+    engine = case.engine
+    stated = facts.dtype if engine.dtype in (None, "auto") else engine.dtype
+    dtype = "fp8" if (engine.kv_dtype or "").startswith("fp8") else stated
+    try:
+        return facts.shape.kv_token_bytes(dtype if dtype in ("float32", "fp8") else "bfloat16")
+    except TandemError:
+        return None
+
+
+def context_tokens(case: Case) -> int | None:
+    """The longest sequence that is served."""
+    facts = None if case.config is None else facts_of(case.config)
+    return case.engine.context_tokens or (None if facts is None else facts.context)
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

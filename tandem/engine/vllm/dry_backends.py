@@ -1,0 +1,58 @@
+"""Which attention backends vLLM could choose on a card, and which of them our arguments exclude; for dry runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem.engine.vllm.internals import VllmConfig
+
+
+def backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Those that are left, best first, and those that there would be without a block size of ours and without a
+    connector. None for a model without attention."""
+    from tandem.engine.vllm.internals import AttentionSelectorConfig, platforms
+
+    model, cache = config.model_config, config.cache_config
+    if model.is_attention_free:
+        return None
+    asked: Any = AttentionSelectorConfig(
+        head_size=model.get_head_size(),
+        dtype=model.dtype,
+        kv_cache_dtype=None if cache.cache_dtype == "auto" else cache.cache_dtype,
+        block_size=None,
+        use_mla=model.use_mla,
+        use_sparse=hasattr(model.hf_text_config, "index_topk"),
+    )
+    ours = asked._replace(
+        block_size=cache.block_size if cache.user_specified_block_size else None,
+        use_kv_connector=config.kv_transfer_config is not None,
+    )
+    platform = platforms.current_platform
+    heads = model.get_num_attention_heads(config.parallel_config)
+    with _without_memory():
+        left, free = (
+            [
+                each.backend.name
+                for each in platform.get_valid_backends(platform.get_device_capability(), one, heads)[0]
+            ]
+            for one in (ours, asked)
+        )
+    return tuple(left), tuple(name for name in free if name not in left)
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Some backends take memory of the card when they are imported, which is not here."""
+    import torch
+
+    made = torch.empty
+
+    def shape_alone(*sizes: Any, **named: Any) -> Any:
+        return made(*sizes, **({**named, "device": "meta"} if str(named.get("device")) == "cuda" else named))
+
+    torch.empty = shape_alone
+    try:
+        yield
+    finally:
+        torch.empty = made
