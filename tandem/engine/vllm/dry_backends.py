@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Those that are left, best first, and those that there would be without a block size of ours and without a
     connector. None for a model without attention."""
-    from tandem.engine.vllm.internals import AttentionSelectorConfig, platforms
+    from tandem.engine.vllm.internals import AttentionSelectorConfig, platforms, set_current_vllm_config
 
     model, cache = config.model_config, config.cache_config
     if model.is_attention_free:
@@ -30,7 +30,7 @@ def backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | 
     )
     platform = platforms.current_platform
     heads = model.get_num_attention_heads(config.parallel_config)
-    with _without_memory():
+    with _without_memory(), set_current_vllm_config(config):
         left, free = (
             [
                 each.backend.name

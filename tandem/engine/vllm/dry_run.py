@@ -120,9 +120,7 @@ def _resolved(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Re
 
 
 def _told(config: "VllmConfig") -> Resolved:
-    from tandem.engine.vllm.dry_backends import backends
-
-    speculation, left_and_lost = config.speculative_config, backends(config)
+    speculation, left_and_lost = config.speculative_config, _backends(config)
     return Resolved(
         async_scheduling=bool(config.scheduler_config.async_scheduling),
         v2_model_runner=bool(config.use_v2_model_runner),
@@ -134,6 +132,16 @@ def _told(config: "VllmConfig") -> Resolved:
         backends=None if left_and_lost is None else left_and_lost[0],
         backends_lost=() if left_and_lost is None else left_and_lost[1],
     )
+
+
+def _backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """None, too, where a backend asks the card for something that its stub does not know."""
+    from tandem.engine.vllm.dry_backends import backends
+
+    try:
+        return backends(config)
+    except _REFUSALS:
+        return None
 
 
 @contextmanager
@@ -177,6 +185,7 @@ def _platform(card: Card) -> Any:
         "get_device_total_memory": card.memory_bytes,
         "is_fully_connected": True,
         "device_count": card.count,
+        "num_compute_units": 132,
     }
     methods: dict[str, Any] = {name: classmethod(_answering(answer)) for name, answer in answers.items()}
     return type("StubPlatform", (CudaPlatformBase,), methods)()

@@ -33,6 +33,7 @@ _FRONT: Final = {
     "StructuredOutputsParams": "vllm.sampling_params",
     "VLLMValidationError": "vllm.exceptions",
     "VllmConfig": "vllm.config",
+    "set_current_vllm_config": "vllm.config",
 }
 """For the worker's process, which builds an engine and talks to it."""
 
