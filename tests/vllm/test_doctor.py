@@ -57,7 +57,7 @@ def test_every_example_passes(
 
 
 def test_what_vllm_would_not_do_is_told(tmp_path: Path) -> None:
-    """Latents with blocks of 16 tokens, on a card whose fast backends want larger ones; a context beyond the model's."""
+    """Latents with blocks of 16 tokens, on a card whose fast backends want larger ones; too long a context."""
     config = LLAMA | {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": 4,
         "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512,
