@@ -107,7 +107,7 @@ def block_tokens(case: Case) -> int:
 def kv_token_bytes(case: Case) -> int | None:
     """Of one token in the stage, over all layers and ranks; None for a model whose sizes are not known here."""
     facts = None if case.config is None else facts_of(case.config)
-    if facts is None:
+    if facts is None or facts.shape is None:
         return None
     engine = case.engine
     stated = facts.dtype if engine.dtype in (None, "auto") else engine.dtype
