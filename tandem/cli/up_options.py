@@ -10,7 +10,7 @@ import msgspec
 from tandem.cli.one_machine import check_here, read_here
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import PRESETS
-from tandem.spec.engine import EngineSpec, Parallelism
+from tandem.spec.engine import EngineSpec, Parallelism, Speculative
 from tandem.spec.model import Model
 from tandem.spec.pool import Pool
 from tandem.spec.reading import check
@@ -37,7 +37,7 @@ _SPEC_FLAGS = (
     "tensor",
     "pipeline",
     "adapter",
-    "ngram",
+    "speculative",
     "context_tokens",
     "eager",
     "dram_gb",
@@ -95,6 +95,17 @@ def _from_file(given: argparse.Namespace) -> ModelService:
     return read_here(given.file)
 
 
+def _speculative(text: str) -> Speculative:
+    """Raises `bad_setting`."""
+    method, _, rest = text.partition(":")
+    tokens, _, model = rest.partition(":")
+    told = {"method": method, "tokens": int(tokens) if tokens.isdecimal() else tokens, "model": model or None}
+    try:
+        return msgspec.convert(told, Speculative)
+    except msgspec.ValidationError as error:
+        raise TandemError("bad_setting", f"--speculative {text}: {error}", param="speculative") from error
+
+
 def _from_flags(given: argparse.Namespace) -> ModelService:
     source = given.model or "demo"
     engine = EngineSpec(
@@ -108,7 +119,7 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
         parallelism=Parallelism(given.tensor or 1, given.pipeline or 1),
         context_tokens=given.context_tokens,
         adapters=tuple(given.adapter or ()),
-        ngram_tokens=given.ngram,
+        speculative=None if given.speculative is None else _speculative(given.speculative),
         eager=given.eager,
     )
     model = Model(
@@ -183,7 +194,10 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--tensor", type=int, metavar="N", help="vLLM: ranks that share every layer")
     group.add_argument("--pipeline", type=int, metavar="N", help="vLLM: ranks that have a part of the layers each")
     group.add_argument("--adapter", action="append", metavar="[NAME=]DIR", help="vLLM: a LoRA adapter, repeatable")
-    group.add_argument("--ngram", type=int, metavar="N", help="vLLM: speculate N tokens at a time")
+    group.add_argument(
+        "--speculative", metavar="METHOD:N[:MODEL]",
+        help="vLLM: draft N tokens at a time by ngram, draft_model, eagle, eagle3 or mtp; MODEL is what drafts",
+    )  # fmt: skip
     group.add_argument("--context-tokens", type=int, metavar="N", help="vLLM: serve at most this context")
     group.add_argument("--eager", action=argparse.BooleanOptionalAction, help="vLLM: do not compile the model")
     group.add_argument("--preset", choices=tuple(PRESETS), help="step times of the simulated engine")

@@ -51,6 +51,18 @@ class Parallelism(Strict, frozen=True):
         return self.tensor * self.pipeline * self.data
 
 
+class Speculative(Strict, frozen=True):
+    """How tokens are drafted, in vLLM's words."""
+
+    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+    """`ngram` looks in the text, `draft_model` is a smaller model, `eagle` and `eagle3` are heads on the model's own
+    states, `mtp` are layers that came with it."""
+    tokens: Annotated[int, Meta(ge=1, le=64)]
+    """So many at a time."""
+    model: Source | None = None
+    """Directory or hub id of what drafts; none for ngram, and for mtp the model itself."""
+
+
 class EngineSpec(Strict, frozen=True):
     """How the model is computed. What is not given is left to the engine."""
 
@@ -82,8 +94,8 @@ class EngineSpec(Strict, frozen=True):
     for unified workers that keep their KV to themselves."""
     adapters: Annotated[tuple[Source, ...], Meta(max_length=64, extra_json_schema=SET)] = ()
     """For vllm: directories of LoRA adapters, each `NAME=DIRECTORY` or `DIRECTORY`."""
-    ngram_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
-    """For vllm: speculate so many tokens at a time from what the text has had before."""
+    speculative: Speculative | None = None
+    """For vllm: draft tokens and have the model check several in one step."""
     eager: bool | None = None
     """For vllm: do not compile the model."""
     extra_args: Annotated[dict[Argument, str | int | float | bool], Meta(max_length=32)] = msgspec.field(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem.engine.simulated.presets import PRESETS
-from tandem.spec.engine import EngineSpec, Parallelism
+from tandem.spec.engine import EngineSpec, Parallelism, Speculative
 from tandem.spec.engine_pool import EnginePoolSpec
 from tandem.spec.model import Model
 from tandem.spec.pool import Autoscaling, Pool, engine_of
@@ -179,15 +179,22 @@ RULES: Final = (
     _vllm_only_if_given("kv_dtype"),
     _vllm_only_if_given("kv_transfer"),
     _vllm_only("adapters", "!has(self.adapters) || size(self.adapters) == 0", lambda engine: not engine.adapters),
-    _vllm_only_if_given("ngram_tokens"),
+    _vllm_only_if_given("speculative"),
     _vllm_only_if_given("eager"),
     _vllm_only("extra_args", "!has(self.extraArgs)", lambda engine: not engine.extra_args),
     Rule(
         EngineSpec,
-        "!has(self.ngramTokens) || self.ngramTokens == 0 || self.parallelism.pipeline == 1",
-        "ngramTokens cannot be combined with parallelism.pipeline above 1",
-        lambda engine: not engine.ngram_tokens or engine.parallelism.pipeline == 1,
-        "ngramTokens",
+        "!has(self.speculative) || self.parallelism.pipeline == 1",
+        "speculative cannot be combined with parallelism.pipeline above 1",
+        lambda engine: engine.speculative is None or engine.parallelism.pipeline == 1,
+        "speculative",
+    ),
+    Rule(
+        Speculative,
+        "has(self.model) ? self.method != 'ngram' : self.method == 'ngram' || self.method == 'mtp'",
+        "model is what drafts: draft_model, eagle and eagle3 need it, ngram has none",
+        lambda given: given.method != "ngram" if given.model else given.method in ("ngram", "mtp"),
+        "model",
     ),
     Rule(
         Parallelism,

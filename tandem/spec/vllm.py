@@ -4,7 +4,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.vllm.arguments import refuse_unfit
 from tandem.engine.vllm.extra_args import read_extra
 from tandem.engine.vllm.settings import Parallelism as RankCounts
-from tandem.engine.vllm.settings import VllmSettings
+from tandem.engine.vllm.settings import Speculative, VllmSettings
 from tandem.spec.engine import EngineSpec
 
 
@@ -30,7 +30,7 @@ def vllm_settings(engine: EngineSpec) -> VllmSettings:
         "quantization": engine.quantization,
         "kv_dtype": engine.kv_dtype,
         "kv_transfer": engine.kv_transfer,
-        "ngram_tokens": engine.ngram_tokens,
+        "speculative": _speculative(engine),
         "eager": engine.eager,
         "gpu_memory_share": engine.gpu_memory_share,
     }
@@ -40,6 +40,11 @@ def vllm_settings(engine: EngineSpec) -> VllmSettings:
         adapters=engine.adapters,
         **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
+
+
+def _speculative(engine: EngineSpec) -> Speculative | None:
+    given = engine.speculative
+    return None if given is None else Speculative(given.method, given.model, given.tokens)
 
 
 def plain(value: str | int | float | bool) -> str:

@@ -93,7 +93,18 @@ def _vllm(engine: EngineSpec) -> Settings:
         "vllm.kv_dtype": engine.kv_dtype,
         "vllm.kv_transfer": engine.kv_transfer,
         "vllm.adapters": ",".join(engine.adapters) or None,
-        "vllm.ngram_tokens": engine.ngram_tokens,
+        **_speculative(engine),
         "vllm.eager": None if engine.eager is None else plain(engine.eager),
         **{f"vllm.extra.{name}": plain(value) for name, value in engine.extra_args.items()},
+    }
+
+
+def _speculative(engine: EngineSpec) -> Settings:
+    given = engine.speculative
+    if given is None:
+        return {}
+    return {
+        "vllm.speculative.method": given.method,
+        "vllm.speculative.model": given.model,
+        "vllm.speculative.tokens": given.tokens,
     }

@@ -160,7 +160,11 @@ BAD: Final = (
         "spec: {engine: {type: vllm, device: cuda, kvTransfer: never}}",
         "kvTransfer never is for pools of role unified",
     ),
-    Bad("guessing torch", "spec: {engine: {type: torch, ngramTokens: 4}}", "ngramTokens is for engine type vllm"),
+    Bad(
+        "guessing torch",
+        "spec: {engine: {type: torch, speculative: {method: ngram, tokens: 4}}}",
+        "speculative is for engine type vllm",
+    ),
     Bad("eager torch", "spec: {engine: {type: torch, eager: true}}", "eager is for engine type vllm"),
     Bad(
         "split torch",
@@ -174,8 +178,13 @@ BAD: Final = (
     ),
     Bad(
         "speculation over a pipeline",
-        "spec: {engine: {ngramTokens: 4, parallelism: {pipeline: 2}}}",
-        "ngramTokens cannot be combined with parallelism.pipeline",
+        "spec: {engine: {speculative: {method: ngram, tokens: 4}, parallelism: {pipeline: 2}}}",
+        "speculative cannot be combined with parallelism.pipeline",
+    ),
+    Bad(
+        "a draft model that is not there",
+        "spec: {engine: {speculative: {method: draft_model, tokens: 4}}}",
+        "model is what drafts",
     ),
     Bad(
         "experts on one rank",

@@ -112,7 +112,7 @@ kind: ModelService
 metadata: {name: amd}
 spec:
   model: {source: "oci://registry.example/models/qwen:32b"}
-  engine: {type: vllm, device: cuda, ngramTokens: 4}
+  engine: {type: vllm, device: cuda, speculative: {method: ngram, tokens: 4}}
   pools:
   - name: prefill
     role: prefill

@@ -60,7 +60,7 @@ def test_workers_of_a_pool_run_its_engine() -> None:
     )
     prefill, decode = settings_of(service)
     assert (prefill.vllm.eager, decode.vllm.eager) == (True, None)
-    assert (prefill.vllm.ngram_tokens, decode.vllm.ngram_tokens) == (0, 4)
+    assert (prefill.vllm.speculative.tokens, decode.vllm.speculative.tokens) == (0, 4)
     assert [one.vllm.parallelism.tensor for one in (prefill, decode)] == [2, 2]
     assert prefill.model == "/models/qwen"
 

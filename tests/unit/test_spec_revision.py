@@ -36,7 +36,7 @@ OTHERS: dict[str, Any] = {
     "engine.kvDtype": "fp8_e5m2",
     "engine.kvTransfer": "always",
     "engine.adapters": ["x=/x"],
-    "engine.ngramTokens": 7,
+    "engine.speculative": {"method": "mtp", "tokens": 7},
     "engine.eager": False,
     "engine.extraArgs": {"seed": 7},
     "tiers": {"dram": "1Ti"},
@@ -139,6 +139,6 @@ def test_it_is_the_same_everywhere_and_always() -> None:
         "70B, TP 4, P/D, autoscaled": "50df3b6bfe",
         "MoE with experts": "180053f7f7",
         "asleep at night": "00b9ef90aa",
-        "AMD, engines per pool": "4e4b5ab401",
+        "AMD, engines per pool": "0f47fd3ae9",
         "parts of GPUs": "dd305e792b",
     }

@@ -1,6 +1,7 @@
 """Settings as vLLM's arguments, without vLLM; and what is said of a vLLM that died."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tandem.engine.vllm.arguments import (
     numbers_identity,
 )
 from tandem.engine.vllm.failure import death_sentence, start_error
-from tandem.engine.vllm.settings import Parallelism, VllmSettings
+from tandem.engine.vllm.settings import METHODS, Parallelism, Speculative, VllmSettings
 from tandem.engine.vllm.telling import progress_of, shard_progress
 
 
@@ -51,13 +52,43 @@ def test_ranks_and_a_gpu() -> None:
 
 
 def test_speculation_takes_the_place_of_the_processors() -> None:
-    made = arguments(VllmSettings(ngram_tokens=3))
+    made = arguments(VllmSettings(speculative=Speculative("ngram", tokens=3)))
     assert "logits_processors" not in made.keywords
     assert made.keywords["speculative_config"] == {
         "method": "ngram",
         "num_speculative_tokens": 3,
         "prompt_lookup_max": 4,
     }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_a_card_speculation_goes_with_the_processors(method: str) -> None:
+    needs = method in ("draft_model", "eagle", "eagle3")
+    given = Speculative(method, "/drafts" if needs else None, 3)
+    made = arguments(VllmSettings(device="cuda", speculative=given)).keywords
+    assert made["logits_processors"] == list(PROCESSORS_V2)
+    told = made["speculative_config"]
+    assert isinstance(told, dict)
+    # Its other lookup would switch asynchronous scheduling off.
+    assert told["method"] == ("ngram_gpu" if method == "ngram" else method)
+    assert (told["num_speculative_tokens"], told.get("model")) == (3, given.model)
+    assert given.keeps_kv == (method != "ngram")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"method": "guess"}, "method"),
+        ({"tokens": -1}, "tokens"),
+        ({"lookup": 0}, "lookup"),
+        ({"method": "eagle", "tokens": 2}, "model"),
+        ({"model": "/drafts", "tokens": 2}, "model"),
+    ],
+)
+def test_bad_speculation_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(TandemError) as error:
+        Speculative(**fields)
+    assert error.value.param == param
 
 
 @pytest.mark.parametrize(

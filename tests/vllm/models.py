@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.vllm.lending import DEMO
 
@@ -31,6 +31,19 @@ def write_mixtral(place: Path) -> Path:
         pad_token_id=2,
     )
     MixtralForCausalLM(config).save_pretrained(place)
+    for name in _TOKENIZER:
+        shutil.copy(DEMO / name, place / name)
+    return place
+
+
+def write_like_demo(place: Path) -> Path:
+    """The demo model a little wrong: what it drafts is often right."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += 0.15 * weights.std() * torch.randn_like(weights)
+    model.save_pretrained(place)
     for name in _TOKENIZER:
         shutil.copy(DEMO / name, place / name)
     return place

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from openai import BadRequestError
 
 from tandem.cli.supervisor import ROUTER
+from tests.vllm.models import write_like_demo
 from tests.vllm.plain_llm import answers
 from tests.vllm.serving import Serving, serving, token_ids
 
@@ -17,9 +19,13 @@ PROMPTS = [[3 + (base * 37 + at * (base + 5)) % 900 for at in range(12)] * (base
 """They repeat themselves, so that looking up what followed finds something."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def speculating() -> AsyncIterator[Serving]:
-    async with serving(["--prefill", "0", "--decode", "1", "--ngram", "3"]) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["ngram", "draft_model"])
+async def speculating(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Serving]:
+    method = request.param
+    drafts = f":{write_like_demo(tmp_path_factory.mktemp('drafts'))}" if method == "draft_model" else ""
+    async with serving(["--prefill", "0", "--decode", "1", "--speculative", f"{method}:3{drafts}"]) as running:
         yield running
 
 
@@ -58,3 +64,16 @@ async def test_what_became_of_drafts_is_told(speculating: Serving) -> None:
     drafts = await speculating.figure(worker, "tandem_speculation_accepted_tokens_count", lambda _: True)
     # A draft has one to three tokens.
     assert drafts <= accepted + wasted <= 3 * drafts
+
+
+async def test_a_seed_is_refused_on_the_first_model_runner_and_nothing_else_is(speculating: Serving) -> None:
+    async with speculating.client() as api:
+        drawn = await api.completions.create(
+            model=speculating.model, prompt=PROMPTS[0], max_tokens=8, temperature=1.0
+        )
+        assert drawn.usage is not None
+        with pytest.raises(BadRequestError) as error:
+            await api.completions.create(
+                model=speculating.model, prompt=PROMPTS[0], max_tokens=8, temperature=1.0, seed=3
+            )
+    assert error.value.param == "seed"

@@ -12,7 +12,7 @@ from tandem.engine.vllm import internals
 from tandem.engine.vllm.arguments import AdapterDirectory, EngineArguments, Sockets, engine_arguments
 from tandem.engine.vllm.dry_run import resolve
 from tandem.engine.vllm.extra_args import ALLOWED
-from tandem.engine.vllm.settings import Nodes, Parallelism, VllmSettings
+from tandem.engine.vllm.settings import Nodes, Parallelism, Speculative, VllmSettings
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -56,7 +56,7 @@ def _variants(model: Path) -> dict[str, EngineArguments]:
         "sharded": made(dataclasses.replace(cuda, parallelism=Parallelism(tensor=4, pipeline=2))),
         "experts": made(dataclasses.replace(cuda, parallelism=Parallelism(tensor=4, expert=True)), of=experts),
         "nodes": made(dataclasses.replace(cuda, nodes=nodes, parallelism=Parallelism(tensor=2)), None),
-        "speculating": made(dataclasses.replace(cuda, ngram_tokens=4)),
+        "speculating": made(dataclasses.replace(cuda, speculative=Speculative("ngram", tokens=4))),
         "adapters": made(dataclasses.replace(cuda, adapters=("one",))),
         "fp8": made(dataclasses.replace(cuda, kv_dtype="fp8")),
     }

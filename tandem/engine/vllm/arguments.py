@@ -12,7 +12,7 @@ from tandem.core.messages import Adapter
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.extra_args import NUMERIC, read_extra
 from tandem.engine.vllm.internals import vllm_version
-from tandem.engine.vllm.settings import VllmSettings
+from tandem.engine.vllm.settings import Runner, Speculative, VllmSettings
 
 PROCESSORS: Final = ("tandem.engine.vllm.forcing:ForcedTokens", "tandem.engine.vllm.drawing:PositionDraws")
 """Our logits processors for vLLM's first model runner."""
@@ -133,7 +133,7 @@ def refuse_unfit(settings: VllmSettings) -> None:
     if parallel.expert and parallel.tensor * parallel.data == 1:
         raise _bad("parallelism.expert", "experts are dealt out over tensor x data ranks, and there is one")
     if settings.speculates and parallel.pipeline > 1:
-        raise _bad("ngram_tokens", "vLLM 0.32 does not speculate with pipeline parallelism")
+        raise _bad("speculative", "vLLM 0.32 does not speculate with pipeline parallelism")
     nodes = settings.nodes.count
     if parallel.ranks % nodes or (nodes > 1 and parallel.data > 1):
         counts = f"{parallel.tensor} x {parallel.pipeline} ranks (tensor x pipeline), data = {parallel.data}"
@@ -221,11 +221,17 @@ def _sampling(settings: VllmSettings) -> dict[str, object]:
     if runner.processes:
         made["logits_processors"] = list(PROCESSORS_V2 if runner.v2 else PROCESSORS)
     if runner.speculates:
-        made["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": settings.ngram_tokens,
-            "prompt_lookup_max": settings.ngram_lookup,
-        }
+        made["speculative_config"] = _speculation(settings.speculative, runner)
+    return made
+
+
+def _speculation(given: Speculative, runner: Runner) -> dict[str, object]:
+    """In vLLM's words. Only its n-gram lookup on the device goes with asynchronous scheduling."""
+    made: dict[str, object] = {"method": given.method, "num_speculative_tokens": given.tokens}
+    if given.model:
+        made["model"] = given.model
+    if given.method == "ngram":
+        made |= {"method": "ngram_gpu" if runner.v2 else "ngram", "prompt_lookup_max": given.lookup}
     return made
 
 

@@ -27,21 +27,24 @@ class Exchange:
     reason: str = ""
 
 
-def impossible(kinds: CacheKinds, kv_dtype: str = "auto") -> str:
-    """Why blocks cannot be exchanged whatever is asked for, in words; empty where they can."""
+def impossible(kinds: CacheKinds, kv_dtype: str = "auto", *, drafts: bool = False) -> str:
+    """Why blocks cannot be exchanged whatever is asked for, in words; empty where they can. `drafts`: what drafts
+    tokens has KV of its own."""
     if why := cannot_exchange(kinds):
         return why
+    if drafts:
+        return "what drafts tokens keeps KV of its own, which blocks of the model do not carry"
     if kv_dtype not in _PLAIN_DTYPES:
         return f"KV of type {kv_dtype} has scales in its pages, which blocks do not carry"
     return ""
 
 
-def decide(kinds: CacheKinds, transfer: str, role: str, kv_dtype: str = "auto") -> Exchange:
+def decide(kinds: CacheKinds, transfer: str, role: str, kv_dtype: str = "auto", *, drafts: bool = False) -> Exchange:
     """For a worker of `role` whose `kv_transfer` is `transfer`. Raises `bad_setting` for one that would have to hand
     over or to take over KV, and cannot."""
     refuse_contradiction(transfer, role)
     one_kind = not kinds.other and kinds.windows is Windows.NONE
-    why = impossible(kinds, kv_dtype)
+    why = impossible(kinds, kv_dtype, drafts=drafts)
     if why:
         if role != "unified" or transfer == "always":
             raise TandemError("bad_setting", refusal(why, role), param="role")

@@ -83,7 +83,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "pipeline_parallel_size": "parallelism.pipeline",
     "quantization": "quantization",
     "served_model_name": "name",
-    "speculative_config": "ngram_tokens",
+    "speculative_config": "speculative",
     "tensor_parallel_size": "parallelism.tensor",
 }
 """Arguments that have a setting of their own."""

@@ -151,7 +151,9 @@ class Loaded:
             raise start_error(error, self._words(), ()) from error
         assert found is not None, "nothing gives up a probe"
         self._progress(0.0, "vLLM has read the model's configuration")
-        self.exchange = decide(found, settings.kv_transfer, self._role, settings.kv_dtype)
+        self.exchange = decide(
+            found, settings.kv_transfer, self._role, settings.kv_dtype, drafts=settings.speculative.keeps_kv
+        )
         if not self.exchange.connector:
             event(_log, "kv_not_exchanged", model=model.name, reason=self.exchange.reason)
             await stage.stop()

@@ -55,6 +55,44 @@ class Parallelism:
         return self.tensor * self.pipeline * self.data
 
 
+METHODS: Final = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
+"""How vLLM drafts tokens: from the text, by a smaller model, by heads on the model's own states, or by layers that
+came with it."""
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """Draft `tokens` at a time and have the model check them in one step; 0 does not."""
+
+    method: str = "ngram"
+    """One of `METHODS`, in vLLM's words."""
+    model: str | None = None
+    """The draft model's or the heads' directory or hub id; for `mtp` by default the model itself."""
+    tokens: int = 0
+    lookup: int = 4
+    """For `ngram`: the longest run of tokens that is looked for earlier in the text."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise self._bad("method", f"expected one of {', '.join(METHODS)}")
+        if self.tokens < 0:
+            raise self._bad("tokens", "expected 0 or more")
+        if self.lookup < 1:
+            raise self._bad("lookup", "expected at least 1")
+        if self.tokens and self.method in ("draft_model", "eagle", "eagle3") and not self.model:
+            raise self._bad("model", f"{self.method} needs the directory or hub id of what drafts")
+        if self.method == "ngram" and self.model:
+            raise self._bad("model", "ngram looks in the text, it has no model")
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether what drafts has a KV cache of its own."""
+        return self.tokens > 0 and self.method != "ngram"
+
+    def _bad(self, name: str, what: str) -> TandemError:
+        return TandemError("bad_setting", f"{name} = {getattr(self, name)!r}: {what}", param=name)
+
+
 class Runner(NamedTuple):
     """How vLLM samples on a worker: by its second model runner (`v2`), as on GPUs, or by its first, as on CPUs.
 
@@ -135,10 +173,7 @@ class VllmSettings:
     adapters: tuple[str, ...] = ()
     """Directories of LoRA adapters; each is served under the directory's name, or as `NAME=DIRECTORY` says."""
     adapter_rank_max: int = 16
-    ngram_tokens: int = 0
-    """Speculate so many tokens at a time by looking for what follows earlier in the text; 0 does not."""
-    ngram_lookup: int = 4
-    """The longest run of tokens that is looked for."""
+    speculative: Speculative = field(default_factory=Speculative)
     eager: bool | None = None
     """Without compiling the model: starts in seconds. By default on a CPU, where compiling gains little."""
     threads: int | None = None
@@ -166,9 +201,7 @@ class VllmSettings:
         for name in ("block_tokens", "blocks", "kv_memory_bytes", "context_tokens", "threads"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "at least 1")
-        for name in ("adapter_rank_max", "ngram_lookup"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._require("ngram_tokens", self.ngram_tokens >= 0, "0 or more")
+        self._require("adapter_rank_max", self.adapter_rank_max >= 1, "at least 1")
         self._require("gpu_memory_share", 0 < self.gpu_memory_share <= 1, "above 0 and at most 1")
         for name in ("start_timeout_s", "step_timeout_s", "step_timeout_min_s"):
             self._require(name, getattr(self, name) > 0, "above 0")
@@ -193,7 +226,7 @@ class VllmSettings:
 
     @property
     def speculates(self) -> bool:
-        return self.ngram_tokens > 0
+        return self.speculative.tokens > 0
 
     def _require(self, name: str, holds: bool, what: str) -> None:
         if not holds:
