@@ -76,4 +76,4 @@ async def test_a_seed_is_refused_on_the_first_model_runner_and_nothing_else_is(s
             await api.completions.create(
                 model=speculating.model, prompt=PROMPTS[0], max_tokens=8, temperature=1.0, seed=3
             )
-    assert error.value.param == "seed"
+    assert error.value.message.count("seed has no effect") == 1
