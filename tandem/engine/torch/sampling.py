@@ -192,6 +192,8 @@ def _draw_whole(logits: torch.Tensor, cuts: Sequence[Cut], units: torch.Tensor) 
     if any(cut.top_p < 1 for cut in cuts):
         shares = torch.tensor([cut.top_p for cut in cuts], device=device, dtype=torch.float64)
         probabilities = probabilities * (probabilities >= _nucleus(probabilities, shares)[:, None])
+    if probabilities.shape[1] <= 4 * _PIECE:
+        return _inverse(probabilities.double().cumsum(-1), units)
     pieces = -(-probabilities.shape[1] // _PIECE)
     probabilities = torch.nn.functional.pad(probabilities, (0, pieces * _PIECE - probabilities.shape[1]))
     probabilities = probabilities.view(-1, pieces, _PIECE)
