@@ -167,6 +167,8 @@ def _draw_likeliest(
     least = values.gather(1, (counts.clamp(max=most) - 1)[:, None])
     unlimited = (counts >= logits.shape[1])[:, None]
     kept = (values >= least) | unlimited
+    # A tie at the k-th that may go on beyond.
+    tied = kept[:, -1] & ~unlimited[:, 0]
     weights = (values - values[:, :1]).double().exp() * kept
     cumulative = weights.cumsum(-1)
     totals = cumulative[:, -1:]
@@ -176,7 +178,7 @@ def _draw_likeliest(
     inside = ((cumulative - weights) < shares[:, None] * totals).sum(-1).clamp(min=1)
     nucleus = values.gather(1, (inside - 1)[:, None])
     kept &= (values >= nucleus) | (shares >= 1)[:, None]
-    decided = ~(kept[:, -1] & (values[:, -1] > float("-inf"))) | (most == logits.shape[1])
+    decided = ~((tied | kept[:, -1]) & (values[:, -1] > float("-inf"))) | (most == logits.shape[1])
     ids, order = ids.sort(-1)
     cumulative = (weights * kept).gather(1, order).cumsum(-1)
     return ids.gather(1, _inverse(cumulative, units)[:, None])[:, 0], decided
