@@ -1,4 +1,4 @@
-"""Pins for an engine whose own pool is the only tier of its worker: nothing is copied, pinned blocks are evicted last."""
+"""Pins for an engine whose own pool is its only tier: nothing is copied, pinned blocks are evicted last."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
@@ -24,7 +24,7 @@ class PinningPool(Protocol):
 
 
 class PoolPins:
-    """`kv_transfer.tiers.tiers.Tiers` without a tier: `pin` and `limit` do something, everything else finds nothing."""
+    """`kv_transfer.tiers.tiers.Tiers` without a tier: `pin` and `limit` do, all else finds nothing."""
 
     shapes: tuple[TierCost, ...] = ()
 

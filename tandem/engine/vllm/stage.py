@@ -93,7 +93,7 @@ class Stage(StageSpace):
         }
 
     async def ready(self, timeout_s: float, context_tokens: int) -> Layout:
-        """Wait until all ranks of the engine have said what they hold, and show them the memory. `context_tokens`: the
+        """Wait until all ranks of the engine have said what they hold, and show them memory. `context_tokens`: the
         longest prompt that the engine takes.
 
         Raises `engine_failed` when they do not, `bad_model` when it cannot be exchanged, and `bad_setting` when the

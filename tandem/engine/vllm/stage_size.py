@@ -1,4 +1,4 @@
-"""How large a stage is: from its settings, or from the memory of the pod, and enough for the engine's context. Pure."""
+"""Size of a stage: from its settings, or from the memory of the pod, and enough for the engine's context. Pure."""
 
 from typing import Final
 
