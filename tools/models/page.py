@@ -30,6 +30,12 @@ about tokens (`tools/models/code_hash.py` lists it) is not the code of this page
 """
 
 
+_APART: Final = (
+    "vLLM's CPU kernels compute a token that is generated otherwise than the same token of a prompt, without Tandem "
+    "too, and a decode worker computes the last token of a prompt as a generated one"
+)
+
+
 def page(rows: Rows, entries: tuple[Entry, ...], code: str) -> str:
     """What is known of the models, rows of other code marked as such."""
     from tools.models.judge import GAP_TOLERANCE, LOGPROB_TOLERANCE
@@ -76,7 +82,7 @@ def _outcome(entry: Entry, outcome: Outcome) -> list[str]:
         _twins(twins) if twins is not None else "–",
     ]
     wrong = [*outcome.unified.wrong[:1], *(pair.wrong[:1] if pair is not None else ())]
-    apart = "P/D is held against vLLM computing the last token of a prompt as a generated one" if entry.apart else ""
+    apart = _APART if entry.apart else ""
     said = [entry.dtype, apart, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
     return [*cells, "; ".join(each for each in said if each)]
 
