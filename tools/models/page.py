@@ -25,8 +25,8 @@ verified and loaded (unified: two blocks of the prompt change places), and the a
 |---|---|---|---|---|---|---|---|---|
 """
 _TAIL: Final = """
-Last run {date} with vLLM {vllm}. Content hash of engine code and pins: `{code}`; `tools/models/code_hash.py` lists what
-it counts, and a result of other code says so in its row.
+Last run {date} with vLLM {vllm}. Content hash of engine code and pins: `{code}`; `tools/models/code_hash.py`
+lists what it counts, and a result of other code says so in its row.
 """
 
 
