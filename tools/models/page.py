@@ -31,8 +31,8 @@ lists what it counts, and a result of other code says so in its row.
 
 
 _APART: Final = (
-    "vLLM's CPU kernels compute a token that is generated otherwise than the same token of a prompt, without Tandem "
-    "too, and a decode worker computes the last token of a prompt as a generated one"
+    "vLLM alone, too, computes a generated token otherwise than the same token of a prompt on a CPU; whether that is "
+    "all that sets P/D apart is not known"
 )
 
 
