@@ -134,10 +134,12 @@ class Windows(Enum):
 @dataclass(frozen=True)
 class CacheKinds:
     """What of a model decides whether its KV blocks can be exchanged. `other` says in words what it keeps besides
-    keys and values, or latents, of every layer alike; empty for nothing."""
+    keys and values, or latents, of every layer alike; empty for nothing. `inexact` says why KV of one position is not
+    the same wherever it is computed; empty where it is."""
 
     other: str = ""
     windows: Windows = Windows.NONE
+    inexact: str = ""
 
 
 def cannot_exchange(kinds: CacheKinds) -> str:
@@ -146,7 +148,7 @@ def cannot_exchange(kinds: CacheKinds) -> str:
         return f"the model keeps {kinds.other}, which blocks of keys and values do not carry"
     if kinds.windows is Windows.ALL:
         return "all layers see a sliding window only, and vLLM frees what is before it"
-    return ""
+    return kinds.inexact
 
 
 def cache_kinds(config: Json, context_tokens: int | None = None) -> CacheKinds:

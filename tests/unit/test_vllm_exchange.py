@@ -22,6 +22,14 @@ def test_keys_and_values_of_all_layers_are_exchanged(role: str, transfer: str) -
     assert (found.connector, found.kv_events, found.reason) == (True, True, "")
 
 
+def test_kv_that_depends_on_who_computed_it_is_not_exchanged() -> None:
+    inexact = CacheKinds(inexact="kernels differ")
+    found = decide(inexact, "auto", "unified")
+    assert (found.connector, found.kv_events, found.reason) == (False, True, "kernels differ")
+    with pytest.raises(TandemError, match="kernels differ; use role unified"):
+        decide(inexact, "auto", "decode")
+
+
 @pytest.mark.parametrize("kinds", [STATE, ALL], ids=["state", "windows everywhere"])
 def test_what_cannot_be_exchanged_is_served_without_a_connector(kinds: CacheKinds) -> None:
     for transfer in ("auto", "never"):

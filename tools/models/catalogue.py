@@ -17,8 +17,6 @@ class Entry:
     caches: str = FULL
     exchanged: bool = True
     dtype: str = "float32"
-    apart: bool = False
-    """Its kernels compute a token that is generated otherwise than one of a prompt, by more than rounding."""
     runs: bool = True
     """Otherwise its kernels exist on GPUs alone: configuration, sizing and arguments are checked."""
 
@@ -33,7 +31,7 @@ ENTRIES: Final = (
     Entry("qwen3", "Qwen3", "Qwen3ForCausalLM"),
     Entry("mixtral", "Mixtral", "MixtralForCausalLM"),
     Entry("qwen3-moe", "Qwen3-MoE", "Qwen3MoeForCausalLM"),
-    Entry("deepseek-v3", "DeepSeek-V3", "DeepseekV3ForCausalLM", "latents (MLA)", apart=True),
+    Entry("deepseek-v3", "DeepSeek-V3", "DeepseekV3ForCausalLM", "latents (MLA)", exchanged=False),
     Entry("gpt-oss", "gpt-oss, bfloat16", "GptOssForCausalLM", _WINDOWS, dtype="bfloat16"),
     Entry("gemma-3", "Gemma-3, text", "Gemma3ForCausalLM", _WINDOWS),
     Entry("qwen3-next", "Qwen3-Next", "Qwen3NextForCausalLM", _STATE, exchanged=False, dtype="bfloat16"),

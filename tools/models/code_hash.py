@@ -43,7 +43,6 @@ _FILES: Final = (
             "checkpoints",
             "configs",
             "damaging",
-            "forced_start",
             "judge",
             "prompts",
             "quantize",

@@ -30,12 +30,6 @@ lists what it counts, and a result of other code says so in its row.
 """
 
 
-_APART: Final = (
-    "vLLM alone, too, computes a generated token otherwise than the same token of a prompt on a CPU; whether that is "
-    "all that sets P/D apart is not known"
-)
-
-
 def page(rows: Rows, entries: tuple[Entry, ...], code: str) -> str:
     """What is known of the models, rows of other code marked as such."""
     from tools.models.judge import GAP_TOLERANCE, LOGPROB_TOLERANCE
@@ -82,8 +76,7 @@ def _outcome(entry: Entry, outcome: Outcome) -> list[str]:
         _twins(twins) if twins is not None else "–",
     ]
     wrong = [*outcome.unified.wrong[:1], *(pair.wrong[:1] if pair is not None else ())]
-    apart = _APART if entry.apart else ""
-    said = [entry.dtype, apart, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
+    said = [entry.dtype, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
     return [*cells, "; ".join(each for each in said if each)]
 
 

@@ -42,7 +42,6 @@ class Job(msgspec.Struct, frozen=True):
     model: str
     dtype: str
     limit_s: float
-    apart: bool = False
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -64,11 +63,6 @@ class Answers(msgspec.Struct, frozen=True):
     further: tuple[Said, ...] = ()
     twins: tuple[Said, ...] = ()
     model: str = ""
-    pair_edges: tuple[Said, ...] = ()
-    pair_further: tuple[Said, ...] = ()
-    pair_twins: tuple[Said, ...] = ()
-    """With the last token of the prompt computed as generated ones are, where that is asked for: so does a decode
-    worker, whose engine has to compute one token to go on."""
     problem: str = ""
 
 
@@ -79,12 +73,12 @@ class Reference:
         self._process = process
         self._turn = asyncio.Lock()
 
-    async def answers(self, model: Path, dtype: str, limit_s: float, *, apart: bool = False) -> Answers:
-        """With `apart` also what a decode worker is to say. Raises RuntimeError when the process is gone."""
+    async def answers(self, model: Path, dtype: str, limit_s: float) -> Answers:
+        """Raises RuntimeError when the process is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         async with self._turn:
-            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s, apart)) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s)) + b"\n")
             async with asyncio.timeout(limit_s + 120.0):
                 # What was asked before, and given up, is answered first.
                 while line := await self._process.stdout.readline():
@@ -158,7 +152,6 @@ def _answers(job: Job) -> Answers:
         model=job.model, dtype=job.dtype, block_size=BLOCK_TOKENS, enforce_eager=True, max_model_len=CONTEXT_TOKENS,
         num_gpu_blocks_override=BLOCKS, max_num_batched_tokens=CHUNK_TOKENS, max_num_seqs=SEQUENCES,
         generation_config="vllm", disable_log_stats=True,
-        logits_processors=["tools.models.forced_start:ForcedStart"] if job.apart else None,
     )  # fmt: skip
     engine: Any = model.llm_engine
     cache = engine.vllm_config.cache_config
@@ -167,12 +160,6 @@ def _answers(job: Job) -> Answers:
     block = int(cache.block_size)
     asked = (edges(block), further(block), [each.prompt for each in twins(block)])
     said = [tuple(_said(model, each) for each in prompts) for prompts in asked]
-    pairs = said
-    if job.apart:
-        pairs = [
-            tuple(_said_apart(model, prompt, each) for prompt, each in zip(prompts, right, strict=True))
-            for prompts, right in zip(asked, said, strict=True)
-        ]
     return Answers(
         block,
         tuple(dict.fromkeys(kinds)),
@@ -180,29 +167,13 @@ def _answers(job: Job) -> Answers:
         edges=said[0],
         further=said[1],
         twins=said[2],
-        pair_edges=pairs[0],
-        pair_further=pairs[1],
-        pair_twins=pairs[2],
     )
 
 
-def _said_apart(model: Any, prompt: tuple[int, ...], right: Said) -> Said:
-    """The answer whose first token is that of the whole prompt, as prefill computes it, and whose others go on from a
-    last token of the prompt that was computed as decode does."""
-    found = _said(model, prompt[:-1], forced=(prompt[-1], right.tokens[0]))
-    return Said(
-        (right.tokens[0], *found.tokens[2:]),
-        (right.logprobs[0], *found.logprobs[2:]),
-        (right.gaps[0], *found.gaps[2:]),
-    )
-
-
-def _said(model: Any, prompt: tuple[int, ...], forced: tuple[int, ...] = ()) -> Said:
+def _said(model: Any, prompt: tuple[int, ...]) -> Said:
     import vllm
 
-    count = ANSWER_TOKENS + max(0, len(forced) - 1)
-    extra = {"forced": list(forced)} if forced else None
-    sampling = vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=2, extra_args=extra)
+    sampling = vllm.SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=2)
     (output,) = model.generate([{"prompt_token_ids": list(prompt)}], sampling, use_tqdm=False)
     tokens = tuple(output.outputs[0].token_ids)
     best = [sorted((each.logprob for each in row.values()), reverse=True) for row in output.outputs[0].logprobs]

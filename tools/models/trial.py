@@ -50,7 +50,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
-    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s, apart=entry.apart))
+    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s))
     async with asyncio.TaskGroup() as group:
         known = group.create_task(alone)
         unified = group.create_task(_timed(tell, "unified", _unified(entry, model, known)))
@@ -98,7 +98,7 @@ async def _equal(entry: Entry, running: Serving, answers: Answers, *, handed_ove
     prompts = edges(answers.block) + further(answers.block)
     found = await ask(running, prompts, handed_over=handed_over)
     alone = answers.edges + answers.further
-    return tally(entry.dtype, prompts, found, answers.pair_edges + answers.pair_further if handed_over else alone)
+    return tally(entry.dtype, prompts, found, alone)
 
 
 async def _swapped(running: Serving, answers: Answers) -> Twins:
@@ -113,7 +113,7 @@ async def _swapped(running: Serving, answers: Answers) -> Twins:
 async def _damaged(running: Serving, answers: Answers, damage: Path) -> Twins:
     """One block of every prompt is zeroed on its way into the decode worker's cache."""
     differ, tried = 0, twins(answers.block)
-    for twin, right in zip(tried, answers.pair_twins, strict=True):
+    for twin, right in zip(tried, answers.twins, strict=True):
         _order(damage, twin.block)
         (found,) = await ask(running, [twin.prompt], handed_over=True)
         differ += found.tokens != right.tokens

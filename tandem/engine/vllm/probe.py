@@ -15,7 +15,18 @@ def probe(arguments: EngineArguments) -> CacheKinds:
     does not take."""
     config: Any = engine_args(arguments.keywords).create_model_config()
     found = cache_kinds(config.hf_config.to_dict(), int(config.max_model_len))
-    return CacheKinds(_other(config) or found.other, found.windows)
+    return CacheKinds(_other(config) or found.other, found.windows, _inexact(config))
+
+
+def _inexact(config: Any) -> str:
+    """On a CPU vLLM 0.32 computes a token over latents otherwise in a prompt than in an answer, by up to one in
+    log-probability, and a decode worker computes a prompt's last token as it does those of answers."""
+    # Imported on use: it decides for which device this process is.
+    from tandem.engine.vllm.internals import current_platform
+
+    if not (config.use_mla and current_platform.is_cpu()):
+        return ""
+    return "vLLM's CPU kernels give a token's latents other values in a prompt than in an answer"
 
 
 def _other(config: Any) -> str:
