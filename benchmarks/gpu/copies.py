@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.target import Target
+from kv_transfer.connectors.cache_pages import CachePages
+from kv_transfer.connectors.host_copies import HostCopies
 from kv_transfer.connectors.orders import PageTarget
-from kv_transfer.connectors.page_copy import PageCopier
 from tandem.engine.memory import HostMemory
 from tandem.engine.torch.pool import pin
 from tandem.engine.vllm.canonical import RankPart, SlotShape
@@ -59,7 +60,7 @@ def _one(target: Target, model: _Model, order: str) -> Iterator[Figure]:
     shape = SlotShape(layers, units, model.page_bytes)
     memory = HostMemory(shape.slot_bytes, blocks)
     cache = _cache(target, model, order, layers, blocks)
-    copier = PageCopier(cache, blocks, RankPart(0, layers, tuple(range(model.slots))), shape)
+    copier = HostCopies(CachePages(cache, blocks, RankPart(0, layers, tuple(range(model.slots))), shape))
     copier.map_slots(memory.buffer)
     targets = [PageTarget(index, slot, index) for index, slot in enumerate(reversed(range(blocks)))]
     size = blocks * layers * model.slots * model.page_bytes
@@ -70,7 +71,11 @@ def _one(target: Target, model: _Model, order: str) -> Iterator[Figure]:
             if not target.on_gpu:
                 continue
             pin(torch.frombuffer(memory.buffer, dtype=torch.uint8))
-        yield Figure(f"{what}: save, {kind}", size / target.seconds(lambda: copier.save(targets)) / 1e9, "GB/s")
+        yield Figure(
+            f"{what}: save, {kind}",
+            size / target.seconds(lambda: copier.save(targets, copier.groups[0])) / 1e9,
+            "GB/s",
+        )
         yield Figure(f"{what}: load, {kind}", size / target.seconds(lambda: copier.load(targets)) / 1e9, "GB/s")
     if target.on_gpu:
         yield _stretch(target, copier, targets, what)
@@ -86,11 +91,11 @@ def _cache(target: Target, model: _Model, order: str, layers: int, blocks: int) 
 
 
 def _check(
-    target: Target, copier: PageCopier, cache: list[torch.Tensor], targets: list[PageTarget], what: str
+    target: Target, copier: HostCopies, cache: list[torch.Tensor], targets: list[PageTarget], what: str
 ) -> None:
     """Bytes that were saved come back into a cache that was overwritten meanwhile."""
     before = [layer.clone() for layer in cache]
-    copier.save(targets)
+    copier.save(targets, copier.groups[0])
     target.wait()
     for layer in cache:
         layer.fill_(0x5A5A)
@@ -101,7 +106,7 @@ def _check(
         raise AssertionError(f"{what}: {wrong} of {len(cache)} layers came back with other bytes")
 
 
-def _stretch(target: Target, copier: PageCopier, targets: list[PageTarget], what: str) -> Figure:
+def _stretch(target: Target, copier: HostCopies, targets: list[PageTarget], what: str) -> Figure:
     """How much longer products on the main stream take with a save beside them on another one."""
     left = torch.randn(8192, 8192, device=target.device, dtype=torch.bfloat16)
 
@@ -112,18 +117,18 @@ def _stretch(target: Target, copier: PageCopier, targets: list[PageTarget], what
     def both() -> None:
         products()
         with target.side_stream():
-            copier.save(targets)
+            copier.save(targets, copier.groups[0])
 
     alone = target.seconds(products)
     return Figure(f"{what}: products beside a save", target.seconds(both) / alone, "times as long")
 
 
-def _syncs(copier: PageCopier, targets: list[PageTarget]) -> float:
+def _syncs(copier: HostCopies, targets: list[PageTarget]) -> float:
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            copier.save(targets)
+            copier.save(targets, copier.groups[0])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return float(len(caught))

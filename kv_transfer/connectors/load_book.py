@@ -5,8 +5,9 @@ never reported. So every load that `begin` was told of is in exactly one `take`,
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from kv_transfer.connectors.orders import LoadOrder, PageTarget
 from tandem.engine.vllm.conduit_messages import (
@@ -15,6 +16,7 @@ from tandem.engine.vllm.conduit_messages import (
     First,
     Landed,
     NoMore,
+    OutputSlots,
     Spoiled,
     ToRank,
     Welcome,
@@ -39,9 +41,20 @@ class _Work:
 class _Load:
     order: LoadOrder
     open: dict[int, PageTarget]
+    flying: dict[int, PageTarget] = field(default_factory=dict)
+    """Being copied."""
+    spoiled: dict[int, None] = field(default_factory=dict)
+    """Of these: what is copied is not to be used."""
     copied: dict[int, PageTarget] = field(default_factory=dict)
     failed: dict[int, PageTarget] = field(default_factory=dict)
     aborted: bool = False
+
+
+class LoadCopy(NamedTuple):
+    """One block of a request's load."""
+
+    request_id: str
+    target: PageTarget
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,7 @@ class LoadBook:
 
     def hear(self, message: ToRank) -> None:
         """The stage said something."""
-        if isinstance(message, Welcome):
+        if isinstance(message, Welcome | OutputSlots):
             return
         if message.work in self._closed:
             return
@@ -132,20 +145,27 @@ class LoadBook:
         for work in self._works.values():
             work.no_more = work.drawn_here = True
 
-    def next_copies(self, limit: int) -> list[PageTarget]:
-        """Up to `limit` blocks to be copied from their slots at once; they count as copied."""
-        taken = list[PageTarget]()
+    def next_copies(self, limit: int | None = None) -> list[LoadCopy]:
+        """Up to `limit` blocks to be copied from their slots now; `copied` says when they are."""
+        taken = list[LoadCopy]()
         for load in self._loads.values():
             work = self._works.get(load.order.work)
             if load.aborted or work is None:
                 continue
-            for index in [index for index in load.open if index in work.landed][: limit - len(taken)]:
-                target = load.open.pop(index)
-                load.copied[index] = target
-                taken.append(target)
-            if len(taken) >= limit:
-                break
+            room = None if limit is None else limit - len(taken)
+            for index in [index for index in load.open if index in work.landed][:room]:
+                target = load.flying[index] = load.open.pop(index)
+                taken.append(LoadCopy(load.order.request_id, target))
         return taken
+
+    def copied(self, copies: Iterable[LoadCopy]) -> None:
+        """These copies are over. Hear what the stage has said first: a slot whose work was closed before its copy was
+        over may have had other bytes already."""
+        for request_id, target in copies:
+            load = self._loads[request_id]
+            del load.flying[target.index]
+            good = target.index not in load.spoiled and load.order.work not in self._closed
+            (load.copied if good else load.failed)[target.index] = target
 
     def take(self) -> list[EndedLoad]:
         """Loads that are over since the last call. Each is given once."""
@@ -162,6 +182,8 @@ class LoadBook:
             self._works.pop(work_id, None)
 
     def _is_over(self, load: _Load) -> bool:
+        if load.flying:
+            return False
         if load.aborted:
             return True
         work = self._works.get(load.order.work)
@@ -193,6 +215,8 @@ class LoadBook:
         for load in self._loads.values():
             if load.order.work == message.work:
                 for index in message.indices:
+                    if index in load.flying:
+                        load.spoiled[index] = None
                     target = load.copied.pop(index, None) or load.open.pop(index, None)
                     if target is not None:
                         load.failed[index] = target

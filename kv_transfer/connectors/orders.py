@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PageTarget:
-    """Prompt block `index`: the engine's block `block` and the stage's slot."""
+    """Block `index` of a request: the engine's block `block` and the stage's slot."""
 
     index: int
     slot: int
@@ -32,10 +32,23 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """Copy the engine's blocks of a work to slots when the step is over."""
+    """Copy the engine's blocks of a work to slots, behind what the step computes."""
 
+    request_id: str
     work: int
     targets: tuple[PageTarget, ...]
+
+
+@dataclass(frozen=True)
+class OutputOrder:
+    """Offer the full blocks of a request that is over to the stage, which has them copied where it has slots to
+    spare. `names[i]` is the name of the engine's block `blocks[i]`."""
+
+    request_id: str
+    work: int
+    sequence: int
+    names: tuple[bytes, ...]
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,10 @@ class StepOrders:
     """Everything a worker is told in one step.
 
     `blank` are engine blocks whose pages are zeroed before it, because the unused end of a tail would otherwise carry
-    what was in them before. `idle`: nothing is computed in the step.
+    what was in them before. `held`: requests that are over and whose blocks the engine keeps until the worker reports
+    that nothing copies from them any more. `fence`: blocks that may still be copied from have new owners, so the step
+    computes nothing before the saves that were begun are over. `decoding`: some of the requests in the step generate.
+    `idle`: nothing is computed in it.
     """
 
     loads: tuple[LoadOrder, ...] = ()
@@ -51,4 +67,8 @@ class StepOrders:
     blank: tuple[int, ...] = ()
     tracked: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Requests that are new in this step, by id: their work and sequence."""
+    outputs: tuple[OutputOrder, ...] = ()
+    held: tuple[str, ...] = ()
+    fence: bool = False
+    decoding: bool = False
     idle: bool = False

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.connectors.orders import LoadOrder, PageTarget, SaveOrder, StepOrders
+from kv_transfer.connectors.orders import LoadOrder, OutputOrder, PageTarget, SaveOrder, StepOrders
+from tandem.core.kv import child_name, pack_tokens
+from tandem.engine.vllm.conduit_messages import OUTPUT_BLOCKS_MAX
 from tandem.engine.vllm.stage_params import StageParams
 
 
@@ -15,10 +17,23 @@ class _Request:
     load_tried: bool = False
     saved: int = 0
     """Blocks below this one have been ordered to be saved, or need not be."""
+    copied_from: bool = False
+    """Whether a worker may be copying from its blocks."""
 
     @property
     def saves(self) -> bool:
         return self.params.save < len(self.params.slots)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request that is over. The engine has computed positions 0 … `computed`-1 of `tokens`, which are its prompt
+    and the output that came of it, and no draft; `blocks` are the engine's."""
+
+    request_id: str
+    tokens: Sequence[int]
+    computed: int
+    blocks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,8 @@ class RequestBook:
         self._requests: dict[str, _Request] = {}
         self._loads: list[LoadOrder] = []
         self._new: dict[str, tuple[int, int]] = {}
+        self._outputs: list[OutputOrder] = []
+        self._held: list[str] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -87,23 +104,55 @@ class RequestBook:
             LoadOrder(request_id, params.work, params.sequence, targets, params.first, cached, loading, self._whole)
         )
 
-    def step(self, computing: Iterable[Progress], *, idle: bool) -> StepOrders:
-        """What the workers have to do in the step that is being scheduled."""
+    def step(
+        self, computing: Iterable[Progress], preempted: Iterable[str] = (), *, decoding: bool = False, idle: bool
+    ) -> StepOrders:
+        """What the workers have to do in the step that is being scheduled. `preempted` are requests whose blocks the
+        engine has just taken away, `decoding` says that some of its requests generate."""
         saves, blank = list[SaveOrder](), list[int]()
+        fence = any(request.copied_from for each in preempted if (request := self._requests.get(each)) is not None)
         for progress in computing:
             request = self._requests.get(progress.request_id)
             if request is not None and request.saves:
                 blank += self._blanks(request, progress)
                 if targets := self._saves(request, progress):
-                    saves.append(SaveOrder(request.params.work, targets))
-        loads, self._loads = tuple(self._loads), []
-        new, self._new = self._new, {}
-        return StepOrders(loads, tuple(saves), tuple(blank), new, idle)
+                    request.copied_from = True
+                    saves.append(SaveOrder(progress.request_id, request.params.work, targets))
+        orders = StepOrders(
+            tuple(self._loads), tuple(saves), tuple(blank), self._new, tuple(self._outputs), tuple(self._held),
+            fence, decoding, idle,
+        )  # fmt: skip
+        self._loads, self._new, self._outputs, self._held = [], {}, [], []
+        return orders
 
-    def finished(self, request_id: str) -> None:
-        """The request is over. A load of it that no worker has heard of yet is none."""
-        self._requests.pop(request_id, None)
-        self._loads = [load for load in self._loads if load.request_id != request_id]
+    def finished(self, over: Finished) -> bool:
+        """The request is over; a load of it that no worker has heard of yet is none. Whether the engine must keep its
+        blocks until the workers report that they are done with them."""
+        request = self._requests.pop(over.request_id, None)
+        self._loads = [load for load in self._loads if load.request_id != over.request_id]
+        if request is None:
+            return False
+        output = self._output(request, over)
+        if output is not None:
+            self._outputs.append(output)
+        elif not request.copied_from:
+            return False
+        self._held.append(over.request_id)
+        return True
+
+    def _output(self, request: _Request, over: Finished) -> OutputOrder | None:
+        """Its full blocks beyond those of its prompt. A position is final once the one after it has been drawn: only
+        then is it no draft, and neither are those before it."""
+        params, size = request.params, self._block_tokens
+        first = request.prompt_tokens // size
+        end = min(min(over.computed, len(over.tokens) - 1) // size, len(over.blocks), first + OUTPUT_BLOCKS_MAX)
+        if params.parent is None or end <= first:
+            return None
+        names, name = list[bytes](), params.parent
+        for index in range(first, end):
+            name = child_name(name, pack_tokens(over.tokens[index * size : (index + 1) * size]))
+            names.append(name)
+        return OutputOrder(over.request_id, params.work, params.sequence, tuple(names), tuple(over.blocks[first:end]))
 
     def _complete(self, request: _Request, end: int) -> int:
         """Blocks of the prompt whose positions in use are all computed."""

@@ -37,7 +37,8 @@ class StepMetadata(KVConnectorMetadata):
 
 
 class TandemConnector(KVConnectorBase_V1):
-    """Both roles. vLLM's blocks are copied within steps, so none is freed late because of this connector."""
+    """Both roles. vLLM keeps the blocks of a request that is over until nothing copies from them any more: a request
+    is reported as sent when that is so. Those of a preempted one are protected by an order on the device alone."""
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -74,8 +75,7 @@ class TandemConnector(KVConnectorBase_V1):
         return StepMetadata(self._scheduling.orders(scheduler_output))
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduling.finished(request)
-        return False, None
+        return self._scheduling.finished(request, block_ids), None
 
     # -- worker --
 
@@ -90,7 +90,7 @@ class TandemConnector(KVConnectorBase_V1):
             self._worker.begin_step(connector_metadata.orders)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """Loads happen in `wait_for_save`, when the step's own computing is over."""
+        """Loads begin in `wait_for_save`, when the step's own computing has been launched."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """No layer of a running request is ever loaded."""
@@ -98,7 +98,9 @@ class TandemConnector(KVConnectorBase_V1):
     def save_kv_layer(
         self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
     ) -> None:
-        """Blocks are saved with all their layers, in `wait_for_save`."""
+        """Where copies go on beside the computing, a block's first layers are saved while its last are computed."""
+        if self._worker is not None:
+            self._worker.layer_computed(layer_name)
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
@@ -107,7 +109,7 @@ class TandemConnector(KVConnectorBase_V1):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
             return None, None
-        return None, self._worker.over(finished_req_ids)
+        return self._worker.report(finished_req_ids)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.failed_blocks() if self._worker is not None else set()

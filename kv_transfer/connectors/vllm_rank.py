@@ -5,9 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kv_transfer.connectors.cache_pages import CachePages
 from kv_transfer.connectors.conduit_client import ConduitClient
+from kv_transfer.connectors.copies import Copies
 from kv_transfer.connectors.expert_counts import expert_counts
-from kv_transfer.connectors.page_copy import PageCopier
+from kv_transfer.connectors.host_copies import HostCopies
+from kv_transfer.connectors.load_pace import LoadPace
 from kv_transfer.connectors.vllm_worker import WorkerSide
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.canonical import PageFormat, RankPart, head_units, slot_shape
@@ -31,11 +34,25 @@ def open_worker(config: "VllmConfig", kv_cache: "KVCacheConfig", caches: "Mappin
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     rank = get_pp_group().rank_in_group * tensor + get_tp_group().rank_in_group
     shape = slot_shape(pages)
-    copier = PageCopier(layers, kv_cache.num_blocks, part, shape)
+    cache = CachePages(layers, kv_cache.num_blocks, part, shape)
     hello = RankHello(CONDUIT_VERSION, rank, tensor * pipeline, os.getpid(), pages, part)
-    client = ConduitClient(config.kv_transfer_config.kv_connector_extra_config["socket"], hello)
+    told = config.kv_transfer_config.kv_connector_extra_config
+    client = ConduitClient(told["socket"], hello)
     experts = expert_counts(config, get_tp_group().rank_in_group)
-    return WorkerSide(rank, client, copier, part.layer_count * len(part.units) * pages.page_bytes, experts)
+    # Where a step computes in two halves a layer is told of once for each, and only the second has all of a block.
+    by_layer = () if parallel.use_ubatching else names
+    pace = LoadPace(told["itl_target_s"])
+    return WorkerSide(rank, client, _copies(cache), cache.block_bytes, pace, by_layer, experts)
+
+
+def _copies(cache: CachePages) -> Copies:
+    if cache.device.type == "cpu":
+        return HostCopies(cache)
+    # Imported on use: only devices need them.
+    from kv_transfer.connectors.device_calls import CudaCalls
+    from kv_transfer.connectors.device_copies import DeviceCopies
+
+    return DeviceCopies(cache, CudaCalls(cache.device))
 
 
 def _refuse_unknown(config: "VllmConfig", kv_cache: "KVCacheConfig") -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kv_transfer.connectors.orders import StepOrders
-from kv_transfer.connectors.request_book import Progress, RequestBook
+from kv_transfer.connectors.request_book import Finished, Progress, RequestBook
 from tandem.engine.vllm.stage_params import stage_params
 
 if TYPE_CHECKING:
@@ -34,10 +34,19 @@ class SchedulerSide:
 
     def orders(self, scheduled: "SchedulerOutput") -> StepOrders:
         idle = scheduled.total_num_scheduled_tokens == 0
-        return self._book.step(_progress(scheduled) if len(self._book) else (), idle=idle)
+        decoding = any(count > 0 for count in scheduled.scheduled_cached_reqs.num_output_tokens)
+        return self._book.step(
+            _progress(scheduled) if len(self._book) else (),
+            scheduled.preempted_req_ids or (),
+            decoding=decoding,
+            idle=idle,
+        )
 
-    def finished(self, request: "Request") -> None:
-        self._book.finished(request.request_id)
+    def finished(self, request: "Request", blocks: list[int]) -> bool:
+        """Whether the engine keeps its blocks until the workers have reported it."""
+        return self._book.finished(
+            Finished(request.request_id, request.all_token_ids, request.num_computed_tokens, blocks)
+        )
 
 
 def _progress(scheduled: "SchedulerOutput") -> Iterator[Progress]:

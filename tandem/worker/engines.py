@@ -98,6 +98,7 @@ def stage_settings(settings: WorkerSettings, memory_bytes: int) -> StageSettings
         context_share=stage.context_share or shares.get(settings.role),
         # Slots are a part of a work's place, for which the engine has the bound.
         queue_s=settings.deadlines.total_s,
+        itl_target_s=settings.scheduler.itl_target_s,
         directory=stage.directory or settings.socket_directory,
     )
 

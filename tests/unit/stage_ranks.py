@@ -85,7 +85,7 @@ class FakeRank:
     def step(self) -> list[EndedLoad]:
         """What is over now; what has landed counts as copied."""
         self.listen()
-        self.book.next_copies(1000)
+        self.book.copied(self.book.next_copies())
         ended = self.book.take()
         for load in ended:
             self.client.send(Loaded(load.work, load.sequence, load.copied))

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_transfer.connectors.cache_pages import CachePages
+from kv_transfer.connectors.copies import Copies
+from kv_transfer.connectors.device_copies import DeviceCopies
+from kv_transfer.connectors.host_copies import HostCopies
 from kv_transfer.connectors.orders import PageTarget
-from kv_transfer.connectors.page_copy import PageCopier
 from tandem.core.errors import TandemError
 from tandem.engine.memory import HostMemory
 from tandem.engine.vllm.canonical import (
@@ -19,6 +22,7 @@ from tandem.engine.vllm.canonical import (
     refuse_gaps,
     slot_shape,
 )
+from tests.unit.stub_device import StubDevice
 
 BLOCKS, LAYERS, TOKENS, DIM = 6, 4, 8, 4
 ORDERS = {
@@ -57,8 +61,25 @@ class Rank:
         content = form.page_bytes // (TOKENS * 4)
         self.part = part
         self.layers = allocated(order, part.layer_count, len(part.units), content, kernel_blocks)
-        self.copier = PageCopier(self.layers, BLOCKS, part, slot_shape(form))
-        self.copier.map_slots(memory.buffer)
+        self.form = form
+        self.memory = memory
+
+    @property
+    def host(self) -> Copies:
+        return self._mapped(HostCopies(self._pages()))
+
+    @property
+    def device(self) -> Copies:
+        """A block and a half fit its buffer: a copy of two takes two batches."""
+        pages = self._pages()
+        return self._mapped(DeviceCopies(pages, StubDevice(), pages.block_bytes * 3 // 2))
+
+    def _pages(self) -> CachePages:
+        return CachePages(self.layers, BLOCKS, self.part, slot_shape(self.form))
+
+    def _mapped(self, copies: Copies) -> Copies:
+        copies.map_slots(self.memory.buffer)
+        return copies
 
     def fill(self, truth: torch.Tensor) -> None:
         """`truth` [layers, blocks, units, tokens, content]."""
@@ -94,15 +115,25 @@ def parts(form: PageFormat, tensor: int, pipeline: int = 1) -> list[RankPart]:
 
 
 def exchange(form: PageFormat, source: Sequence[Rank], target: Sequence[Rank], truth: torch.Tensor) -> None:
-    """Save blocks 1 and 4 of the source through slots 2 and 0, load them as blocks 5 and 3 of the target."""
-    for rank in source:
-        rank.fill(truth)
-        rank.copier.save((PageTarget(0, 2, 1), PageTarget(1, 0, 4)))
-    for rank in target:
-        rank.copier.load((PageTarget(0, 2, 5), PageTarget(1, 0, 3)))
-        assert rank.matches(truth, 5, 1)
-        assert rank.matches(truth, 3, 4)
-        assert all(not layer[: layer.shape[0] // BLOCKS].any() for layer in rank.layers), "others are untouched"
+    """Save blocks 1 and 4 of the source through slots 2 and 0, load them as blocks 5 and 3 of the target; by every
+    kind of copies on both sides."""
+    for saver, loader in (("host", "host"), ("device", "host"), ("host", "device")):
+        for rank in target:
+            for layer in rank.layers:
+                layer.zero_()
+        for rank in source:
+            rank.fill(truth)
+            copies: Copies = getattr(rank, saver)
+            for group in copies.groups:
+                assert copies.save((PageTarget(0, 2, 1), PageTarget(1, 0, 4)), group).over
+        for rank in target:
+            assert getattr(rank, loader).load((PageTarget(0, 2, 5), PageTarget(1, 0, 3))).over
+            assert rank.matches(truth, 5, 1)
+            assert rank.matches(truth, 3, 4)
+            assert all(not layer[: layer.shape[0] // BLOCKS].any() for layer in rank.layers), "others are untouched"
+        first = bytes(target[0].memory.block(2))
+        target[0].memory.buffer[:] = bytes(len(target[0].memory.buffer))
+    target[0].memory.block(2)[:] = first
 
 
 @pytest.mark.parametrize("source_order", sorted(ORDERS))
@@ -163,16 +194,14 @@ def test_layers_in_allocations_of_their_own_are_copied_too() -> None:
     (part,) = parts(form, 1)
     one = Rank("LBHNC", form, part, memory)
     one.layers = [layer.clone() for layer in one.layers]
-    one.copier = PageCopier(one.layers, BLOCKS, part, slot_shape(form))
-    one.copier.map_slots(memory.buffer)
     exchange(form, [one], [Rank("LBHNC", form, part, memory)], truth)
-    one.copier.blank([1, 2])
+    one.host.blank([1, 2])
     assert all(not layer[1:3].any() and layer[3].any() for layer in one.layers)
 
 
 def test_a_cache_of_another_shape_is_refused() -> None:
     with pytest.raises(TandemError) as error:
-        PageCopier([torch.zeros(2, BLOCKS, TOKENS, 4, DIM)], BLOCKS, RankPart(0, 1, (0,)), slot_shape(pages()))
+        CachePages([torch.zeros(2, BLOCKS, TOKENS, 4, DIM)], BLOCKS, RankPart(0, 1, (0,)), slot_shape(pages()))
     assert "is none this connector knows" in error.value.message
 
 

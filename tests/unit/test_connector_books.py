@@ -6,15 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.connectors.load_book import LoadBook
+from kv_transfer.connectors.load_book import LoadBook, LoadCopy
 from kv_transfer.connectors.orders import LoadOrder, PageTarget
-from kv_transfer.connectors.request_book import Progress, RequestBook
+from kv_transfer.connectors.request_book import Finished, Progress, RequestBook
+from tandem.core.kv import chain_names, pack_tokens
 from tandem.engine.vllm.conduit_messages import Closed, DrawFirst, First, Landed, NoMore, Spoiled, Withheld
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams, for_sequence, stage_params
 
 
 def order(request: str = "a", work: int = 1, blocks: int = 3, *, first: bool = True, sequence: int = 0) -> LoadOrder:
     return LoadOrder(request, work, sequence, tuple(PageTarget(i, 10 + i, 100 + i) for i in range(blocks)), first)
+
+
+def copied(book: LoadBook, limit: int = 9) -> list[LoadCopy]:
+    """Copy what has landed."""
+    copies = book.next_copies(limit)
+    book.copied(copies)
+    return copies
 
 
 # -- loads --
@@ -24,13 +32,15 @@ def test_a_load_is_over_when_all_blocks_are_copied_and_the_next_position_is_know
     book = LoadBook()
     book.begin(order())
     book.hear(Landed(1, (0, 2)))
-    assert [target.index for target in book.next_copies(9)] == [0, 2]
+    assert [copy.target.index for copy in copied(book)] == [0, 2]
     assert book.take() == []
     book.hear(Landed(1, (1,)))
     assert book.take() == [], "it has landed, but is not copied"
-    assert [(target.slot, target.block) for target in book.next_copies(9)] == [(11, 101)]
-    assert book.take() == [], "the next position is not known"
+    copies = book.next_copies(9)
+    assert [(copy.target.slot, copy.target.block) for copy in copies] == [(11, 101)]
     book.hear(First(1, 0, 42))
+    assert book.take() == [], "its copy is under way"
+    book.copied(copies)
     (ended,) = book.take()
     assert (ended.request_id, ended.copied, ended.failed, ended.first) == ("a", 3, (), 42)
     assert book.take() == []
@@ -42,8 +52,8 @@ def test_what_was_said_before_the_load_began_counts() -> None:
     book.hear(Landed(1, (0, 1, 2)))
     book.hear(First(1, 0, 42))
     book.begin(order())
-    assert len(book.next_copies(2)) == 2
-    assert len(book.next_copies(2)) == 1
+    assert len(copied(book, 2)) == 2
+    assert len(copied(book, 2)) == 1
     assert len(book.take()) == 1
 
 
@@ -51,7 +61,7 @@ def test_what_does_not_come_has_failed() -> None:
     book = LoadBook()
     book.begin(order())
     book.hear(Landed(1, (0,)))
-    book.next_copies(9)
+    copied(book)
     book.hear(First(1, 0, 42))
     assert book.take() == []
     book.hear(NoMore(1))
@@ -64,7 +74,7 @@ def test_a_block_without_a_slot_has_failed_from_the_start() -> None:
     targets = (PageTarget(0, NO_SLOT, 100), PageTarget(1, 11, 101))
     book.begin(LoadOrder("a", 1, 0, targets, first=False))
     book.hear(Landed(1, (1,)))
-    book.next_copies(9)
+    copied(book)
     (ended,) = book.take()
     assert ended.failed == (100,)
 
@@ -73,7 +83,7 @@ def test_where_parts_mean_nothing_one_lost_block_fails_all_of_them() -> None:
     book = LoadBook()
     book.begin(replace(order(first=False), whole=True))
     book.hear(Landed(1, (0, 2)))
-    book.next_copies(9)
+    copied(book)
     book.hear(NoMore(1))
     (ended,) = book.take()
     assert (ended.copied, ended.failed) == (2, (100, 101, 102))
@@ -92,11 +102,37 @@ def test_a_block_that_turns_out_to_be_damaged_has_failed_even_if_it_was_copied()
     book = LoadBook()
     book.begin(order())
     book.hear(Landed(1, (0, 1, 2)))
-    book.next_copies(9)
+    copied(book)
     book.hear(Spoiled(1, (1,)))
     book.hear(First(1, 0, 42))
     (ended,) = book.take()
     assert (ended.copied, ended.failed) == (2, (101,))
+
+
+def test_a_block_that_is_damaged_while_it_is_copied_has_failed() -> None:
+    book = LoadBook()
+    book.begin(order(first=False))
+    book.hear(Landed(1, (0, 1, 2)))
+    copies = book.next_copies(9)
+    book.hear(Spoiled(1, (1,)))
+    assert book.take() == [], "the copy may still write to the engine's block"
+    book.copied(copies)
+    (ended,) = book.take()
+    assert (ended.copied, ended.failed) == (2, (101,))
+
+
+def test_what_was_copied_from_slots_of_a_work_that_was_closed_meanwhile_counts_for_nothing() -> None:
+    book = LoadBook()
+    book.begin(order(first=False))
+    book.hear(Landed(1, (0, 1, 2)))
+    early, late = book.next_copies(1), book.next_copies(9)
+    book.copied(early)
+    book.hear(Closed(1))
+    book.abort("a")
+    assert book.take() == []
+    book.copied(late)
+    (ended,) = book.take()
+    assert (ended.copied, ended.aborted) == (1, True)
 
 
 @pytest.mark.parametrize("told", [None, Closed(1), NoMore(1)])
@@ -150,7 +186,7 @@ def test_sequences_of_a_work_load_the_same_blocks_and_await_their_own_position()
     book.begin(order("a"))
     book.begin(order("b", sequence=1))
     book.hear(Landed(1, (0, 1, 2)))
-    assert len(book.next_copies(9)) == 6
+    assert len(copied(book)) == 6
     book.hear(First(1, 1, 7))
     assert [(ended.request_id, ended.first) for ended in book.take()] == [("b", 7)]
     book.hear(First(1, 0, 8))
@@ -186,6 +222,7 @@ class Scheduler:
     waiting: dict[str, int] = field(default_factory=dict)
     begun: int = 0
     copied: dict[str, set[int]] = field(default_factory=dict)
+    flying: list[LoadCopy] = field(default_factory=list)
 
     def begin(self, work: int, blocks: int, first: bool) -> None:
         self.begun += 1
@@ -194,12 +231,17 @@ class Scheduler:
         targets = tuple(PageTarget(i, i - (i == 3), 1000 * self.begun + i) for i in range(blocks))
         self.book.begin(LoadOrder(name, work, self.begun % 2, targets, first))
 
-    def step(self, limit: int) -> None:
-        for target in self.book.next_copies(limit):
-            mine = self.copied.setdefault(f"r{target.block // 1000}", set())
-            assert target.block not in mine, "copied twice"
-            mine.add(target.block)
+    def step(self, limit: int, *, land: bool = True) -> None:
+        for copy in self.book.next_copies(limit):
+            mine = self.copied.setdefault(copy.request_id, set())
+            assert copy.target.block not in mine, "copied twice"
+            mine.add(copy.target.block)
+            self.flying.append(copy)
+        if land:
+            self.book.copied(self.flying)
+            self.flying = []
         for ended in self.book.take():
+            assert all(copy.request_id != ended.request_id for copy in self.flying), "a block is still written to"
             del self.waiting[ended.request_id]
             if not ended.aborted:
                 assert ended.copied <= len(self.copied.get(ended.request_id, ()))
@@ -208,7 +250,7 @@ class Scheduler:
 ACTIONS = st.one_of(
     MESSAGES,
     st.tuples(st.just("begin"), st.integers(1, 3), st.integers(0, 4), st.booleans()),
-    st.tuples(st.just("step"), st.integers(0, 3)),
+    st.tuples(st.just("step"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("abort"), st.integers(1, 9)),
     st.tuples(st.just("save"), st.integers(1, 3), st.integers(0, 3)),
     st.just(("lose",)),
@@ -223,8 +265,8 @@ def test_every_load_is_reported_exactly_once_and_always_ends(actions: list[objec
         match action:
             case ("begin", int(work), int(blocks), bool(first)):
                 engine.begin(work, blocks, first)
-            case ("step", int(limit)):
-                engine.step(limit)
+            case ("step", int(limit), bool(land)):
+                engine.step(limit, land=land)
             case ("abort", int(number)):
                 engine.book.abort(f"r{number}")
             case ("save", int(work), int(index)):
@@ -322,12 +364,52 @@ def test_a_request_that_ends_before_its_step_loads_nothing() -> None:
     book = RequestBook(8)
     book.add("a", params(2, load=16), 17)
     book.allocated("a", [1, 2, 3], 16)
-    book.finished("a")
-    book.finished("a")
+    assert not book.finished(Finished("a", range(17), 0, [1, 2, 3])), "nothing is copied from its blocks"
+    assert not book.finished(Finished("a", range(17), 0, [1, 2, 3]))
     step = book.step([Progress("a", 0, 8, [1, 2, 3])], idle=False)
     assert (step.loads, step.saves) == ((), ())
     assert step.tracked == {"a": (1, 0)}, "the workers hear of its end too"
     assert len(book) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "computed", "blocks", "kept"),
+    [
+        (1, 20, 3, ()),  # the drawn token is not computed
+        (5, 24, 3, (52,)),  # position 23 is final: 24 has been drawn
+        (4, 24, 3, ()),  # position 23 may be a draft: nobody has drawn what follows it
+        (13, 32, 4, (52, 53)),
+        (13, 24, 4, (52,)),  # the rest is being computed again, after a preemption
+        (13, 32, 3, (52,)),
+    ],
+)
+def test_only_computed_blocks_of_tokens_that_are_final_are_offered(
+    output: int, computed: int, blocks: int, kept: tuple[int, ...]
+) -> None:
+    tokens = tuple(range(100, 120 + output))
+    for parent in (bytes(16), None):
+        book = RequestBook(8)
+        book.add("a", StageParams(1, 0, (), 0, 0, parent=parent), 20)
+        book.step([], idle=True)
+        wanted = bool(kept) and parent is not None
+        assert book.finished(Finished("a", tokens, computed, list(range(50, 50 + blocks)))) == wanted
+        step = book.step([], idle=True)
+        assert step.held == (("a",) if wanted else ())
+        assert [order.blocks for order in step.outputs] == ([kept] if wanted else [])
+        if wanted:
+            chain = chain_names(bytes(16), pack_tokens(tokens[16:]), 8)
+            assert step.outputs[0].names == chain[: len(kept)], "named by the tokens from the prompt's last block on"
+
+
+def test_blocks_of_a_request_that_was_saved_are_held_and_those_of_a_preempted_one_fenced() -> None:
+    book = RequestBook(8)
+    book.add("a", params(3), 20)
+    book.step([Progress("a", 0, 16, [50, 51, 52])], idle=False)
+    assert book.step([], ["a"], idle=True).fence
+    assert not book.step([], ["b"], idle=True).fence
+    assert book.finished(Finished("a", range(20), 0, []))
+    assert book.step([], idle=True).held == ("a",)
+    assert book.step([], idle=True).held == ()
 
 
 @settings(max_examples=200, deadline=None)

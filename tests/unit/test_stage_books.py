@@ -8,7 +8,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.protocol import FirstTokens, Work
-from tandem.engine.vllm.conduit_messages import Closed, First, Landed, NoMore
+from tandem.engine.vllm.conduit_messages import Closed, First, Landed, NoMore, OutputSlots
 from tandem.engine.vllm.stage_books import StageBooks
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams, stage_params
 from tandem.engine.vllm.stage_settings import StageSettings
@@ -33,6 +33,7 @@ class Books(RuleBasedStateMachine):
         self.fetching: dict[int, dict[int, int]] = {}
         self.late: list[int] = []
         self.told: list[object] = []
+        self.outputs: list[tuple[int, int, bool]] = []
         self.over: set[tuple[int, int]] = set()
         self.names: dict[bytes, None] = {}
 
@@ -118,10 +119,31 @@ class Books(RuleBasedStateMachine):
 
     @rule()
     def digest(self) -> None:
-        saved, self.books.to_digest = self.books.to_digest, []
-        for work_id, index, slot in saved:
+        saved = tuple(self.books.to_digest)
+        self.books.to_digest.clear()
+        for slot, digested in saved:
             assert slot != NO_SLOT
-            self.books.digested(work_id, index, WORDS)
+            digested(WORDS)
+
+    @rule(work_id=st.integers(1, 4), chain=st.integers(0, 3), blocks=st.integers(1, 6))
+    def offer_output(self, work_id: int, chain: int, blocks: int) -> None:
+        spare, here = self.books._admission.spare, self.books.pool.snapshot()
+        names = tuple(bytes([99, chain, index, *[0] * 13]) for index in range(blocks))
+        self.books.outputs.offered(work_id, 0, names)
+        answer = self.books.to_ranks[-1]
+        assert isinstance(answer, OutputSlots)
+        given = [slot for slot in answer.slots if slot != NO_SLOT]
+        assert len(answer.slots) == blocks
+        assert len(given) <= spare, "only what nobody needs"
+        assert all(slot == NO_SLOT or name not in here for name, slot in zip(names, answer.slots, strict=True))
+        if given:
+            self.outputs += [(work_id, rank, False) for rank in self.ranks]
+
+    @rule(pick=st.integers(0, 50), whole=st.booleans())
+    def output_saved(self, pick: int, whole: bool) -> None:
+        if self.outputs:
+            work_id, rank, _ = self.outputs.pop(pick % len(self.outputs))
+            self.books.outputs.saved(rank, work_id, 0, saved=whole)
 
     @rule(pick=st.integers(0, 50), rank=st.integers(0, 1))
     def report_load(self, pick: int, rank: int) -> None:
@@ -175,6 +197,8 @@ class Books(RuleBasedStateMachine):
             return
         for work_id in sorted(self.alive):
             self._close(work_id, work_id % 2 == 0)
+        while self.outputs:
+            self.output_saved(0, whole=True)
         self.look(0.0)
         self.digest()
         for work_id in sorted(self.fetching):

@@ -15,12 +15,14 @@ from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
 from kv_transfer.memory import MemoryFabric, MemoryTransport
 from tandem.core.deadlines import Deadlines
-from tandem.core.kv import Handle
+from tandem.core.kv import Handle, chain_names, pack_tokens
 from tandem.core.messages import RemoteKv
 from tandem.core.metrics import NullMeter
+from tandem.engine.digest import unbind
+from tandem.engine.protocol import FirstTokens
 from tandem.service.system import SystemClock
 from tests.contract.block_space import KEYRING, ticket
-from tests.vllm.staged_engine import StagedEngine, hand_over, staged_engine
+from tests.vllm.staged_engine import ROOT, StagedEngine, hand_over, staged_engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(420)]
 Pair = tuple[StagedEngine, StagedEngine]
@@ -78,6 +80,49 @@ async def test_prefixes_that_are_here_are_neither_computed_nor_fetched(pair: Pai
         sources = target.stage.sources(received)
         assert (sources.fetched, sources.cached) == (fetched, cached)
         target.stage.close(received)
+    await source.settled()
+    await target.settled()
+
+
+async def test_the_second_turn_finds_the_answer_of_the_first_on_the_other_worker(pair: Pair) -> None:
+    source, target = pair
+    question = prompt(70, 61)
+    received, answer = await handed_over(pair, question, 60)
+    target.stage.close(received)
+    said = (*question, *answer)
+    names = chain_names(ROOT, pack_tokens(said), 32)
+    # The last token was drawn and not computed; its block is not whole in any case.
+    await target.until(lambda: all(target.stage.books.pool.find(name) is not None for name in names))
+    assert len(names) == len(said) // 32 == 4
+    assert target.names.keys() >= set(names), "the index hears of them"
+
+    turn = (*said, *prompt(40, 62))
+    wanted = await source.generate(turn, 8)
+    received = target.open(turn, "decode")
+    decoding = asyncio.create_task(target.generate(turn, 8, received))
+    work = source.open(turn, "prefill")
+    source.stage.bring(work, len(names))
+    await source.until(lambda: work in source.fetches)
+    for each in source.fetches[work].targets:
+        handle = target.stage.hold(names[each.index])
+        assert handle is not None
+        source.stage.memory.block(each.slot)[:] = target.stage.memory.block(handle.slot)
+        words = unbind(handle.digests, target.stage.epoch, handle.name, handle.generation)
+        source.stage.landed(work, each.index, words)
+        target.stage.unhold(handle.slot)
+    source.stage.fetch_ended(work, None)
+    (first,) = await source.generate(turn, 1, work)
+    source.stage.first_sampled(work, FirstTokens(((0, first, None),)))
+    sources = source.stage.sources(work)
+    here = sources.staged + sources.fetched
+    assert here == 32 * len(names), "the answer's blocks among them, which this engine never computed"
+    assert sources.loaded + sources.cached // 32 == len(names)
+    source.stage.close(work)
+    await hand_over(source, work, target, received)
+    source.stage.release(f"lease-{work}")
+    target.stage.provide_first(received, 0, first)
+    assert await decoding == wanted
+    target.stage.close(received)
     await source.settled()
     await target.settled()
 

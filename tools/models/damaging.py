@@ -25,17 +25,18 @@ def _damaged() -> int | None:
 
 
 def _install() -> None:
+    from kv_transfer.connectors.host_copies import Copied, HostCopies
     from kv_transfer.connectors.orders import PageTarget
-    from kv_transfer.connectors.page_copy import PageCopier
 
-    load = PageCopier.load
+    load = HostCopies.load
 
-    def damaging_load(copier: PageCopier, targets: Sequence[PageTarget]) -> None:
-        load(copier, targets)
+    def damaging_load(copies: HostCopies, targets: Sequence[PageTarget]) -> Copied:
+        copied = load(copies, targets)
         damaged = _damaged()
-        copier.blank([target.block for target in targets if target.index == damaged])
+        copies.blank([target.block for target in targets if target.index == damaged])
+        return copied
 
-    PageCopier.load = damaging_load  # type: ignore[method-assign, assignment]
+    HostCopies.load = damaging_load  # type: ignore[method-assign, assignment]
 
 
 if __name__ in ("__main__", "__mp_main__"):

@@ -7,10 +7,12 @@ import msgspec
 from tandem.engine.counts import ExpertBalance
 from tandem.engine.vllm.canonical import PageFormat, RankPart
 
-CONDUIT_VERSION: Final = 1
+CONDUIT_VERSION: Final = 2
 PACKET_BYTES_MAX: Final = 64 << 10
 INDICES_MAX: Final = 4096
 """Blocks told of in one message."""
+OUTPUT_BLOCKS_MAX: Final = 2048
+"""Blocks of a request's output that are offered: their names fit one packet."""
 
 
 # -- from a rank --
@@ -66,7 +68,24 @@ class Routed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
     balance: ExpertBalance
 
 
-FromRank = RankHello | Saved | Loaded | Began | Ended | Routed
+class OutputOffer(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=7):
+    """A request is over, and the engine keeps the blocks of its output for a moment: these are their names. Told by
+    rank 0 alone; answered with `OutputSlots` to all ranks."""
+
+    work: int
+    sequence: int
+    names: tuple[bytes, ...]
+
+
+class OutputSaved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8):
+    """This rank has done with the slots it was given for a request's output. `saved`: its part lies in them."""
+
+    work: int
+    sequence: int
+    saved: bool
+
+
+FromRank = RankHello | Saved | Loaded | Began | Ended | Routed | OutputOffer | OutputSaved
 
 
 # -- to all ranks --
@@ -126,7 +145,16 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
     work: int
 
 
-ToRank = Welcome | Landed | Spoiled | Withheld | NoMore | First | DrawFirst | Closed
+class OutputSlots(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=24):
+    """Where the offered blocks of a request's output go, in the order of their names; `NO_SLOT` for one that the
+    stage has, or has no room for. Every rank answers with `OutputSaved`."""
+
+    work: int
+    sequence: int
+    slots: tuple[int, ...]
+
+
+ToRank = Welcome | Landed | Spoiled | Withheld | NoMore | First | DrawFirst | Closed | OutputSlots
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_from_rank: Final = msgspec.msgpack.Decoder(FromRank).decode

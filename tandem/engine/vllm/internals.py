@@ -72,6 +72,7 @@ _CONNECTOR: Final = {
     "get_pp_group": "vllm.distributed.parallel_state",
     "get_pp_indices": "vllm.distributed.utils",
     "get_tp_group": "vllm.distributed.parallel_state",
+    "swap_blocks_batch": "vllm._custom_ops",
 }
 """For the connector, in the scheduler and in every rank."""
 

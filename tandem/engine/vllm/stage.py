@@ -29,12 +29,15 @@ from tandem.engine.vllm.conduit_messages import (
     Ended,
     FromRank,
     Loaded,
+    OutputOffer,
+    OutputSaved,
     RankHello,
     Routed,
     Saved,
     Welcome,
 )
 from tandem.engine.vllm.stage_books import StageBooks
+from tandem.engine.vllm.stage_outputs import Digested
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.engine.vllm.stage_size import slots_of
 from tandem.engine.vllm.stage_space import StageSpace
@@ -89,7 +92,7 @@ class Stage(StageSpace):
             "kv_connector_module_path": _CONNECTOR_MODULE,
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"socket": self._conduit.path},
+            "kv_connector_extra_config": {"socket": self._conduit.path, "itl_target_s": self._settings.itl_target_s},
         }
 
     async def ready(self, timeout_s: float, context_tokens: int) -> Layout:
@@ -220,6 +223,10 @@ class Stage(StageSpace):
                 books.began(message.work, message.cached)
             case Ended():
                 books.ended(rank, message.work, message.sequence)
+            case OutputOffer():
+                books.outputs.offered(message.work, message.sequence, message.names)
+            case OutputSaved():
+                books.outputs.saved(rank, message.work, message.sequence, saved=message.saved)
         self._changed()
 
     def _rank_gone(self, sentence: str) -> None:
@@ -271,15 +278,16 @@ class Stage(StageSpace):
 
     def _digest(self) -> None:
         """Have the content words of saved blocks computed, off the event loop."""
-        saved, self.books.to_digest = self.books.to_digest, []
+        saved = tuple(self.books.to_digest)
+        self.books.to_digest.clear()
         if saved:
             task = asyncio.get_running_loop().create_task(self._digest_each(saved), name="stage-digests")
             self._digests[task] = None
             task.add_done_callback(self._digests.pop)
 
-    async def _digest_each(self, saved: list[tuple[int, int, int]]) -> None:
+    async def _digest_each(self, saved: tuple[tuple[int, Digested], ...]) -> None:
         assert self._hashing is not None
-        words = await hashed(self._hashing, [self.memory.block(slot) for _, _, slot in saved])
-        for (work_id, index, _), found in zip(saved, words, strict=True):
-            self.books.digested(work_id, index, found)
+        words = await hashed(self._hashing, [self.memory.block(slot) for slot, _ in saved])
+        for (_, digested), found in zip(saved, words, strict=True):
+            digested(found)
         self._changed()

@@ -4,6 +4,7 @@ What has to be done outside is left in `to_ranks`, `admitted`, `refused` and `to
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from tandem.core.errors import TandemError
 from tandem.engine.outbox import Outbox
@@ -21,6 +22,7 @@ from tandem.engine.vllm.conduit_messages import (
     Withheld,
 )
 from tandem.engine.vllm.stage_admission import StageAdmission
+from tandem.engine.vllm.stage_outputs import Digested, StageOutputs
 from tandem.engine.vllm.stage_params import NO_SLOT
 from tandem.engine.vllm.stage_placing import StagePlacing
 from tandem.engine.vllm.stage_settings import StageSettings
@@ -49,12 +51,15 @@ class StageBooks:
         self.to_ranks: list[ToRank] = []
         self.admitted: list[tuple[int, dict[str, object] | None]] = []
         self.refused: list[tuple[int, TandemError]] = []
-        self.to_digest: list[tuple[int, int, int]] = []
-        """(work id, index, slot) of blocks that all ranks have saved."""
+        self.to_digest: list[tuple[int, Digested]] = []
+        """Slots of blocks that all ranks have saved, and what takes their content words."""
         self._admission = StageAdmission(self.pool, self.leases, settings)
         self._placing = StagePlacing(residence, self.outbox, self._admission, self.to_ranks)
         self._ranks = tuple(ranks)
         self._writers = frozenset(writers)
+        self.outputs = StageOutputs(
+            self.pool, ranks, self._writers, lambda: self._admission.spare, self.to_ranks, self.to_digest
+        )
         self._waiting: dict[int, StagedWork] = {}
         self._works: dict[int, StagedWork] = {}
         self._abandoned: dict[int, tuple[int, ...]] = {}
@@ -260,9 +265,9 @@ class StageBooks:
             if ranks == self._writers:
                 del work.saved_by[index]
                 work.digesting[index] = None
-                self.to_digest.append((work_id, index, work.slots[index]))
+                self.to_digest.append((work.slots[index], partial(self._digested, work_id, index)))
 
-    def digested(self, work_id: int, index: int, digests: bytes) -> None:
+    def _digested(self, work_id: int, index: int, digests: bytes) -> None:
         """The content words of a block that all ranks have saved."""
         work = self._works[work_id]
         del work.digesting[index]
@@ -350,7 +355,8 @@ class StageBooks:
         """Assert the invariants: no slot leaks, is used twice, or is held for something that is gone."""
         refs = dict(self.leases.pins())
         tables = [work.slots for work in self._works.values()]
-        for slot in [slot for table in (*tables, self.sharing.guests.slots()) for slot in table if slot != NO_SLOT]:
+        others = (self.sharing.guests.slots(), self.outputs.slots)
+        for slot in [slot for table in (*tables, *others) for slot in table if slot != NO_SLOT]:
             refs[slot] = refs.get(slot, 0) + 1
         self.pool.check(refs)
         self.leases.check()

@@ -12,8 +12,9 @@ NO_SLOT: Final = -1
 class StageParams:
     """`slots[i]` is the slot of prompt block i. The first `load` tokens can come from slots. Blocks from `save` on
     are to be copied to their slots, those of `held` excepted: they are complete there. With `first` the load also
-    awaits the request's next position. Another sequence of the same work has the same parameters but for `sequence`,
-    and saves nothing.
+    awaits the request's next position. `parent` is the name of the prompt's last full block, or the root's where it
+    has none; without it the blocks of the request's output are not wanted. Another sequence of the same work has the
+    same parameters but for `sequence`, and saves nothing of the prompt.
     """
 
     work: int
@@ -23,6 +24,7 @@ class StageParams:
     save: int
     held: tuple[int, ...] = ()
     first: bool = False
+    parent: bytes | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The form in which it travels."""
@@ -35,6 +37,7 @@ class StageParams:
             "save": self.save,
             "held": list(self.held),
             "first": self.first,
+            "parent": None if self.parent is None else self.parent.hex(),
         }
 
 
@@ -50,11 +53,12 @@ def stage_params(params: Mapping[str, Any] | None) -> StageParams | None:
         save=params["save"],
         held=tuple(params["held"]),
         first=params["first"],
+        parent=None if params["parent"] is None else bytes.fromhex(params["parent"]),
     )
 
 
 def for_sequence(params: dict[str, object], sequence: int) -> dict[str, object]:
-    """The parameters of another sequence of the same work: it loads the same blocks and saves none."""
+    """The parameters of another sequence of the same work: it loads the same blocks and saves none of them."""
     slots = params["slots"]
     assert isinstance(slots, list)
     return {**params, "sequence": sequence, "save": len(slots)}

@@ -87,7 +87,15 @@ class StagePlacing:
         load = work.tokens if decode else min(max(here, fetched) * self._block_tokens, work.tokens)
         slots = (*work.slots, *[NO_SLOT] * (work.blocks - len(work.slots))) if decode else tuple(work.slots)
         save = 0 if work.save and len(slots) > here else len(slots)
-        if not decode and not load and save == len(slots):
+        parent = _parent_of_output(work)
+        if parent is None and not decode and not load and save == len(slots):
             return None
         sequence = work.work.branches[0].sequence
-        return StageParams(work.work_id, sequence, slots, load, save, tuple(work.complete), first=decode)
+        return StageParams(work.work_id, sequence, slots, load, save, tuple(work.complete), decode, parent)
+
+
+def _parent_of_output(work: StagedWork) -> bytes | None:
+    """The name that the first block of output follows, where blocks of output may have names."""
+    if work.work.private or work.work.mode == "prefill" or not (work.save or work.work.mode == "decode"):
+        return None
+    return work.names[-1] if work.names else work.work.root

@@ -16,8 +16,9 @@ class StageSettings:
     `context_share`: the part of the slots in which a prompt of the engine's whole context has to find room, or the
     stage does not start; None does not ask.
     `watermark`: the part kept free of what is merely worth keeping. `queue_s`: how long a work waits for slots;
-    workers take it from `Deadlines`. `late_s`: after so long nothing is written any more for a work that is over.
-    `directory`: where the ranks' socket is made; None is the system's default.
+    workers take it from `Deadlines`. `itl_target_s`: of the time between two tokens of others a quarter may go to
+    loads; workers take it from `SchedulerSettings`. `late_s`: after so long nothing is written any more for a work
+    that is over. `directory`: where the ranks' socket is made; None is the system's default.
     """
 
     memory_bytes: int | None = None
@@ -29,6 +30,7 @@ class StageSettings:
     watermark: float = 0.01
     queue_s: float = 10.0
     max_waiting: int = 1024
+    itl_target_s: float = 0.05
     late_s: float = 60.0
     directory: str | None = None
 
@@ -38,7 +40,7 @@ class StageSettings:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         self._require("blocks", self.blocks is None or self.blocks >= 2, "at least 2")
         self._require("shared_leases_max", self.shared_leases_max >= 0, "0 or more")
-        for name in ("queue_s", "late_s"):
+        for name in ("queue_s", "itl_target_s", "late_s"):
             self._require(name, getattr(self, name) > 0, "above 0")
         self._require("export_share", 0 < self.export_share < 1, "above 0 and below 1")
         self._require(

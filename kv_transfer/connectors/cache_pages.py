@@ -1,4 +1,4 @@
-"""Copies a rank's pages between the engine's KV tensors and canonical slots (`tandem.engine.vllm.canonical`).
+"""Views of a rank's KV tensors, and of its part of canonical slots (`tandem.engine.vllm.canonical`), that match.
 
 vLLM shows every layer's cache as `[blocks, head slots, states, content]`, with whatever strides its layout has (NHD
 and HND differ in nothing else). A page is `[states, content]` of one block and head slot. Its content is opaque: keys
@@ -6,71 +6,58 @@ and values next to each other per position on CUDA, the packing of one instructi
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
-from kv_transfer.connectors.orders import PageTarget
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.canonical import RankPart, SlotShape
 
 
-class PageCopier:
-    """Moves whole blocks of one rank. `layers` are its cache tensors in the order of the model's layers."""
+class CachePages:
+    """Of one rank. `layers` are its cache tensors in the order of the model's layers."""
 
     def __init__(self, layers: Sequence[torch.Tensor], blocks: int, part: RankPart, shape: SlotShape) -> None:
         assert len(layers) == part.layer_count, f"{len(layers)} tensors for {part.layer_count} layers"
-        self._cache = [_by_block(_as_words(layer), blocks) for layer in layers]
-        self._stacked = _stacked(self._cache)
-        self._part = part
-        self._shape = shape
-        self._units = _run(part.units)
-        self._unit_list = list(part.units)
+        self.part = part
+        self.shape = shape
+        self.layers = [_by_block(_as_words(layer), blocks) for layer in layers]
+        """By layer: `[blocks, head slots, kernel blocks, states, content]`."""
+        self.stacked = _stacked(self.layers)
+        """The same with the layer in front, where the layers lie evenly in one allocation."""
 
-    def map_slots(self, memory: memoryview) -> None:
-        """Use this memory as slots."""
-        shape, part, cache = self._shape, self._part, self._cache[0]
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].device
+
+    @property
+    def block_bytes(self) -> int:
+        """What this rank holds of a block."""
+        return self.part.layer_count * len(self.part.units) * self.shape.page_bytes
+
+    @cached_property
+    def units(self) -> slice | list[int]:
+        """Where the rank's head slots lie in a slot, as an index: a slice where they are neighbours in order."""
+        units = self.part.units
+        run = range(units[0], units[-1] + 1)
+        return slice(run.start, run.stop) if units == tuple(run) else list(units)
+
+    def slots(self, memory: memoryview) -> torch.Tensor:
+        """This rank's layers of all slots: `[slots, layers, units, kernel blocks, states, content]`."""
+        shape, part, cache = self.shape, self.part, self.layers[0]
         flat = torch.frombuffer(memory, dtype=torch.uint8)
-        whole = flat.view(-1, shape.layers, shape.units, shape.page_bytes)
+        whole = flat[: len(flat) - len(flat) % shape.slot_bytes].view(-1, shape.layers, shape.units, shape.page_bytes)
         own = whole[:, part.layer_first : part.layer_first + part.layer_count].view(cache.dtype)
-        # [slots, layers, units, kernel blocks, states, content]
-        self._own = own.view(*own.shape[:3], *cache.shape[2:])
-
-    def save(self, targets: Sequence[PageTarget]) -> None:
-        """Copy this rank's part of the engine's blocks to their slots; nothing for a rank that does not write."""
-        if not self._part.writes:
-            return
-        for target in targets:
-            slot = self._own[target.slot]
-            if self._stacked is not None:
-                self._put(slot, self._stacked[:, target.block])
-                continue
-            for layer, cache in enumerate(self._cache):
-                self._put(slot[layer : layer + 1], cache[target.block].unsqueeze(0))
-
-    def load(self, targets: Sequence[PageTarget]) -> None:
-        """Copy this rank's part of slots to the engine's blocks."""
-        for target in targets:
-            slot = self._own[target.slot]
-            if self._stacked is not None:
-                self._stacked[:, target.block].copy_(self._get(slot))
-                continue
-            for layer, cache in enumerate(self._cache):
-                cache[target.block].copy_(self._get(slot[layer : layer + 1])[0])
+        return own.view(*own.shape[:3], *cache.shape[2:])
 
     def blank(self, blocks: Sequence[int]) -> None:
         """Zero all pages of the engine's blocks."""
         for block in blocks:
-            for cache in self._cache:
+            if self.stacked is not None:
+                self.stacked[:, block].zero_()
+                continue
+            for cache in self.layers:
                 cache[block].zero_()
-
-    def _put(self, slot: torch.Tensor, pages: torch.Tensor) -> None:
-        if self._units is not None:
-            slot[:, self._units].copy_(pages)
-        else:
-            slot[:, self._unit_list] = pages.to(slot.device)
-
-    def _get(self, slot: torch.Tensor) -> torch.Tensor:
-        return slot[:, self._units] if self._units is not None else slot[:, self._unit_list]
 
 
 def _as_words(layer: torch.Tensor) -> torch.Tensor:
@@ -113,8 +100,3 @@ def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if not regular or step < 0 or (len(layers) > 1 and step == 0):
         return None
     return torch.as_strided(first, (len(layers), *first.shape), (step, *first.stride()), offsets[0])
-
-
-def _run(units: tuple[int, ...]) -> slice | None:
-    """The units as a slice, where they are neighbours in order."""
-    return slice(units[0], units[-1] + 1) if units == tuple(range(units[0], units[-1] + 1)) else None

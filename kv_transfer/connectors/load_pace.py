@@ -1,0 +1,32 @@
+"""How much is loaded in a step in which others generate: what the copies take of the time between tokens is bounded.
+Pure."""
+
+from typing import Final
+
+_WEIGHT: Final = 0.25
+"""Of the last measurement."""
+
+
+class LoadPace:
+    """`share` of the time `itl_s` between two tokens may go to loads. Before a measurement copies are taken to
+    move `bytes_per_s`."""
+
+    def __init__(self, itl_s: float, share: float = 0.25, bytes_per_s: float = 4e9) -> None:
+        self._allowed_s = itl_s * share
+        self._bytes_per_s = bytes_per_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of loads, as measured of late."""
+        return self._bytes_per_s
+
+    def blocks(self, block_bytes: int, *, decoding: bool) -> int | None:
+        """How many blocks may be loaded in a step, at least one; None for as many as there are."""
+        if not decoding:
+            return None
+        return max(1, int(self._allowed_s * self._bytes_per_s / max(1, block_bytes)))
+
+    def measured(self, copied_bytes: int, seconds: float) -> None:
+        """A load has ended."""
+        if copied_bytes > 0 and seconds > 0:
+            self._bytes_per_s += _WEIGHT * (copied_bytes / seconds - self._bytes_per_s)
