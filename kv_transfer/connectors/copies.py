@@ -31,7 +31,7 @@ class Copying(Protocol):
 
 
 class Copies(Protocol):
-    """`tests/unit/test_copies.py` runs every implementation."""
+    """`tests/unit/test_copies_schedules.py` and `test_device_copies.py` hold the implementations against this order."""
 
     @property
     def groups(self) -> Sequence[range]:
