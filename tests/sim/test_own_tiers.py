@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kv_transfer import verifying
 from kv_transfer.tiers.memory_shelf import MemoryShelf
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.shelf import Brought, Failed, Wanted
-from kv_transfer.verify import Verifier
 from tandem.core.kv import Handle
 from tandem.engine.digest import unbind
 from tandem.engine.protocol import BlockMemory
@@ -51,17 +51,19 @@ def believing(shelf: MemoryShelf, wanted: Wanted, memory: BlockMemory) -> Brough
     return Brought(wanted.index, record.words)
 
 
-def trusting(_verifier: Verifier, _blocks: Sequence[memoryview], handles: Sequence[Handle], **_: Any) -> list[bytes]:
+def trusting(_words: Sequence[bytes], handles: Sequence[Handle], **_: Any) -> list[bytes]:
     """Takes what a peer sent for what it should have sent."""
     return [unbind(handle.digests, handle.epoch, handle.name, handle.generation) for handle in handles]
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "bug"),
-    [(MemoryShelf, "_land", believing), (Verifier, "check", trusting)],
+    [(MemoryShelf, "_land", believing), (verifying, "judge", trusting)],
     ids=["copies are not checked", "what peers send is not checked"],
 )
-def test_wrong_bytes_would_be_noticed(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: object) -> None:
+def test_wrong_bytes_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, owner: object, method: str, bug: object
+) -> None:
     monkeypatch.setattr(owner, method, bug)
     found = next((error for seed in SEEDS if (error := failure(seed)) is not None), None)
     assert "wrong tokens" in str(found)
