@@ -31,7 +31,8 @@ class Copying(Protocol):
 
 
 class Copies(Protocol):
-    """`tests/unit/test_copies_schedules.py` and `test_device_copies.py` hold the implementations against this order."""
+    """What a rank copies with. `tests/unit/test_copies_schedules.py` and `test_device_copies.py` hold the implementations
+    against the order above."""
 
     @property
     def groups(self) -> Sequence[range]:
