@@ -31,8 +31,8 @@ class Copying(Protocol):
 
 
 class Copies(Protocol):
-    """What a rank copies with. `tests/unit/test_copies_schedules.py` and `test_device_copies.py` hold the implementations
-    against the order above."""
+    """What a rank copies with. Held against the order above in `tests/unit`: `test_copies_schedules.py` and
+    `test_device_copies.py`."""
 
     @property
     def groups(self) -> Sequence[range]:

@@ -107,7 +107,9 @@ async def test_a_struck_platform_answers_right_and_frees_everything(
     await place.at_rest()
 
 
-async def test_a_frozen_engine_is_left_at_once_and_its_streams_go_on_elsewhere(place: Serving) -> None:
+async def test_a_frozen_engine_is_left_at_once_and_its_streams_go_on_elsewhere(
+    place: Serving, record_property: Callable[[str, object], None]
+) -> None:
     """The engine process of a decode worker is stopped, not the worker itself, which has to notice."""
     await place.whole()
     prompts = [[3 + (37 * base + 11 * number) % 1500 for number in range(40)] for base in range(STREAMS)]
@@ -125,7 +127,8 @@ async def test_a_frozen_engine_is_left_at_once_and_its_streams_go_on_elsewhere(p
 
     out_s = await _until(left)
     again_s = await _until(_sure(lambda: member.restarts > restarts and member.state != "restarting"))
-    print(f"out of placement after {out_s:.1f} s, being started again {again_s:.1f} s later")
+    record_property("out_of_placement_s", out_s)
+    record_property("started_again_s", again_s)
     assert await asyncio.gather(*running) == right
     assert not frozen.is_running()
     await place.whole()
