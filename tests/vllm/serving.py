@@ -34,7 +34,7 @@ ONE_CORE = {
     "TANDEM_SCHEDULER__MAX_SEQUENCES": "16",
     "TANDEM_BLOCK_TOKENS": "32",
     "TANDEM_VLLM__BLOCKS": "129",
-    "TANDEM_STAGE__BLOCKS": "128",
+    "TANDEM_STAGE__BLOCKS": "256",
     "TANDEM_CORE__PLACEMENT__PREFER": "disaggregated",
 }
 """Small engines whose prompts take several chunks; every prompt is handed off where there is a prefill worker."""
