@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 
-from kv_transfer.verify import Refusal, Verifier
+from kv_transfer import verifying
+from kv_transfer.verify import Refusal
 from router.dispatch.positions import Mismatch, Positions
 from router.dispatch.sequences import Sequences
 from tandem.core.kv import Handle
@@ -87,7 +88,7 @@ def test_a_seed_repeats_itself_in_another_process(hash_seed: str) -> None:
 
 
 def trusting(
-    verifier: Verifier, blocks: Sequence[memoryview], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
+    words: Sequence[bytes], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
 ) -> list[bytes | Refusal]:
     """Takes whatever arrives."""
     return [handle.digests for handle in handles]
@@ -116,7 +117,7 @@ def keeping(leases: LeaseTable, lease: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "bug"),
     [
-        (Verifier, "check", trusting),
+        (verifying, "judge", trusting),
         (Positions, "accept", repeating),
         (Sequences, "branches", reseeded),
         (LeaseTable, "_unpin_all", keeping),
@@ -124,7 +125,7 @@ def keeping(leases: LeaseTable, lease: object) -> None:
     ids=["digests are not checked", "repeats are delivered", "resumed with another seed", "blocks stay pinned"],
 )
 def test_a_planted_bug_is_found(
-    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, bug: Callable[..., object]
+    monkeypatch: pytest.MonkeyPatch, owner: object, method: str, bug: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(owner, method, bug)
     assert any(fails(SMALL, seed) for seed in SEEDS), f"{len(SEEDS)} seeds did not notice"

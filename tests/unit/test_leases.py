@@ -9,7 +9,7 @@ from tandem.engine.leases import LeaseTable
 from tandem.engine.protocol import FirstTokens, Gone, Pending
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
-WORDS = bytes(range(8))
+WORDS = bytes(range(16))
 
 
 @pytest.fixture
