@@ -12,7 +12,6 @@ import openai
 from tandem.bench.client import Target
 from tandem.cli.ask import ask, spans_of
 from tandem.cli.board import LineBoard
-from tandem.cli.drill.pages import router_linked
 from tandem.cli.member import Member
 from tandem.cli.platform import Platform
 from tandem.cli.request_story import RequestStory, tell
@@ -69,14 +68,33 @@ class Serving:
         return next(member for member in self.platform.members if member.name == name)
 
     async def whole(self) -> None:
-        """Until every worker serves, those that take the place of killed ones too."""
+        """Until every worker serves, those that take the place of killed ones too, and every pair that could hand a
+        prompt over is proved: before that a router rightly lets a prompt be computed where it is generated from."""
         members = self.platform.members
+        prefills, decodes = (sum(member.role == role for member in members) for role in ("prefill", "decode"))
+        wanted = {"workers": len(members) - 1, "pairs": prefills * decodes}
         async with asyncio.timeout(WHOLE_S):
             while True:
                 ready = all(member.state == "ready" for member in members)
-                if ready and await router_linked(self.platform.target) == len(members) - 1:
+                if ready and await self._usable() == wanted:
                     return
                 await asyncio.sleep(LOOK_S)
+
+    async def _usable(self) -> dict[str, int]:
+        """The router's counts of workers with links and of pairs that work. Empty while it does not answer."""
+        try:
+            _, page = await ask(self.platform.target, "GET", "/metrics")
+        except TandemError:
+            return {}
+        usable = {"workers": "ready", "pairs": "closed"}
+        return {
+            name: sum(
+                round(float(count))
+                for labels, count in re.findall(rf"^tandem_{name}{{(.*)}} (\S+)$", page.decode(), re.MULTILINE)
+                if f'state="{state}"' in labels
+            )
+            for name, state in usable.items()
+        }
 
     async def figure(self, worker: str, sample: str, holds: Callable[[float], bool]) -> float:
         """A sample of a worker's metrics page, as soon as it is as wanted: figures come with later reports."""
