@@ -8,7 +8,7 @@ from typing import Final
 from tandem.cli.gpu_fit import check_fit
 from tandem.cli.one_machine import source_here
 from tandem.core.clock import Clock
-from tandem.devices.assigning import Assignment, Wanted, assign, environment_of, within
+from tandem.devices.assigning import Assignment, Wanted, assign, environment_of
 from tandem.devices.topology import Topology
 from tandem.devices.visible import restricted
 from tandem.spec.pool import Pool, engine_of
@@ -20,11 +20,10 @@ _COMING_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Bound:
-    """What a worker's process is told of its devices, and the processors it may use."""
+    """What a worker's process is told of its devices."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
-    cpus: tuple[int, ...] = ()
 
 
 UNBOUND: Final = Bound()
@@ -36,15 +35,12 @@ class Gpus:
     def __init__(
         self,
         environment: Mapping[str, str],
-        cpus: Collection[int],
         locks: Path,
         clock: Clock,
         read: Callable[[], Topology | None],
     ) -> None:
-        """`locks`: where files are made that workers on one GPU lock while they start. `cpus`: those that this
-        process may use itself."""
+        """`locks`: where files are made that workers on one GPU lock while they start."""
         self._environment = environment
-        self._cpus = cpus
         self._locks = locks
         self._clock = clock
         self._read = read
@@ -79,7 +75,7 @@ class Gpus:
             fits = check_fit(source_here(service.spec.model.source), engine, assignment)
             self.notes.append(f"{assignment.name}: {'; '.join((*assignment.reasons, fits))}")
             self._given[assignment.name] = assignment, now
-            bounds[assignment.name] = self._bound(topology, engine.type, within(assignment, self._cpus))
+            bounds[assignment.name] = self._bound(topology, engine.type, assignment)
         self.notes += plan.idle
         return bounds
 
@@ -99,7 +95,7 @@ class Gpus:
         if engine == "vllm":
             files = sorted({f"gpu-{gpu.uuid or gpu.token}.lock" for gpu in given.gpus})
             settings["vllm.start_locks"] = ",".join(str(self._locks / name) for name in files)
-        return Bound(environment_of(topology, given, self._environment), settings, given.cpus)
+        return Bound(environment_of(topology, given, self._environment), settings)
 
 
 def _on_gpu(service: ModelService, pool: Pool) -> bool:

@@ -102,7 +102,7 @@ def worker_of(
         **bound.environment,
     }
     argv = _worker(service, pool, name, places, threads, bound)
-    return Member(Command(name, argv, with_threads, bound.cpus), pool.role)
+    return Member(Command(name, argv, with_threads), pool.role)
 
 
 def workers_of(service: ModelService) -> int:

@@ -63,7 +63,7 @@ class Platform:
         self._places = places = Places(
             self.directory.fleet_file, self.directory.key_file, self.directory.sockets, port, router.grpc_port, drills
         )
-        self._gpus = Gpus(environment, usable_cpus(), self.directory.sockets, SystemClock(), topology)
+        self._gpus = Gpus(environment, self.directory.sockets, SystemClock(), topology)
         try:
             self.members = members_of(service, places, cores(), environment, router_flags, self._gpus)
         except TandemError:
@@ -198,12 +198,9 @@ def _entry_of(member: Member) -> MemberEntry:
 
 def cores() -> int:
     """How many cores this process may use."""
-    return len(usable_cpus()) or os.cpu_count() or 1
-
-
-def usable_cpus() -> frozenset[int]:
-    """Those this process may use; none where the system does not tell."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 async def _ended(*tasks: "asyncio.Future[Any]") -> None:

@@ -1,14 +1,14 @@
-"""Which GPUs, memory share, CPUs and network devices each worker gets, with the reasons. Pure."""
+"""Which GPUs each worker gets, and which share of their memory, with the reasons. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from math import floor
 from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.sizing import RUNTIME_SHARE
-from tandem.devices.topology import BUS_ORDER, ORDER, Gpu, Nic, Topology, distance
+from tandem.devices.binding import nearest
+from tandem.devices.topology import BUS_ORDER, ORDER, Gpu, Topology
 
 SHARE_MAX: Final = 1 - RUNTIME_SHARE
 """Of a GPU's memory that workers without a share of their own take together; the rest is for CUDA itself."""
@@ -28,14 +28,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker gets. Without CPUs or network devices it is not bound to any."""
+    """What a worker gets. `reasons` say, too, which CPUs and network devices lie next to its GPUs: it binds itself to
+    them when it starts (`binding`)."""
 
     name: str
     role: str
     gpus: tuple[Gpu, ...]
     share: float
-    cpus: tuple[int, ...] = ()
-    nics: tuple[Nic, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
@@ -71,7 +70,7 @@ def assign(topology: Topology, workers: Sequence[Wanted], taken: Sequence[Assign
 
 
 def environment_of(topology: Topology, assignment: Assignment, outer: Mapping[str, str]) -> dict[str, str]:
-    """What the worker's process is told. A choice of network devices that was made outside stays."""
+    """What the worker's process is told."""
     tokens = ",".join(gpu.token for gpu in assignment.gpus)
     told = {topology.variable: tokens}
     if topology.vendor == "nvidia":
@@ -80,8 +79,6 @@ def environment_of(topology: Topology, assignment: Assignment, outer: Mapping[st
             told[ORDER] = BUS_ORDER
     elif "CUDA_VISIBLE_DEVICES" in outer:
         told["CUDA_VISIBLE_DEVICES"] = tokens
-    if assignment.nics and "UCX_NET_DEVICES" not in outer:
-        told["UCX_NET_DEVICES"] = ",".join(nic.name for nic in assignment.nics)
     return told
 
 
@@ -142,10 +139,8 @@ def _assignment(
     shares = [_share(own.wanted, gpu, list(placed), taken) for gpu in own.gpus]
     share, why = min(shares, key=lambda each: each[0])
     where = f"{', '.join(map(str, own.gpus))} ({own.gpus[0].name})"
-    cpus, of_nodes = _cpus(topology, own.gpus)
-    nics, how_near = _nics(topology, own.gpus)
-    reasons = (f"{where}, {why}", *of_nodes, *how_near)
-    return Assignment(own.wanted.name, own.wanted.role, own.gpus, share, cpus, nics, reasons)
+    reasons = (f"{where}, {why}", *nearest(topology, own.gpus).reasons)
+    return Assignment(own.wanted.name, own.wanted.role, own.gpus, share, reasons)
 
 
 def _share(wanted: Wanted, gpu: Gpu, placed: Sequence[_Placed], taken: Sequence[Assignment]) -> tuple[float, str]:
@@ -179,47 +174,3 @@ def _share(wanted: Wanted, gpu: Gpu, placed: Sequence[_Placed], taken: Sequence[
         return left, f"alone on it: share {left:g}"
     rest = f"({SHARE_MAX:g} - {parts}) / {len(free)}" if fixed else f"{SHARE_MAX:g} / {len(free)} workers"
     return left, f"with {', '.join(others)}: share {rest} = {left:g}"
-
-
-def _cpus(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Those of the GPUs' NUMA nodes, where there are several nodes."""
-    nodes = sorted({gpu.numa for gpu in gpus if gpu.numa is not None})
-    known = all(gpu.numa is not None and topology.cpus.get(gpu.numa) for gpu in gpus)
-    if len(topology.cpus) < 2 or not known:
-        return (), ()
-    cpus = tuple(sorted(cpu for node in nodes for cpu in topology.cpus[node]))
-    if set(cpus) == {cpu for each in topology.cpus.values() for cpu in each}:
-        return (), ()
-    return cpus, (f"CPUs {ranges(cpus)} of NUMA node {' and '.join(map(str, nodes))}",)
-
-
-def _nics(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[Nic, ...], tuple[str, ...]]:
-    """Of each GPU those at the shortest PCI distance."""
-    near: dict[str, tuple[Nic, int]] = {}
-    for gpu in gpus:
-        ways = [(distance(gpu.path, nic.path), nic) for nic in topology.nics if gpu.path and nic.path]
-        # Without a bridge in common it is the NUMA node that tells.
-        same = [way for way in ways if way[1].numa == gpu.numa]
-        for links, nic in same or ways:
-            if links == min(way[0] for way in same or ways):
-                near[nic.name] = nic, links
-    chosen = tuple(nic for nic in topology.nics if nic.name in near)
-    if not chosen or len(chosen) == len(topology.nics):
-        return (), ()
-    told = ", ".join(f"{nic.name} ({near[nic.name][1]} PCI links away)" for nic in chosen)
-    return chosen, (f"network devices {told}",)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-3,8`, as Linux writes lists of processors."""
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
-    ]
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def within(assignment: Assignment, allowed: Iterable[int]) -> Assignment:
-    """Bound to no CPU that the starting process may not use itself; to none at all where none is left."""
-    usable = set(allowed)
-    return replace(assignment, cpus=tuple(cpu for cpu in assignment.cpus if cpu in usable))

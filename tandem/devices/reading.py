@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -117,9 +118,12 @@ def _of_device(link: Path) -> tuple[PciPath, int | None]:
 
 
 def _nics(root: Path) -> tuple[Nic, ...]:
-    """Ports that are up."""
+    """Ports that are up, of devices that this process may open: in a pod sysfs shows those of the whole machine."""
     found = []
     for device in sorted((root / "sys/class/infiniband").glob("*"), key=lambda each: _natural(each.name)):
+        verbs = [each.name for each in (device / "device/infiniband_verbs").glob("uverbs*")]
+        if not any(os.access(root / "dev/infiniband" / name, os.R_OK | os.W_OK) for name in verbs):
+            continue
         path, numa = _of_device(device / "device")
         for port in sorted((device / "ports").glob("*")):
             if "ACTIVE" in _text(port / "state"):

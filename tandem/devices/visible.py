@@ -26,6 +26,13 @@ def restricted(topology: Topology, environment: Mapping[str, str]) -> Topology:
     return replace(topology, gpus=_located(_named(topology.gpus, value, name), topology, environment))
 
 
+def first_seen(topology: Topology, environment: Mapping[str, str], count: int) -> tuple[Gpu, ...]:
+    """The first GPUs that a process with this environment sees: those which it takes when it is told of a number
+    alone. Raises `bad_setting` as `restricted` does."""
+    seen = restricted(topology, environment).gpus[:count]
+    return _located(seen, topology, environment)
+
+
 def _outer(topology: Topology, environment: Mapping[str, str]) -> tuple[str, str | None]:
     """HIP listens to CUDA's variable too, where its own is not set."""
     names = [topology.variable, *(["CUDA_VISIBLE_DEVICES"] if topology.vendor == "amd" else [])]

@@ -45,7 +45,7 @@ class LocalProcesses:
                     stdout=write_end,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid(), command.cpus),
+                    preexec_fn=_die_with(os.getpid()),
                 )
         except OSError as error:
             os.close(read_end)
@@ -108,8 +108,8 @@ async def _reader(descriptor: int) -> asyncio.StreamReader:
     return reader
 
 
-def _die_with(parent: int, cpus: tuple[int, ...]) -> Callable[[], None] | None:
-    """What a child runs before its program: ask the kernel for SIGKILL when the parent is gone, and for its CPUs."""
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """What a child runs before its program: ask the kernel for SIGKILL when the parent is gone."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -118,9 +118,5 @@ def _die_with(parent: int, cpus: tuple[int, ...]) -> Callable[[], None] | None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
-        if cpus:
-            # None of them may be left to this process meanwhile; being near is worth no failure.
-            with suppress(OSError):
-                os.sched_setaffinity(0, cpus)
 
     return arrange

@@ -12,8 +12,6 @@ class Command:
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    cpus: tuple[int, ...] = ()
-    """The processors that it and whatever it starts may use; () does not bind it."""
 
 
 class Process(Protocol):

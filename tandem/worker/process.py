@@ -23,6 +23,7 @@ from tandem.service.system import SystemClock, SystemEntropy
 from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.engines import Progress, build_engine, open_decoder, scheduler_settings, vllm_settings
+from tandem.worker.gpu_binding import bind_near_gpus
 from tandem.worker.kv_paths import WORKER_SCHEMES, KvPaths
 from tandem.worker.own_tiers import own_tiers
 from tandem.worker.parts import Parts
@@ -61,6 +62,7 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         if settings.metrics_bind is not None:
             # Before anything is loaded, which may take long: whoever probes is answered from the start.
             events.emit("metrics", address=meter.serve(settings.metrics_bind, lambda: health.problem))
+        bind_near_gpus(settings, os.environ)
         if settings.follows:
             _follow(settings, events, health)
         decoder = open_decoder(settings)

@@ -92,6 +92,8 @@ class WorkerSettings:
     """`host:port` where Prometheus can scrape this worker; None serves none, port 0 lets the system choose."""
     events: bool = False
     """Print machine-readable event lines on standard output."""
+    bind: bool = True
+    """Keep to the CPUs, the memory and the network devices next to the GPUs, but for what was chosen outside."""
     drills: bool = False
     """Let `tandem drill` cause faults in this worker, by signal."""
     otlp_endpoint: str | None = None

@@ -1,5 +1,6 @@
 """Machines as their tools and sysfs tell of them, written by hand: tests have no GPU."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,15 @@ class Machine:
     cards: tuple[Card, ...]
     nics: tuple[tuple[str, str, int, str], ...] = ()
     nodes: tuple[str, ...] = ("0-1",)
+    vendor: str = "nvidia"
+    given: frozenset[str] | None = None
+    """In a pod: the RDMA devices that it may open, of all that sysfs shows. None: all."""
 
     def ask(self, command: Sequence[str]) -> str | None:
         """What a vendor's tool prints."""
-        if command[0] != "nvidia-smi":
+        if command[0] == "rocm-smi" and self.vendor == "amd":
+            return self._rocm()
+        if command[0] != "nvidia-smi" or self.vendor != "nvidia":
             return None
         return self._list() if command[1] == "-L" else self._query()
 
@@ -43,8 +49,13 @@ class Machine:
         """The topology, from a sysfs made in the empty folder `root`."""
         for card in self.cards:
             _device(root, card.path, card.numa)
-        for name, path, numa, state in self.nics:
+        for at, (name, path, numa, state) in enumerate(self.nics):
             target = _device(root, path, numa)
+            (target / f"infiniband_verbs/uverbs{at}").mkdir(parents=True)
+            if self.given is None or name in self.given:
+                opened = root / f"dev/infiniband/uverbs{at}"
+                opened.parent.mkdir(parents=True, exist_ok=True)
+                opened.touch()
             port = root / "sys/class/infiniband" / name / "ports/1"
             port.mkdir(parents=True)
             (port / "state").write_text(f"{state}\n")
@@ -64,6 +75,19 @@ class Machine:
             mig = "Enabled" if card.slices else "Disabled"
             rows.append(f"{index}, {card.uuid(index)}, {card.name}, {H100_MIB}, {bus}, {mig}")
         return "\n".join(rows) + "\n"
+
+    def _rocm(self) -> str:
+        return json.dumps(
+            {
+                f"card{index}": {
+                    "Unique ID": f"0x{0xF00D + index:016x}",
+                    "VRAM Total Memory (B)": str(191 << 30),
+                    "PCI Bus": card.path.split("/")[-1].upper(),
+                    "Card Series": card.name,
+                }
+                for index, card in enumerate(self.cards)
+            }
+        )
 
     def _list(self) -> str:
         lines = []
@@ -111,3 +135,63 @@ SLICED = Machine(
 )
 """Two cards, the first cut into two slices."""
 UNLIKE = Machine((Card("pci0000:00/0000:00:05.0", -1, "NVIDIA A10"), Card("pci0000:00/0000:00:06.0", 0)))
+
+
+def _dgx_switch(gpu: int) -> str:
+    """Root port, switch and the switch's two ports of one GPU: a DGX H100 has a NIC below each, too."""
+    bus = int(_DGX_NICS[gpu][1], 16)
+    return f"pci0000:{bus - 3:02x}/0000:{bus - 3:02x}:01.0/0000:{bus - 2:02x}:00.0/0000:{bus - 1:02x}"
+
+
+_DGX_NICS = (
+    ("mlx5_0", "18"), ("mlx5_3", "40"), ("mlx5_4", "4f"), ("mlx5_5", "5e"),
+    ("mlx5_6", "9a"), ("mlx5_9", "c0"), ("mlx5_10", "ce"), ("mlx5_11", "dc"),
+)  # fmt: skip
+"""Of each GPU of a DGX H100 in order: its compute NIC and that NIC's bus, as the user guide of the machine lists them
+(ibp24s0 is bus 24, and so on)."""
+_DGX_GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+_DGX_STORAGE = (
+    ("mlx5_1", "29:00.0", 0),
+    ("mlx5_2", "29:00.1", 0),
+    ("mlx5_7", "aa:00.0", 1),
+    ("mlx5_8", "aa:00.1", 1),
+)
+DGX_H100 = Machine(
+    tuple(Card(f"{_dgx_switch(at)}:00.0/0000:{bus}:00.0", at // 4) for at, bus in enumerate(_DGX_GPUS)),
+    (
+        *(
+            (name, f"{_dgx_switch(at)}:01.0/0000:{bus}:00.0", at // 4, "4: ACTIVE")
+            for at, (name, bus) in enumerate(_DGX_NICS)
+        ),
+        *(
+            (name, f"pci0000:{bus[0]}0/0000:{bus[0]}0:05.0/0000:{bus}", node, "4: ACTIVE")
+            for name, bus, node in _DGX_STORAGE
+        ),
+    ),
+    ("0-55,112-167", "56-111,168-223"),
+)
+"""As its user guide describes it: two processors of 56 cores, four GPUs and their NICs below each, and four storage
+ports elsewhere. Addresses of bridges are made up."""
+L4 = Machine((Card("pci0000:00/0000:00:03.0", -1, "NVIDIA L4"),), (), ("0-7",))
+"""A cloud machine with one card, one NUMA node and no RDMA."""
+MI300X = Machine(
+    tuple(
+        Card(path, int(path[8:10], 16) // 0x80, "AMD Instinct MI300X OAM")
+        for path in (
+            "pci0000:00/0000:00:01.1/0000:01:00.0/0000:02:00.0/0000:03:00.0/0000:04:00.0/0000:05:00.0",
+            "pci0000:18/0000:18:01.1/0000:19:00.0/0000:1a:04.0/0000:29:00.0/0000:2a:00.0/0000:2b:00.0",
+            "pci0000:88/0000:88:01.1/0000:89:00.0/0000:8a:00.0/0000:8b:00.0/0000:8c:00.0/0000:8d:00.0",
+            "pci0000:b8/0000:b8:01.1/0000:b9:00.0/0000:ba:04.0/0000:c9:00.0/0000:ca:00.0/0000:cb:00.0",
+        )
+    ),
+    (
+        ("bnxt_re0", "pci0000:00/0000:00:01.1/0000:01:00.0/0000:02:01.0/0000:06:00.0", 0, "4: ACTIVE"),
+        ("bnxt_re1", "pci0000:18/0000:18:01.1/0000:19:00.0/0000:1a:00.0/0000:1b:00.0", 0, "4: ACTIVE"),
+        ("bnxt_re2", "pci0000:88/0000:88:01.1/0000:89:00.0/0000:8a:01.0/0000:8e:00.0", 1, "4: ACTIVE"),
+        ("bnxt_re3", "pci0000:b8/0000:b8:01.1/0000:b9:00.0/0000:ba:00.0/0000:bb:00.0", 1, "4: ACTIVE"),
+    ),
+    ("0-47,96-143", "48-95,144-191"),
+    "amd",
+)
+"""Four cards, each behind three bridges of its own below a switch that it shares with a NIC, as AMD's guide for
+acceptance tests shows the first two; the others are like them."""

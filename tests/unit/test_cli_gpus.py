@@ -47,7 +47,7 @@ class StandingClock:
 
 
 def gpus_of(topology: Topology | None, environment: dict[str, str], clock: StandingClock | None = None) -> Gpus:
-    return Gpus(environment, range(256), Path("/run/s"), clock or StandingClock(), lambda: topology)
+    return Gpus(environment, Path("/run/s"), clock or StandingClock(), lambda: topology)
 
 
 def started(machine: Machine, root: Path, *more: str, **environment: str) -> list[Member]:
@@ -84,18 +84,19 @@ def test_every_worker_gets_its_gpu(machine: Machine, visible: list[str], shares:
     assert [settings_of(worker).vllm.gpu_memory_share for worker in workers] == shares
     locks = [settings_of(worker).vllm.start_locks for worker in workers]
     assert len(set(locks)) == len(set(visible)), "those on one GPU start one after the other"
-    assert {worker.command.cpus for worker in workers} == {()}, "one NUMA node: nobody is bound"
 
 
-def test_workers_are_bound_to_cpus_and_nics_near_their_gpus(tmp_path: Path) -> None:
+def test_what_lies_near_the_gpus_is_said_and_left_to_the_workers(tmp_path: Path) -> None:
     model = directory(tmp_path / "model", LLAMA_8B)
-    flags = ("--model", str(model), "--tensor", "4", "--decode", "1")
-    prefill, decode = started(DGX, tmp_path / "machine", *flags)
+    gpus = gpus_of(DGX.read(tmp_path / "machine"), {})
+    service = parse([*COMMAND, "--model", str(model), "--tensor", "4", "--decode", "1"]).service
+    prefill, decode = members_of(service, PLACES, 16, {}, (), gpus)[1:]
     assert prefill.command.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     assert decode.command.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-    assert prefill.command.cpus[:2] == (0, 1)
-    assert decode.command.cpus[:2] == (56, 57)
-    assert decode.command.env["UCX_NET_DEVICES"] == "mlx5_4:1,mlx5_5:1,mlx5_6:1,mlx5_7:1"
+    assert "UCX_NET_DEVICES" not in decode.command.env
+    assert settings_of(decode).bind
+    assert "CPUs 56-111,168-223 of NUMA node 1" in gpus.notes[1]
+    assert "network devices mlx5_4:1" in gpus.notes[1]
 
 
 def test_an_outer_restriction_holds_for_the_workers(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_workers_on_cpus_are_left_alone() -> None:
     def never() -> Topology:
         raise AssertionError("nobody asked for a GPU")
 
-    gpus = Gpus({}, (), Path("/run/s"), StandingClock(), never)
+    gpus = Gpus({}, Path("/run/s"), StandingClock(), never)
     workers = members_of(parse([]).service, PLACES, 2, {}, (), gpus)[1:]
     assert all("CUDA_VISIBLE_DEVICES" not in worker.command.env for worker in workers)
     assert gpus.notes == []

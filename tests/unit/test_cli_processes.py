@@ -171,17 +171,3 @@ def test_one_port_for_two_purposes_is_told_with_both_flags() -> None:
 def test_an_address_that_is_not_ours_is_told() -> None:
     with pytest.raises(TandemError, match=r"port 8000 on 192\.0\.2\.1 cannot be listened on"):
         check_free("192.0.2.1", {"--port": 8000})
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-async def test_a_process_and_its_children_run_on_the_cpus_they_are_given(tmp_path: Path) -> None:
-    one = min(os.sched_getaffinity(0))
-    code = "import os, sys; print(sorted(os.sched_getaffinity(0)))"
-    argv = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"]
-    process = await LocalProcesses(tmp_path).start(Command("x", argv, ENVIRONMENT, (one,)))
-    assert await all_lines(process) == [f"[{one}]"]
-    assert await process.wait() == 0
-    # CPUs that are not there bind nobody.
-    free = await LocalProcesses(tmp_path).start(Command("y", [sys.executable, "-c", code], ENVIRONMENT, (99_999,)))
-    assert await all_lines(free) == [str(sorted(os.sched_getaffinity(0)))]
-    assert await free.wait() == 0
