@@ -36,11 +36,16 @@ class CachePages:
         return self.part.layer_count * len(self.part.units) * self.shape.page_bytes
 
     @cached_property
-    def units(self) -> slice | list[int]:
-        """Where the rank's head slots lie in a slot, as an index: a slice where they are neighbours in order."""
-        units = self.part.units
-        run = range(units[0], units[-1] + 1)
-        return slice(run.start, run.stop) if units == tuple(run) else list(units)
+    def unit_runs(self) -> list[tuple[slice, slice]]:
+        """The rank's head slots in runs that are neighbours on both sides: in a slot, and in the cache."""
+        runs = list[tuple[slice, slice]]()
+        for at, unit in enumerate(self.part.units):
+            if runs and unit == runs[-1][0].stop:
+                there, here = runs[-1]
+                runs[-1] = slice(there.start, unit + 1), slice(here.start, at + 1)
+            else:
+                runs.append((slice(unit, unit + 1), slice(at, at + 1)))
+        return runs
 
     def slots(self, memory: memoryview) -> torch.Tensor:
         """This rank's layers of all slots: `[slots, layers, units, kernel blocks, states, content]`."""
@@ -62,13 +67,13 @@ class CachePages:
 
 def _as_words(layer: torch.Tensor) -> torch.Tensor:
     """The same bytes as integers, the largest that fit: values mean nothing here, and few large ones copy faster."""
-    if layer.stride(-1) != 1:
-        return layer
+    item_bytes = layer.element_size()
     lengths = (layer.shape[-1], layer.storage_offset(), *layer.stride()[:-1])
-    for words in (torch.int64, torch.int32, torch.int16):
-        if all(length * layer.element_size() % words.itemsize == 0 for length in lengths):
+    for words in (torch.int64, torch.int32, torch.int16, torch.uint8):
+        even = layer.stride(-1) == 1 and all(length * item_bytes % words.itemsize == 0 for length in lengths)
+        if words.itemsize == item_bytes or (words.itemsize > item_bytes and even):
             return layer.view(words)
-    return layer
+    raise AssertionError(f"elements of {item_bytes} bytes")
 
 
 def _by_block(layer: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -160,10 +160,12 @@ class DeviceCopies:
         """Addresses in the slots, addresses in the buffer, and sizes of the pieces that are contiguous in both."""
         pages = self._pages
         shape, part = pages.shape, pages.part
-        runs = _runs_of(part.units)
-        whole = len(runs) == 1 and runs[0][1] == shape.units
+        runs = pages.unit_runs
+        whole = len(runs) == 1 and len(part.units) == shape.units
         pieces = [(0, 0, 0, len(layers) * len(part.units))] if whole else [
-            (layer, at, unit, count) for layer in range(len(layers)) for at, (unit, count) in _numbered(runs)
+            (layer, here.start, there.start, there.stop - there.start)
+            for layer in range(len(layers))
+            for there, here in runs
         ]  # fmt: skip
         layer, at, unit, count = (np.array(column, np.int64) for column in zip(*pieces, strict=True))
         slots = np.array([target.slot for target in targets], np.int64)[:, None] * shape.slot_bytes
@@ -173,23 +175,6 @@ class DeviceCopies:
         here = rows.data_ptr() + (row + layer * len(part.units) + at) * shape.page_bytes
         sizes = np.broadcast_to(count * shape.page_bytes, there.shape)
         return _flat(there), _flat(here), _flat(sizes)
-
-
-def _runs_of(units: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(first, count) of units that are neighbours in a slot."""
-    runs = list[tuple[int, int]]()
-    for unit in units:
-        if runs and unit == sum(runs[-1]):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((unit, 1))
-    return runs
-
-
-def _numbered(runs: Sequence[tuple[int, int]]) -> list[tuple[int, tuple[int, int]]]:
-    """Each run with the place of its first unit among the rank's."""
-    places = np.cumsum([0, *(count for _, count in runs)])
-    return list(zip(places.tolist(), runs, strict=False))
 
 
 def _flat(numbers: Any) -> torch.Tensor:
