@@ -1,8 +1,7 @@
 """The DRAM shelf: a pool of blocks in shared memory, copied to and from by threads.
 
-A block's bytes are compared with its content words as they are copied in, and with the checksum of that pass whenever
-they are copied out (`kv_transfer.tiers.proof`). Without such a checksum, and for blocks that others have put into
-their places, the content words are compared on the way out.
+A block's bytes are hashed once on their way in and once on their way out, in the pass that copies them, and compared
+with the block's content words. Every place keeps the name of its block beside them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from kv_transfer.tiers.crew import Crew
 from kv_transfer.tiers.crew_reading import CrewReading, Job
 from kv_transfer.tiers.landing import Landing, copy_bytes
 from kv_transfer.tiers.passes import PIECE_BYTES, Passes
-from kv_transfer.tiers.proof import Prove
 from kv_transfer.tiers.runs import runs
 from kv_transfer.tiers.shelf import Brought, Failed, Item, ShelfOwner, Wanted
 from tandem.core.kv import Layout
@@ -25,10 +23,8 @@ from tandem.engine.protocol import BlockMemory
 _INLINE_BYTES: Final = 256 << 10
 """Below this a copy takes less time than handing it to a thread."""
 _JOB_BYTES: Final = 16 << 20
-_DAMAGED: Final = b""
-"""Instead of the proof of a block that is not what its content words say."""
-_Kept = tuple[bytes, bytes | None]
-"""What is known of a block: its content words, and its proof if there is one."""
+_Kept = tuple[bytes, bytes]
+"""What a place holds: a block's name and its content words."""
 PageLock = Callable[[memoryview], None]
 """Locks the pool's pages for a device: an engine on CUDA registers them (`cudaHostRegister`), so that copies to and
 from the device run at full speed beside its computing. Engines on the CPU need none."""
@@ -48,7 +44,6 @@ class DramShelf:
         layout: Layout,
         threads: int,
         stall_s: float,
-        prove: Prove | None = None,
         page_lock: PageLock | None = None,
     ) -> None:
         self._pool = HostMemory(layout.block_bytes, blocks)
@@ -64,10 +59,8 @@ class DramShelf:
         self._threads = threads
         self._stall_s = stall_s
         self._free = list(reversed(range(blocks)))
-        self._words: list[bytes] = [b""] * blocks
-        self._prove = prove
-        self._proofs: list[bytes | None] = [None] * blocks
-        """By place: what the bytes must have, None where the content words are all there is."""
+        self._kept: list[_Kept] = [(b"", b"")] * blocks
+        """By place."""
 
     def open(self, owner: ShelfOwner) -> None:
         owner.usable(True, "")
@@ -79,55 +72,43 @@ class DramShelf:
         places = sorted(self._free.pop() for _ in items)
         try:
             if len(items) * self._pool.block_bytes <= _INLINE_BYTES:
-                proofs = self._copy_in(items, places, memory)
+                whole = self._copy_in(items, places, memory)
             else:
-                proofs = await self._writing.submit(lambda: self._copy_in(items, places, memory))
+                whole = await self._writing.submit(lambda: self._copy_in(items, places, memory))
         finally:
             staged()
-        return [self._written(item, place, proof) for item, place, proof in zip(items, places, proofs, strict=True)]
+        return [self._written(item, place, good) for item, place, good in zip(items, places, whole, strict=True)]
 
-    def _copy_in(self, items: Sequence[Item], places: Sequence[int], memory: BlockMemory) -> list[bytes | None]:
-        """By place: the proof of what is there now, `_DAMAGED` when it is not what the item says."""
-        proofs, slots = list[bytes | None](), [item.slot for item in items]
-        for start, end in runs(slots, places, self._together if self._prove is not None else 1):
-            if end - start == 1:
-                source, target = memory.block(slots[start]), self._pool.block(places[start])
-                proofs.append(self._copied(items[start], source, target))
-            else:
-                proofs += self._copied_run(items[start:end], places[start], memory)
-        return proofs
+    def _copy_in(self, items: Sequence[Item], places: Sequence[int], memory: BlockMemory) -> list[bool]:
+        """By place: whether what is there now is what the item says."""
+        whole, slots, size = list[bool](), [item.slot for item in items], self._pool.block_bytes
+        for start, end in runs(slots, places, self._together):
+            first, place, count = slots[start], places[start], end - start
+            source = memory.buffer[first * size : (first + count) * size]
+            target = self._pool.buffer[place * size : (place + count) * size]
+            words = self._copied(count, target, source)
+            whole += [found == item.words for item, found in zip(items[start:end], words, strict=True)]
+        return whole
 
-    def _copied_run(self, items: Sequence[Item], place: int, memory: BlockMemory) -> list[bytes | None]:
-        """The same for small blocks that lie one after the other on both sides."""
-        assert self._prove is not None
-        size, slot = self._pool.block_bytes, items[0].slot
-        copied = self._pool.buffer[place * size : (place + len(items)) * size]
-        copy_bytes(copied, memory.buffer[slot * size : (slot + len(items)) * size])
-        words = self._passes.digester.content_words_of(np.frombuffer(copied, np.uint8).reshape(len(items), size))
-        return [
-            self._prove.whole(item.name, copied[start : start + size]) if found == item.words else _DAMAGED
-            for item, found, start in zip(items, words, range(0, len(copied), size), strict=True)
-        ]
-
-    def _copied(self, item: Item, source: memoryview, target: memoryview) -> bytes | None:
-        if self._prove is None:
-            copy_bytes(target, source)
-            return None
-        proof = self._prove(item.name)
+    def _copied(self, count: int, target: memoryview, source: memoryview) -> list[bytes]:
+        """Copy blocks that lie one after the other on both sides; their content words where they have arrived."""
 
         def copy(piece: slice) -> memoryview:
-            copied = target[piece]
-            copy_bytes(copied, source[piece])
-            proof.update(copied)
-            return copied
+            copy_bytes(target[piece], source[piece])
+            return target[piece]
 
-        return proof.digest() if self._passes.words_while(copy) == item.words else _DAMAGED
+        if count == 1:
+            return [self._passes.words_while(copy)]
+        return self._words_of(copy(slice(0, len(target))), count)
 
-    def _written(self, item: Item, place: int, proof: bytes | None) -> int | str:
-        if proof == _DAMAGED:
+    def _words_of(self, blocks: memoryview, count: int) -> list[bytes]:
+        return self._passes.digester.content_words_of(np.frombuffer(blocks, np.uint8).reshape(count, -1))
+
+    def _written(self, item: Item, place: int, whole: bool) -> int | str:
+        if not whole:
             self._free.append(place)
             return "digest"
-        self._words[place], self._proofs[place] = item.words, proof
+        self._kept[place] = item.name, item.words
         return place
 
     def read(self, wanted: Sequence[Wanted], memory: BlockMemory) -> CrewReading:
@@ -140,50 +121,27 @@ class DramShelf:
 
     def _job(self, wanted: Sequence[Wanted], memory: BlockMemory) -> Job:
         slots, places = [each.slot for each in wanted], [each.place for each in wanted]
-        kept = [(self._words[place], self._proofs[place]) for place in places]
+        kept = [self._kept[place] for place in places]
 
         def work(landing: Landing) -> tuple[Brought | Failed, ...]:
             outcomes = list[Brought | Failed]()
             for start, end in runs(slots, places, self._together):
-                run = self._run(wanted[start:end], kept[start:end], memory, landing)
-                for each, (words, _), good in zip(wanted[start:end], kept[start:end], run, strict=True):
+                found = self._brought(wanted[start:end], memory, landing)
+                for each, what, words in zip(wanted[start:end], kept[start:end], found, strict=True):
+                    good = what == (each.name, words)
                     outcomes.append(Brought(each.index, words) if good else Failed(each.index, "digest"))
             return tuple(outcomes)
 
         return work
 
-    def _run(
-        self, wanted: Sequence[Wanted], kept: Sequence[_Kept], memory: BlockMemory, landing: Landing
-    ) -> Sequence[bool]:
-        """Copy blocks that lie one after the other on both sides; for each whether what has arrived is what was
-        kept."""
-        size, first = self._pool.block_bytes, wanted[0]
-        if self._together == 1:
-            source, slot = self._pool.block(first.place), memory.block(first.slot)
-            return (self._bring(first.name, source, slot, landing, *kept[0]),)
-        source = self._pool.buffer[first.place * size : (first.place + len(wanted)) * size]
-        slots = memory.buffer[first.slot * size : (first.slot + len(wanted)) * size]
-        landing.bring(slots, source)
-        return [
-            self._is(each.name, slots[start : start + size], *what)
-            for each, what, start in zip(wanted, kept, range(0, len(slots), size), strict=True)
-        ]
-
-    def _is(self, name: bytes, block: memoryview, words: bytes, kept: bytes | None) -> bool:
-        if kept is None or self._prove is None:
-            return self._passes.digester.content_words(block) == words
-        return self._prove.whole(name, block) == kept
-
-    def _bring(
-        self, name: bytes, source: memoryview, slot: memoryview, landing: Landing, words: bytes, kept: bytes | None
-    ) -> bool:
-        """Copy a block piece by piece; whether what has arrived is what was kept."""
-        if kept is None or self._prove is None:
-            return self._passes.words_while(lambda piece: landing.bring(slot[piece], source[piece])) == words
-        proof = self._prove(name)
-        for piece in self._passes.pieces:
-            proof.update(landing.bring(slot[piece], source[piece]))
-        return proof.digest() == kept
+    def _brought(self, wanted: Sequence[Wanted], memory: BlockMemory, landing: Landing) -> list[bytes]:
+        """Copy blocks that lie one after the other on both sides; the content words of what has arrived."""
+        size, first, count = self._pool.block_bytes, wanted[0], len(wanted)
+        source = self._pool.buffer[first.place * size : (first.place + count) * size]
+        slots = memory.buffer[first.slot * size : (first.slot + count) * size]
+        if count == 1:
+            return [self._passes.words_while(lambda piece: landing.bring(slots[piece], source[piece]))]
+        return self._words_of(landing.bring(slots, source), count)
 
     def take(self) -> int:
         """A place that somebody else fills. There is one when the owner's book has room."""
@@ -191,10 +149,10 @@ class DramShelf:
 
     def filled(self, place: int, name: bytes, words: bytes) -> None:
         """The place has the bytes of `words` now."""
-        self._words[place], self._proofs[place] = words, None
+        self._kept[place] = name, words
 
     def words(self, place: int) -> bytes:
-        return self._words[place]
+        return self._kept[place][1]
 
     def free(self, place: int) -> None:
         self._free.append(place)

@@ -9,7 +9,6 @@ from kv_transfer.tiers.dram import DramShelf, PageLock
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.mac import Seals
 from kv_transfer.tiers.nvme import NvmeShelf
-from kv_transfer.tiers.proof import fastest
 from kv_transfer.tiers.record import shape_of
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.shelf import HeldSpace, Shelf
@@ -49,7 +48,7 @@ def open_tiers(
     layout, digester = space.layout, Digester(space.layout)
     if settings.dram_bytes >= layout.block_bytes:
         blocks = settings.dram_bytes // layout.block_bytes
-        shelves.append(DramShelf(blocks, layout, settings.copy_threads, settings.stall_s, fastest(), page_lock))
+        shelves.append(DramShelf(blocks, layout, settings.copy_threads, settings.stall_s, page_lock))
     if settings.nvme_bytes and settings.nvme_dir is not None:
         disk = SystemDisk(settings.nvme_dir / _folder(identity.owner))
         shape, seals = shape_of(layout, identity.root), Seals(keyring)

@@ -173,6 +173,9 @@ class StepReport(msgspec.Struct, frozen=True):
     progressed: tuple[int, ...] = ()
     """Works that get on, or wait behind others that do, without having anything to show for it yet."""
     kv: KvChange = NO_CHANGE
+    space: KvChange | None = None
+    """What changed in the engine's `BlockSpace`, for an engine that has blocks elsewhere too: a name that both have
+    comes and goes once in `kv`, at another time than here. None: `kv` is of the `BlockSpace` alone."""
     load: Load | None = None
     reasons: tuple[str, ...] = ()
     speculation: Speculation | None = None

@@ -15,6 +15,7 @@ from tandem.worker.text import TextStream
 
 _TOMBSTONES_MAX = 1024
 _LEASES_MAX = 1024
+_TENANTS_MAX = 8192
 
 
 class Output:
@@ -87,6 +88,8 @@ class AttemptTable:
         self._by_handle: dict[tuple[int, int], Attempt] = {}
         self._tombstones: dict[tuple[int, int], None] = {}
         self._leases: dict[tuple[int, int], str] = {}
+        self._tenants: dict[int, str] = {}
+        """Tenant salts of the works that ended last."""
 
     def __len__(self) -> int:
         return len(self._by_work)
@@ -100,7 +103,16 @@ class AttemptTable:
         attempt = self._by_work.pop(work_id, None)
         if attempt is not None:
             del self._by_handle[attempt.session_id, attempt.submit.handle]
+            self._tenants[work_id] = attempt.submit.tenant_salt
+            if len(self._tenants) > _TENANTS_MAX:
+                del self._tenants[next(iter(self._tenants))]
         return attempt
+
+    def tenant_of(self, work_id: int) -> str | None:
+        """The tenant salt of a work that is running, or has ended not long ago: the last blocks of an answer are
+        named some moments after its end. None when it is not known."""
+        attempt = self._by_work.get(work_id)
+        return self._tenants.get(work_id) if attempt is None else attempt.submit.tenant_salt
 
     def by_handle(self, session_id: int, handle: int) -> Attempt | None:
         return self._by_handle.get((session_id, handle))
@@ -138,6 +150,7 @@ class AttemptTable:
         """Raise `AssertionError` when a bound was passed."""
         assert len(self._tombstones) <= _TOMBSTONES_MAX, f"{len(self._tombstones)} tombstones"
         assert len(self._leases) <= _LEASES_MAX, f"{len(self._leases)} leases of ended attempts"
+        assert len(self._tenants) <= _TENANTS_MAX, f"{len(self._tenants)} tenants of ended attempts"
 
     def keep_lease(self, attempt: Attempt) -> None:
         """The attempt has ended, and what it computed is exported. Only the latest are kept: leases end anyway."""

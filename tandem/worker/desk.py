@@ -61,7 +61,7 @@ class AttemptDesk:
         self._pace = Pace(parts.settings.stream_interval)
         self._holding = Holding(parts.deadlines.resumable_lease_s, parts.settings.resumable_bytes_max)
         self._reuse = Reuse(parts.engine.kv, tiers, parts.clock, parts.settings.reuse)
-        self.keeper = Keeper(parts.engine.kv, tiers, self._tenant_of)
+        self.keeper = Keeper(parts.engine.kv, tiers, self._table.tenant_of)
         """Tells the worker's own tiers what to keep."""
         self.handover = Handover(self._table, self._holding, parts.clock, say)
         """Gives resumable attempts to other routers."""
@@ -190,7 +190,7 @@ class AttemptDesk:
 
     def report(self, report: StepReport) -> None:
         """Tell the routers what a step brought about: outputs first, then failures, then reports."""
-        self.keeper.stored(report.kv)
+        self.keeper.stored(report.kv if report.space is None else report.space)
         if report.load is not None:
             self._reuse.heard(report.load)
         told = tell(self._table, report.emitted, self._pace)
@@ -256,10 +256,6 @@ class AttemptDesk:
             return
         for sequence, token, _finish in first.tokens:
             self._engine.provide_first(attempt.work_id, sequence, token, relay=True)
-
-    def _tenant_of(self, work_id: int) -> str | None:
-        attempt = self._table.by_work(work_id)
-        return None if attempt is None else attempt.submit.tenant_salt
 
     def _abandon(self, attempt: Attempt) -> None:
         attempt.failed = True

@@ -1,4 +1,4 @@
-"""What is wrong with a block in DRAM is noticed before its tokens are used, with a checksum and without one."""
+"""What is wrong with a block in DRAM is noticed before its tokens are used."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -10,7 +10,6 @@ from kv_transfer.tiers.dram import DramShelf
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.passes import PIECE_BYTES
-from kv_transfer.tiers.proof import Prove, fastest
 from kv_transfer.tiers.tiers import Lost, Restored
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.system import SystemClock
@@ -19,17 +18,14 @@ from tests.contract.tier_stage import BLOCK, Pool, Stage, named, settings_for
 
 pytestmark = pytest.mark.timeout(60)
 NAMES = [named(i) for i in range(8)]
-PROVES = pytest.mark.parametrize("prove", [fastest(), None], ids=["checksum", "words"])
 
 
 @asynccontextmanager
-async def dram(
-    folder: Path, prove: Prove | None, block_bytes: int = BLOCK
-) -> AsyncGenerator[tuple[Stage, DramShelf], None]:
+async def dram(folder: Path, block_bytes: int = BLOCK) -> AsyncGenerator[tuple[Stage, DramShelf], None]:
     """DRAM alone, and its shelf, into whose memory a test can reach."""
     pool, meter, clock = Pool(block_layout(block_bytes), 16), PrometheusMeter(), SystemClock()
     settings = settings_for("dram", 16, folder)
-    shelf = DramShelf(16, pool.layout, 2, settings.stall_s, prove)
+    shelf = DramShelf(16, pool.layout, 2, settings.stall_s)
     tiers = LocalTiers(pool, (shelf,), clock, meter, settings)
     tiers.open()
     try:
@@ -46,23 +42,9 @@ def place_of(b: Stage, name: bytes) -> int:
     return copy.place
 
 
-def test_the_fastest_checksum_is_at_hand_and_depends_on_the_name() -> None:
-    prove = fastest()
-    assert prove is not None, "xxhash belongs to the development environment"
-    one, other = prove(NAMES[0]), prove(NAMES[1])
-    one.update(b"some ")
-    one.update(memoryview(b"bytes"))
-    other.update(b"some bytes")
-    assert len(one.digest()) == 16
-    assert one.digest() != other.digest()
-
-
-@PROVES
 @pytest.mark.parametrize("at", [0, 777, BLOCK - 1])
-async def test_a_byte_that_flipped_in_dram_is_a_miss_and_forgotten(
-    tmp_path: Path, prove: Prove | None, at: int
-) -> None:
-    async with dram(tmp_path, prove) as (b, shelf):
+async def test_a_byte_that_flipped_in_dram_is_a_miss_and_forgotten(tmp_path: Path, at: int) -> None:
+    async with dram(tmp_path) as (b, shelf):
         await b.keep(NAMES)
         assert shelf.memory is not None
         shelf.memory.block(place_of(b, NAMES[2]))[at] ^= 16
@@ -75,12 +57,9 @@ async def test_a_byte_that_flipped_in_dram_is_a_miss_and_forgotten(
         assert b.good(NAMES, await b.restore(NAMES))
 
 
-@PROVES
-async def test_a_byte_that_flips_in_any_piece_of_a_large_block_is_noticed(
-    tmp_path: Path, prove: Prove | None
-) -> None:
+async def test_a_byte_that_flips_in_any_piece_of_a_large_block_is_noticed(tmp_path: Path) -> None:
     size = 3 * PIECE_BYTES
-    async with dram(tmp_path, prove, size) as (b, shelf):
+    async with dram(tmp_path, size) as (b, shelf):
         await b.keep(NAMES[:4])
         assert shelf.memory is not None
         for number in range(3):
@@ -91,25 +70,22 @@ async def test_a_byte_that_flips_in_any_piece_of_a_large_block_is_noticed(
         assert b.landed(3) == content(NAMES[3], size)
 
 
-@PROVES
-async def test_a_block_that_was_damaged_before_it_was_copied_never_comes_back(
-    tmp_path: Path, prove: Prove | None
-) -> None:
-    async with dram(tmp_path, prove) as (b, _):
+async def test_a_block_that_was_damaged_before_it_was_copied_never_comes_back(tmp_path: Path) -> None:
+    async with dram(tmp_path) as (b, _):
         offers = b.pool.compute(NAMES)
         b.pool.memory.block(3)[9] ^= 4
         b.tiers.offer(offers)
         await b.tiers.settle()
-        assert len(b.tiers.where(NAMES)) == (3 if prove else 8)
+        assert len(b.tiers.where(NAMES)) == 3
         lost = (await b.restore(NAMES))[3]
-        assert lost == Lost(3, "absent" if prove else "digest")
-        assert b.figure("tandem_tier_dropped_total", "dram", "digest") == (1 if prove else 0)
+        assert lost == Lost(3, "absent")
+        assert b.figure("tandem_tier_dropped_total", "dram", "digest") == 1
         await b.keep(NAMES)
         assert b.good(NAMES, await b.restore(NAMES))
 
 
 async def test_a_whole_block_in_the_place_of_another_is_noticed(tmp_path: Path) -> None:
-    async with dram(tmp_path, fastest()) as (b, _):
+    async with dram(tmp_path) as (b, _):
         await b.keep(NAMES)
         book = b.tiers.levels[0].book
         zero, one = place_of(b, NAMES[0]), place_of(b, NAMES[1])
@@ -122,7 +98,7 @@ async def test_a_whole_block_in_the_place_of_another_is_noticed(tmp_path: Path) 
 
 @pytest.mark.parametrize("flipped", [False, True])
 async def test_a_place_that_somebody_else_filled_is_compared_with_its_words(tmp_path: Path, flipped: bool) -> None:
-    async with dram(tmp_path, fastest()) as (b, shelf):
+    async with dram(tmp_path) as (b, shelf):
         level, name = b.tiers.levels[0], NAMES[0]
         await b.keep([name])
         b.tiers.forget([name], "test")

@@ -42,8 +42,8 @@ def batch(*events: Event) -> EventBatch:
 
 def test_a_chain_is_named_from_its_salt_and_its_tokens() -> None:
     cached = CachedNames(SIZE)
-    assert cached.apply(batch(stored(0, 2))) == KvChange(NAMES[:2], (), (9, 9))
-    assert cached.apply(batch(stored(2, 3))) == KvChange(NAMES[2:], (), (9,))
+    assert cached.apply(batch(stored(0, 2))) == KvChange(NAMES[:2])
+    assert cached.apply(batch(stored(2, 3))) == KvChange(NAMES[2:])
     assert cached.apply(batch(BlockRemoved([HASHES[1]]))).removed == (NAMES[1],)
     assert cached.snapshot() == (NAMES[0], NAMES[2])
     assert set(cached.apply(batch(AllBlocksCleared())).removed) == {NAMES[0], NAMES[2]}
@@ -89,7 +89,7 @@ def test_a_union_tells_first_and_last_only(steps: list[tuple[int, int, bool]]) -
             held[name] = None
         else:
             del held[name]
-        change = union.apply(KvChange((name,), (), (1,)) if add else KvChange((), (name,)))
+        change = union.apply(KvChange((name,)) if add else KvChange((), (name,)))
         for gone in change.removed:
             del told[gone]
         for came in change.stored:

@@ -158,7 +158,7 @@ class FakeStage:
 class Maker:
     """Requests are sent as they are."""
 
-    def prepare(self, request: Request, maker: int) -> Request:
+    def prepare(self, request: Request) -> Request:
         return request
 
     def attach(self, prepared: Any, transfer: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 """A worker with tiers of its own, on virtual time: what it keeps, tells, brings back, shares, pins and gives up."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,16 +12,17 @@ from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.tiers.tiers import Offer, Tiers
 from kv_transfer.transport import reuse_lease
-from tandem.core.kv import chain_names
+from tandem.core.kv import chain_names, payer, tenant_root
 from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Pin, Source, Submit, Unpin
 from tandem.core.metrics import NullMeter
-from tandem.engine.protocol import BlockSpace, EngineInfo
+from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, KvChange, Listener, StepReport
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.service.memory_link import MemoryLinks
 from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.worker.attempts import Attempt, AttemptTable
 from tandem.worker.identity import root_name
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
@@ -127,9 +128,14 @@ def reference(one: Submit) -> tuple[int, ...]:
     return reference_tokens(MODEL, one.prompt, one.branches[0], one.sampling, one.stopping).tokens
 
 
-def on_stage(names: str, body: Callable[[Stage], Awaitable[None]]) -> None:
+def on_stage(
+    names: str, body: Callable[[Stage], Awaitable[None]], heard: Callable[[Listener], Listener] = lambda plain: plain
+) -> None:
     async def main(loop: VirtualLoop) -> None:
         stage = Stage(loop, names, MemoryDisk())
+        for _, made, _ in stage.services.values():
+            run_engine = made.engine.run
+            made.engine.run = lambda listener, run_engine=run_engine: run_engine(heard(listener))  # type: ignore[method-assign]
         async with running(*(service for service, _, _ in stage.services.values())):
             await stage.meet()
             await body(stage)
@@ -157,6 +163,58 @@ def test_what_was_evicted_comes_back_and_the_report_says_from_where() -> None:
         assert mixed.tokens_by_tier == {"hbm": TURN + 32}
 
     on_stage("u+", body)
+
+
+def late(listener: Listener) -> Listener:
+    """As an engine reports whose own cache has blocks at once, and its block space when their work has ended."""
+    waiting = list[KvChange]()
+
+    def hear(report: StepReport) -> None:
+        waiting.append(report.kv)
+        listener(msgspec.structs.replace(report, space=NO_CHANGE))
+        if report.ended:
+            for change in waiting:
+                listener(StepReport(space=change))
+            waiting.clear()
+
+    return hear
+
+
+def test_blocks_that_the_space_has_after_the_end_of_their_work_are_kept_for_its_tenant() -> None:
+    offered = list[Offer]()
+
+    async def body(s: Stage) -> None:
+        (tiers,) = s.workers["u"].tiers
+        offer = tiers.offer
+
+        def ended(offers: Sequence[Offer]) -> None:
+            assert not offers or s.workers["u"].service.host.attempts == 0, "the space has them only now"
+            offered.extend(offers)
+            offer(offers)
+
+        tiers.offer = ended  # type: ignore[method-assign]
+        await s.ask("u", prompt(TURN), tenant_salt="acme")
+        await s.settle("u")
+        names = chain_names(tenant_root(root_name(s.services["u"][1].engine.info), "acme"), prompt(TURN), 16)
+        assert {one.name for one in offered} >= {*names}
+        assert {one.tenant for one in offered} == {payer("acme")}
+        await s.evict("u")
+        report = await s.ask("u", prompt(TURN + 40), tenant_salt="acme")
+        assert report.tokens_by_tier == {"dram": TURN}
+
+    on_stage("u+", body, late)
+
+
+def test_tenants_of_ended_works_are_known_within_bounds() -> None:
+    table = AttemptTable()
+    for work in range(1, 9001):
+        table.add(Attempt(1, work, msgspec.structs.replace(submit(work), tenant_salt=f"t{work}"), 0.0))
+        assert table.tenant_of(work) == f"t{work}"
+        table.remove(work)
+    table.check()
+    assert table.tenant_of(9000) == "t9000"
+    assert table.tenant_of(1) is None, "not for ever"
+    assert table.tenant_of(-5) is None
 
 
 def test_damaged_copies_are_computed_again() -> None:

@@ -63,10 +63,7 @@ CALLS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("vllm.v1.engine.core_client", "AsyncMPClient.add_request_async", 2, ()),
     ("vllm.v1.engine.core_client", "AsyncMPClient.abort_requests_async", 2, ()),
     ("vllm.v1.engine.core_client", "AsyncMPClient.get_output_async", 1, ()),
-    (
-        "vllm.v1.engine.input_processor", "InputProcessor.process_inputs", 5,
-        ("lora_request", "priority", "session_id"),
-    ),
+    ("vllm.v1.engine.input_processor", "InputProcessor.process_inputs", 5, ("lora_request", "priority")),
     ("vllm.engine.arg_utils", "AsyncEngineArgs.create_engine_config", 1, ("headless",)),
     ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor", 1, ("monitor_workers",)),
     ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.shutdown", 1, ()),

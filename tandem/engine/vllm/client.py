@@ -104,11 +104,8 @@ class VllmClient:
             pipeline_parallel=int(parallel.pipeline_parallel_size),
         )
 
-    def prepare(self, request: Request, maker: int) -> EngineCoreRequest:
-        """A request as the engine process takes it; `maker` comes back with the blocks it makes.
-
-        Raises `invalid_request`.
-        """
+    def prepare(self, request: Request) -> EngineCoreRequest:
+        """A request as the engine process takes it. Raises `invalid_request`."""
         sampling = dict(request.sampling)
         try:
             if request.grammar is not None:
@@ -125,7 +122,6 @@ class VllmClient:
                 self._tasks,
                 lora_request=self._adapters.get(request.adapter),
                 priority=request.priority,
-                session_id=str(maker),
             )
         except (VLLMValidationError, ValueError) as error:
             raise TandemError("invalid_request", " ".join(str(error).split())) from error

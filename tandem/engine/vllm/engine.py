@@ -199,7 +199,7 @@ class VllmEngine:
         self._changed()
 
     def _staged(self, report: StepReport) -> None:
-        self._deliver(msgspec.structs.replace(report, kv=self._names.apply(report.kv)))
+        self._deliver(msgspec.structs.replace(report, kv=self._names.apply(report.kv), space=report.kv))
 
     def _lost(self, sentence: str) -> None:
         self._problem = sentence
@@ -232,7 +232,7 @@ class VllmEngine:
         assert cached is not None
         async for batch in events.batches():
             change = cached.forget() if batch is None else cached.apply(batch)
-            self._deliver(StepReport(kv=self._names.apply(change)))
+            self._deliver(StepReport(kv=self._names.apply(change), space=NO_CHANGE))
 
     async def _serve(self) -> None:
         """Give vLLM what it is to do, and look after deadlines. Raises `EngineGone`."""

@@ -32,7 +32,7 @@ _SILENT_S: Final = 0.5
 class Maker(Protocol):
     """Makes what vLLM's engine process takes; `client.VllmClient` is one."""
 
-    def prepare(self, request: Request, maker: int) -> Any:
+    def prepare(self, request: Request) -> Any:
         """Raises `invalid_request`."""
         ...
 
@@ -112,7 +112,7 @@ class Ledger:
 
     def _prepared(self, run: WorkRun, branch: Branch) -> Order:
         request = make_request(run.work, branch, run.end_tokens, self._runner)
-        return Order(run.branches[branch.sequence], self._maker.prepare(request, run.work_id))
+        return Order(run.branches[branch.sequence], self._maker.prepare(request))
 
     def _refuse(self, work: Work) -> None:
         refuse_impossible(work, self._info)

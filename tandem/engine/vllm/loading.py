@@ -223,7 +223,7 @@ class Loaded:
         try:
             async with asyncio.timeout(self._settings.step_timeout_s):
                 began = asyncio.get_running_loop().time()
-                await self.client.add(self.client.prepare(request, 0))
+                await self.client.add(self.client.prepare(request))
                 ended = False
                 while not ended:
                     outputs = (await self.client.outputs()).outputs

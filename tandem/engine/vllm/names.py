@@ -59,15 +59,15 @@ class _Chain:
 
 @dataclass
 class _Told:
-    stored: dict[bytes, int] = field(default_factory=dict)
+    stored: dict[bytes, None] = field(default_factory=dict)
     removed: dict[bytes, None] = field(default_factory=dict)
 
-    def store(self, name: bytes, maker: int) -> None:
+    def store(self, name: bytes) -> None:
         if self.removed.pop(name, 0) == 0:
-            self.stored[name] = maker
+            self.stored[name] = None
 
     def remove(self, name: bytes) -> None:
-        if self.stored.pop(name, None) is None:
+        if self.stored.pop(name, 0) == 0:
             self.removed[name] = None
 
 
@@ -113,14 +113,13 @@ class CachedNames:
         parent = self._parent(event)
         if parent is None:
             return
-        maker = int(event.session_id) if event.session_id is not None and event.session_id.isdigit() else 0
         size, tokens = event.block_size, event.token_ids
         for index, block in enumerate(event.block_hashes):
             name = parent and child_name(parent, pack_tokens(tokens[index * size : (index + 1) * size]))
             chain = self._chains.setdefault(block, _Chain(name or None))
             chain.copies += 1
             if chain.copies == 1 and chain.name is not None:
-                told.store(chain.name, maker)
+                told.store(chain.name)
             parent = name
 
     def _parent(self, event: BlockStored) -> bytes | None:
@@ -161,9 +160,7 @@ class NameUnion:
     def apply(self, change: KvChange) -> KvChange:
         """What a source's change means for the union."""
         removed = tuple(name for name in change.removed if self._drop(name))
-        makers = change.makers or (0,) * len(change.stored)
-        added = [(name, maker) for name, maker in zip(change.stored, makers, strict=True) if self._add(name)]
-        return KvChange(tuple(name for name, _ in added), removed, tuple(maker for _, maker in added))
+        return KvChange(tuple(name for name in change.stored if self._add(name)), removed)
 
     def _add(self, name: bytes) -> bool:
         self._held[name] = count = self._held.get(name, 0) + 1
@@ -178,4 +175,4 @@ class NameUnion:
 
 
 def _change(told: _Told) -> KvChange:
-    return KvChange(tuple(told.stored), tuple(told.removed), tuple(told.stored.values()))
+    return KvChange(tuple(told.stored), tuple(told.removed))
