@@ -1,21 +1,25 @@
-"""Step 2: the connector's copies between vLLM's cache layouts and stage slots: right or not, how fast, how blocking.
+"""Step 2: the connector's `DeviceCopies` between vLLM's cache layouts and stage slots: right or not, how fast, how
+blocking.
 
-Tensors have the shapes and strides that vLLM 0.32 gives its caches; vLLM itself is not needed.
+Tensors have the shapes and strides that vLLM 0.32 gives its caches. Its kernels are not needed: a batch is copied by
+the call to CUDA that they make (`benchmarks.gpu.device_calls`).
 """
 
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
+from benchmarks.gpu.device_calls import device_calls
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.target import Target
 from kv_transfer.connectors.cache_pages import CachePages
-from kv_transfer.connectors.host_copies import HostCopies
+from kv_transfer.connectors.device_copies import DeviceCopies
 from kv_transfer.connectors.orders import PageTarget
 from tandem.engine.memory import HostMemory
-from tandem.engine.torch.pool import pin
 from tandem.engine.vllm.canonical import RankPart, SlotShape
 
 TITLE = "The connector's copies"
@@ -47,7 +51,7 @@ _ORDERS = {"LBHNC": (0, 1, 2, 3, 4), "BLHNC": (1, 0, 2, 3, 4)}
 
 
 def measure(target: Target) -> Iterator[Figure]:
-    """Rates of saving and loading, pageable and pinned, and what they do to computing beside them."""
+    """Rates of saving and loading, how long beginning them takes, and what they do to computing beside them."""
     for model in _MODELS[:1] if target.tiny else _MODELS:
         for order in _ORDERS:
             yield from _one(target, model, order)
@@ -56,30 +60,58 @@ def measure(target: Target) -> Iterator[Figure]:
 def _one(target: Target, model: _Model, order: str) -> Iterator[Figure]:
     blocks = target.sized(max(32, min(256, (1 << 30) // (model.page_bytes * model.slots * model.layers))), 4)
     layers = model.layers if not target.tiny else 4
-    units = model.slots * model.tensor
-    shape = SlotShape(layers, units, model.page_bytes)
+    shape = SlotShape(layers, model.slots * model.tensor, model.page_bytes)
     memory = HostMemory(shape.slot_bytes, blocks)
     cache = _cache(target, model, order, layers, blocks)
-    copier = HostCopies(CachePages(cache, blocks, RankPart(0, layers, tuple(range(model.slots))), shape))
-    copier.map_slots(memory.buffer)
+    calls, how = device_calls(target)
+    copies = DeviceCopies(CachePages(cache, blocks, RankPart(0, layers, tuple(range(model.slots))), shape), calls)
+    copies.map_slots(memory.buffer)
     targets = [PageTarget(index, slot, index) for index, slot in enumerate(reversed(range(blocks)))]
     size = blocks * layers * model.slots * model.page_bytes
-    what = f"{model.name}, {order}"
-    _check(target, copier, cache, targets, what)
-    for kind in ("pageable", "pinned"):
-        if kind == "pinned":
-            if not target.on_gpu:
-                continue
-            pin(torch.frombuffer(memory.buffer, dtype=torch.uint8))
-        yield Figure(
-            f"{what}: save, {kind}",
-            size / target.seconds(lambda: copier.save(targets, copier.groups[0])) / 1e9,
-            "GB/s",
-        )
-        yield Figure(f"{what}: load, {kind}", size / target.seconds(lambda: copier.load(targets)) / 1e9, "GB/s")
-    if target.on_gpu:
-        yield _stretch(target, copier, targets, what)
-        yield Figure(f"{what}: save, waits for the device", _syncs(copier, targets), "per call")
+    what = f"{model.name}, {order}, {how}"
+    try:
+        _check(target, copies, cache, targets, what)
+        yield Figure(f"{what}: save", size / target.seconds(lambda: _save(copies, targets)) / 1e9, "GB/s")
+        yield Figure(f"{what}: load", size / target.seconds(lambda: _load(copies, targets)) / 1e9, "GB/s")
+        for name, begin in (("save", _save), ("load", _load)):
+            yield Figure(
+                f"{what}: beginning a {name}", _begun_s(target, begin, copies, targets) * 1e3, "ms of the host"
+            )
+        if target.on_gpu:
+            yield _stretch(target, copies, targets, what)
+            yield Figure(f"{what}: save and load, waits for the device", _syncs(copies, targets), "in all")
+    finally:
+        copies.close()
+        memory.close()
+
+
+def _save(copies: DeviceCopies, targets: list[PageTarget]) -> None:
+    """As a step does: in groups of layers, behind what was computed."""
+    copies.begin_step(fence=False)
+    for group in copies.groups:
+        copies.save(targets, group)
+
+
+def _load(copies: DeviceCopies, targets: list[PageTarget]) -> None:
+    copies.begin_step(fence=True)
+    copies.load(targets)
+
+
+def _begun_s(
+    target: Target,
+    begin: Callable[[DeviceCopies, list[PageTarget]], None],
+    copies: DeviceCopies,
+    targets: list[PageTarget],
+) -> float:
+    """For how long the engine's thread is kept by beginning copies, median."""
+    taken = []
+    for _ in range(5):
+        target.wait()
+        began = time.perf_counter()
+        begin(copies, targets)
+        taken.append(time.perf_counter() - began)
+    target.wait()
+    return median(taken)
 
 
 def _cache(target: Target, model: _Model, order: str, layers: int, blocks: int) -> list[torch.Tensor]:
@@ -91,23 +123,23 @@ def _cache(target: Target, model: _Model, order: str, layers: int, blocks: int) 
 
 
 def _check(
-    target: Target, copier: HostCopies, cache: list[torch.Tensor], targets: list[PageTarget], what: str
+    target: Target, copies: DeviceCopies, cache: list[torch.Tensor], targets: list[PageTarget], what: str
 ) -> None:
     """Bytes that were saved come back into a cache that was overwritten meanwhile."""
     before = [layer.clone() for layer in cache]
-    copier.save(targets, copier.groups[0])
+    _save(copies, targets)
     target.wait()
     for layer in cache:
         layer.fill_(0x5A5A)
-    copier.load(targets)
+    _load(copies, targets)
     target.wait()
     wrong = sum(not torch.equal(one, other) for one, other in zip(before, cache, strict=True))
     if wrong:
         raise AssertionError(f"{what}: {wrong} of {len(cache)} layers came back with other bytes")
 
 
-def _stretch(target: Target, copier: HostCopies, targets: list[PageTarget], what: str) -> Figure:
-    """How much longer products on the main stream take with a save beside them on another one."""
+def _stretch(target: Target, copies: DeviceCopies, targets: list[PageTarget], what: str) -> Figure:
+    """How much longer products on the engine's stream take with a save beside them."""
     left = torch.randn(8192, 8192, device=target.device, dtype=torch.bfloat16)
 
     def products() -> None:
@@ -115,20 +147,20 @@ def _stretch(target: Target, copier: HostCopies, targets: list[PageTarget], what
             left @ left
 
     def both() -> None:
+        _save(copies, targets)
         products()
-        with target.side_stream():
-            copier.save(targets, copier.groups[0])
 
     alone = target.seconds(products)
     return Figure(f"{what}: products beside a save", target.seconds(both) / alone, "times as long")
 
 
-def _syncs(copier: HostCopies, targets: list[PageTarget]) -> float:
+def _syncs(copies: DeviceCopies, targets: list[PageTarget]) -> float:
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            copier.save(targets, copier.groups[0])
+            _save(copies, targets)
+            _load(copies, targets)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return float(len(caught))

@@ -67,11 +67,28 @@ class DeviceCalls(Protocol):
         ...
 
 
-class CudaCalls:
-    """`DeviceCalls` of the device that tensors of this rank are on."""
+class BatchedCopy(Protocol):
+    """`DeviceCalls.copy` on the current stream of torch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __call__(
+        self, sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, *, steady: bool
+    ) -> None: ...
+
+
+def copy_by_vllm(sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, *, steady: bool) -> None:
+    """`BatchedCopy` of vLLM's kernels: one `cuMemcpyBatchAsync`, where the driver has it."""
+    # Imported on use: it loads vLLM's kernels.
+    from tandem.engine.vllm.internals import swap_blocks_batch
+
+    swap_blocks_batch(sources, targets, sizes, is_src_access_order_any=steady)
+
+
+class CudaCalls:
+    """`DeviceCalls` of the device that tensors of this rank are on. `batched` copies, where vLLM is not installed."""
+
+    def __init__(self, device: torch.device, batched: BatchedCopy = copy_by_vllm) -> None:
         self._device = device
+        self._batched = batched
 
     def side_stream(self) -> Any:
         # By default of the lowest priority there is.
@@ -104,10 +121,7 @@ class CudaCalls:
         return torch.tensor(values, pin_memory=True).to(self._device, non_blocking=True)
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, *, steady: bool) -> None:
-        # Imported on use: it loads vLLM's kernels.
-        from tandem.engine.vllm.internals import swap_blocks_batch
-
-        swap_blocks_batch(sources, targets, sizes, is_src_access_order_any=steady)
+        self._batched(sources, targets, sizes, steady=steady)
 
 
 def pinned_pieces(size_bytes: int, slot_bytes: int, limit: int = _REGISTERED_MAX) -> list[tuple[int, int]]:
