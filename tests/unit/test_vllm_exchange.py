@@ -6,7 +6,7 @@ import pytest
 
 from tandem.core.config_facts import CacheKinds, Windows
 from tandem.core.errors import TandemError
-from tandem.engine.vllm.exchange import TRANSFERS, decide
+from tandem.engine.vllm.exchange import TRANSFERS, decide, wrong_rotation
 from tandem.engine.vllm.settings import KV_DTYPES
 
 PLAIN = CacheKinds()
@@ -28,6 +28,34 @@ def test_kv_that_depends_on_who_computed_it_is_not_exchanged() -> None:
     assert (found.connector, found.kv_events, found.reason) == (False, True, "kernels differ")
     with pytest.raises(TandemError, match="kernels differ; use role unified"):
         decide(inexact, "auto", "decode")
+
+
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+OFF = ["-rotary_embedding"]
+
+
+@pytest.mark.parametrize("rope", [None, {}, PLAIN_ROPE])
+@pytest.mark.parametrize(
+    "compilation", [None, {}, {"custom_ops": ["all"]}, {"custom_ops": ["none", "+rotary_embedding"]}]
+)
+def test_unscaled_latents_on_a_cpu_are_not_handed_over(rope: dict[str, object] | None, compilation: object) -> None:
+    why = wrong_rotation(rope, compilation)
+    assert '{"custom_ops": ["-rotary_embedding"]}' in why
+    assert not decide(CacheKinds(inexact=why), "auto", "unified").connector
+
+
+@pytest.mark.parametrize(
+    ("rope", "compilation"),
+    [
+        ({"rope_type": "yarn", "factor": 40.0}, None),
+        ({"rope_type": "deepseek_yarn", "factor": 40.0}, {"custom_ops": ["all"]}),
+        (PLAIN_ROPE, {"custom_ops": OFF}),
+        (PLAIN_ROPE, {"custom_ops": ["none"]}),
+        (None, {"custom_ops": ["all", *OFF]}),
+    ],
+)
+def test_latents_that_the_kernel_does_not_turn_are(rope: dict[str, object] | None, compilation: object) -> None:
+    assert wrong_rotation(rope, compilation) == ""
 
 
 @pytest.mark.parametrize("kinds", [STATE, ALL], ids=["state", "windows everywhere"])

@@ -27,6 +27,17 @@ _BASE: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
 }
 _EXPERTS: Final[dict[str, Any]] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_YARN: Final[dict[str, Any]] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 512,
+}
+"""As DeepSeek-V2, V3, R1 and Kimi K2 have it, on a smaller scale."""
 _LATENTS: Final[dict[str, Any]] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 64,
@@ -44,6 +55,15 @@ _LATENTS: Final[dict[str, Any]] = {
     "first_k_dense_replace": 1,
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
+    "rope_parameters": _YARN,
+}
+_LITE: Final[dict[str, Any]] = {
+    **_LATENTS,
+    "q_lora_rank": None,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "scoring_func": "softmax",
 }
 _GPT_OSS: Final[dict[str, Any]] = {
     "head_dim": 64,
@@ -109,6 +129,7 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-moe": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
     "deepseek-v3": ("DeepseekV3", _LATENTS),
+    "deepseek-v2-lite": ("DeepseekV2", _LITE),
     "gpt-oss": ("GptOss", _GPT_OSS),
     "gemma-3": ("Gemma3Text", {"num_hidden_layers": 4, "layer_types": _SLIDING, "sliding_window": WINDOW}),
     "qwen3-next": ("Qwen3Next", _LINEAR),

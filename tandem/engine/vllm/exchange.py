@@ -5,8 +5,9 @@ models: recurrent state, indexes, and of layers with a sliding window only what 
 not know these vLLM would not start, or would keep more than it needs; so such models are served without one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tandem.core.config_facts import CacheKinds, Windows, cannot_exchange
 from tandem.core.errors import TandemError
@@ -15,6 +16,8 @@ TRANSFERS: Final = ("auto", "always", "never")
 """What `kv_transfer` can be."""
 _PLAIN_DTYPES: Final = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 """Types of KV whose pages hold numbers and nothing else."""
+_ROTATION: Final = "rotary_embedding"
+"""vLLM's name for the kernel that turns queries and keys by their positions."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,23 @@ def impossible(kinds: CacheKinds, kv_dtype: str = "auto", *, drafts: bool = Fals
     if kv_dtype not in _PLAIN_DTYPES:
         return f"KV of type {kv_dtype} has scales in its pages, which blocks do not carry"
     return ""
+
+
+def wrong_rotation(rope: Mapping[str, Any] | None, compilation: object) -> str:
+    """Why latents of a model with these rotary parameters cannot be exchanged on a CPU; empty where they can.
+
+    vLLM 0.32 gives its CPU kernel views of tokens x heads x width there, and the kernel takes the stride of heads for
+    that of tokens: a token is turned otherwise in a prompt than alone. Scaled rotations (DeepSeek-V2, V3, R1, Kimi
+    K2) do not use the kernel. `compilation` is vLLM's `compilation_config`, which can turn the kernel off.
+    """
+    if (rope or {}).get("rope_type", "default") != "default":
+        return ""
+    named = compilation.get("custom_ops") if isinstance(compilation, Mapping) else None
+    operations = named if isinstance(named, list) else []
+    if f"-{_ROTATION}" in operations or ("none" in operations and f"+{_ROTATION}" not in operations):
+        return ""
+    setting = f'compilation_config = {{"custom_ops": ["-{_ROTATION}"]}} among the extra arguments'
+    return f"vLLM's CPU kernel turns the positions of unscaled latents wrongly, which {setting} mends"
 
 
 def decide(kinds: CacheKinds, transfer: str, role: str, kv_dtype: str = "auto", *, drafts: bool = False) -> Exchange:

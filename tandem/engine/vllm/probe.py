@@ -8,6 +8,7 @@ from typing import Any
 from tandem.core.config_facts import CacheKinds, cache_kinds
 from tandem.engine.vllm.arguments import EngineArguments
 from tandem.engine.vllm.client import engine_args
+from tandem.engine.vllm.exchange import wrong_rotation
 
 
 def probe(arguments: EngineArguments) -> CacheKinds:
@@ -15,18 +16,17 @@ def probe(arguments: EngineArguments) -> CacheKinds:
     does not take."""
     config: Any = engine_args(arguments.keywords).create_model_config()
     found = cache_kinds(config.hf_config.to_dict(), int(config.max_model_len))
-    return CacheKinds(_other(config) or found.other, found.windows, _inexact(config))
+    return CacheKinds(_other(config) or found.other, found.windows, _inexact(config, arguments))
 
 
-def _inexact(config: Any) -> str:
-    """On a CPU vLLM 0.32 computes a token over latents otherwise in a prompt than in an answer, by up to one in
-    log-probability, and a decode worker computes a prompt's last token as it does those of answers."""
+def _inexact(config: Any, arguments: EngineArguments) -> str:
     # Imported on use: it decides for which device this process is.
     from tandem.engine.vllm.internals import current_platform
 
     if not (config.use_mla and current_platform.is_cpu()):
         return ""
-    return "vLLM's CPU kernels give a token's latents other values in a prompt than in an answer"
+    rope = getattr(config.hf_text_config, "rope_parameters", None)
+    return wrong_rotation(rope, arguments.keywords.get("compilation_config"))
 
 
 def _other(config: Any) -> str:
