@@ -105,3 +105,10 @@ def test_the_catalogue_has_what_ci_tries_and_no_name_twice() -> None:
     with pytest.raises(KeyError):
         named("nobody")
     assert named("") == ENTRIES
+
+
+def test_a_row_says_which_kernel_was_off() -> None:
+    (entry,) = named("moonlight")
+    outcome = Outcome("moonlight", 16, (), Tally(4, 4), Twins(2, 2), Tally(4, 4), Twins(2, 2))
+    text = page({"moonlight": record.Row("moonlight", "code", "2026-01-01", outcome=outcome)}, (entry,), "code")
+    assert "float32; without vLLM's kernel rotary_embedding, which is wrong here |" in text

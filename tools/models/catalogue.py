@@ -9,7 +9,8 @@ FULL: Final = "full attention"
 @dataclass(frozen=True)
 class Entry:
     """One model. `caches` says in words what its layers keep of a prompt; `exchanged`, whether the stage carries that
-    to another worker; `dtype`, what it is served in, as its kernels on a CPU want it."""
+    to another worker; `dtype`, what it is served in, as its kernels on a CPU want it; `without`, which kernel of vLLM
+    is turned off, in vLLM alone too, because it is wrong there."""
 
     name: str
     title: str
@@ -17,6 +18,7 @@ class Entry:
     caches: str = FULL
     exchanged: bool = True
     dtype: str = "float32"
+    without: str = ""
     runs: bool = True
     """Otherwise its kernels exist on GPUs alone: configuration, sizing and arguments are checked."""
 
@@ -33,6 +35,7 @@ ENTRIES: Final = (
     Entry("qwen3-moe", "Qwen3-MoE", "Qwen3MoeForCausalLM"),
     Entry("deepseek-v3", "DeepSeek-V3", "DeepseekV3ForCausalLM", "latents (MLA)"),
     Entry("deepseek-v2-lite", "DeepSeek-V2-Lite", "DeepseekV2ForCausalLM", "latents (MLA)"),
+    Entry("moonlight", "Moonlight", "DeepseekV3ForCausalLM", "latents (MLA)", without="rotary_embedding"),
     Entry("gpt-oss", "gpt-oss, bfloat16", "GptOssForCausalLM", _WINDOWS, dtype="bfloat16"),
     Entry("gemma-3", "Gemma-3, text", "Gemma3ForCausalLM", _WINDOWS),
     Entry("qwen3-next", "Qwen3-Next", "Qwen3NextForCausalLM", _STATE, exchanged=False, dtype="bfloat16"),

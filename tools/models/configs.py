@@ -57,6 +57,7 @@ _LATENTS: Final[dict[str, Any]] = {
     "scoring_func": "sigmoid",
     "rope_parameters": _YARN,
 }
+_UNSCALED: Final = {"rope_type": "default", "rope_theta": 50000.0}
 _LITE: Final[dict[str, Any]] = {
     **_LATENTS,
     "q_lora_rank": None,
@@ -130,6 +131,7 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen3-moe": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
     "deepseek-v3": ("DeepseekV3", _LATENTS),
     "deepseek-v2-lite": ("DeepseekV2", _LITE),
+    "moonlight": ("DeepseekV3", {**_LATENTS, "q_lora_rank": None, "rope_parameters": _UNSCALED}),
     "gpt-oss": ("GptOss", _GPT_OSS),
     "gemma-3": ("Gemma3Text", {"num_hidden_layers": 4, "layer_types": _SLIDING, "sliding_window": WINDOW}),
     "qwen3-next": ("Qwen3Next", _LINEAR),

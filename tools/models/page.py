@@ -76,7 +76,8 @@ def _outcome(entry: Entry, outcome: Outcome) -> list[str]:
         _twins(twins) if twins is not None else "–",
     ]
     wrong = [*outcome.unified.wrong[:1], *(pair.wrong[:1] if pair is not None else ())]
-    said = [entry.dtype, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
+    without = f"without vLLM's kernel {entry.without}, which is wrong here" if entry.without else ""
+    said = [entry.dtype, without, outcome.remark, *(f"FAILED: {why}" for why in (outcome.problem, *wrong) if why)]
     return [*cells, "; ".join(each for each in said if each)]
 
 

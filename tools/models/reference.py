@@ -37,11 +37,12 @@ _ENVIRONMENT: Final = {
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A model to answer for, within `limit_s`."""
+    """A model to answer for, within `limit_s`; see `Entry`."""
 
     model: str
     dtype: str
     limit_s: float
+    without: str = ""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -73,12 +74,12 @@ class Reference:
         self._process = process
         self._turn = asyncio.Lock()
 
-    async def answers(self, model: Path, dtype: str, limit_s: float) -> Answers:
+    async def answers(self, model: Path, dtype: str, limit_s: float, without: str = "") -> Answers:
         """Raises RuntimeError when the process is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         async with self._turn:
-            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s)) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s, without)) + b"\n")
             async with asyncio.timeout(limit_s + 120.0):
                 # What was asked before, and given up, is answered first.
                 while line := await self._process.stdout.readline():
@@ -152,6 +153,7 @@ def _answers(job: Job) -> Answers:
         model=job.model, dtype=job.dtype, block_size=BLOCK_TOKENS, enforce_eager=True, max_model_len=CONTEXT_TOKENS,
         num_gpu_blocks_override=BLOCKS, max_num_batched_tokens=CHUNK_TOKENS, max_num_seqs=SEQUENCES,
         generation_config="vllm", disable_log_stats=True,
+        compilation_config=compilation(job.without),
     )  # fmt: skip
     engine: Any = model.llm_engine
     cache = engine.vllm_config.cache_config
@@ -168,6 +170,11 @@ def _answers(job: Job) -> Answers:
         further=said[1],
         twins=said[2],
     )
+
+
+def compilation(without: str) -> dict[str, list[str]] | None:
+    """vLLM's setting that turns this kernel off; None for no kernel."""
+    return {"custom_ops": [f"-{without}"]} if without else None
 
 
 def _said(model: Any, prompt: tuple[int, ...]) -> Said:

@@ -1,10 +1,12 @@
 """One model: vLLM alone, Tandem unified, Tandem with prefill and decode apart, and the twins of both."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -18,7 +20,7 @@ from tools.models.catalogue import Entry
 from tools.models.damaging import VARIABLE
 from tools.models.judge import tally, varied
 from tools.models.prompts import BLOCK_TOKENS, CONTEXT_TOKENS, edges, further, swapped, twins
-from tools.models.reference import BLOCKS, Answers, Reference
+from tools.models.reference import BLOCKS, Answers, Reference, compilation
 from tools.models.trial_types import Outcome, Tally, Twins
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
-    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s))
+    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s, entry.without))
     async with asyncio.TaskGroup() as group:
         known = group.create_task(alone)
         unified = group.create_task(_timed(tell, "unified", _unified(entry, model, known)))
@@ -131,15 +133,20 @@ def _serving(
     given = [
         *flags, "--dtype", entry.dtype, "--block-tokens", str(BLOCK_TOKENS), "--context-tokens", str(CONTEXT_TOKENS)
     ]  # fmt: skip
-    return serving(given, {**_ENVIRONMENT, **(environment or {})}, model, change=_damageable)
+    return serving(given, {**_ENVIRONMENT, **(environment or {})}, model, change=partial(_changed, entry))
 
 
-def _damageable(platform: Platform) -> None:
-    """Decode workers run in the module that damages KV, which does nothing unless its file is there."""
+def _changed(entry: Entry, platform: Platform) -> None:
+    """Workers are told which kernel to leave off, and decode workers run in the module that damages KV, which does
+    nothing unless its file is there."""
+    off = compilation(entry.without)
+    told = [] if off is None else ["--vllm.extra.compilation_config", json.dumps(off)]
     for member in platform.members:
-        if member.role not in (ROUTER, "prefill"):
-            python, flag, module, *more = member.command.argv
-            member.command = replace(member.command, argv=(python, flag, "tools.models.damaging", module, *more))
+        if member.role == ROUTER:
+            continue
+        python, flag, module, *more = (*member.command.argv, *told)
+        damaging = [] if member.role == "prefill" else ["tools.models.damaging"]
+        member.command = replace(member.command, argv=(python, flag, *damaging, module, *more))
 
 
 async def _timed(tell: Tell, stage: str, work: Awaitable[T]) -> T:
