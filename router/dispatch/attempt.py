@@ -7,7 +7,15 @@ from typing import Final, Protocol
 from router.dispatch.positions import Mismatch, Positions
 from router.fleet.peer import Peer
 from router.placement import Placement, Work
-from tandem.core.messages import AttemptReport, Cancel, Claimed, SequenceOutput, TokenLogprob, WorkerCommand
+from tandem.core.messages import (
+    AttemptFailed,
+    AttemptReport,
+    Cancel,
+    Claimed,
+    SequenceOutput,
+    TokenLogprob,
+    WorkerCommand,
+)
 
 Deliver = Callable[
     [int, int, tuple[int, ...], str, tuple[TokenLogprob, ...], str | None, str | int | None],
@@ -26,8 +34,9 @@ class LegOwner(Protocol):
 
     def mismatched(self, leg: "Leg", mismatch: Mismatch) -> None: ...
 
-    def leg_failed(self, leg: "Leg", code: str, message: str) -> None:
-        """The worker gave up on a live leg, or was lost (`worker_lost`)."""
+    def leg_failed(self, leg: "Leg", code: str, message: str, param: str = "") -> None:
+        """The worker gave up on a live leg, for what the request says as `param` unless that is empty, or was lost
+        (`worker_lost`)."""
         ...
 
     def leg_reported(self, leg: "Leg", report: AttemptReport) -> None: ...
@@ -108,9 +117,9 @@ class Leg:
             self._prompt_done()
             self._owner.advanced(self, new)
 
-    def on_failed(self, code: str, message: str) -> None:
+    def on_failed(self, failure: AttemptFailed) -> None:
         if self.live:
-            self._owner.leg_failed(self, code, message)
+            self._owner.leg_failed(self, failure.code, failure.message, failure.param)
 
     def on_report(self, report: AttemptReport) -> None:
         if not self.reported:

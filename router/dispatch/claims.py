@@ -9,7 +9,7 @@ from router.dispatch.seal import Sealed, unseal
 from router.dispatch.takeover import Share, Takeover
 from router.fleet.peer import Peer
 from tandem.core.clock import Clock
-from tandem.core.messages import AttemptReport, Cancel, Claim, Claimed, SequenceOutput
+from tandem.core.messages import AttemptFailed, AttemptReport, Cancel, Claim, Claimed, SequenceOutput
 
 
 class Claimant:
@@ -23,15 +23,15 @@ class Claimant:
         self.claimed: Claimed | None = None
         self._answered = answered
         self._outputs: list[SequenceOutput] = []
-        self._failure: tuple[str, str] | None = None
+        self._failure: AttemptFailed | None = None
         self._report: AttemptReport | None = None
         self._transferred = False
 
     def on_output(self, output: SequenceOutput, now: float) -> None:
         self._outputs.append(output)
 
-    def on_failed(self, code: str, message: str) -> None:
-        self._failure = (code, message)
+    def on_failed(self, failure: AttemptFailed) -> None:
+        self._failure = failure
 
     def on_report(self, report: AttemptReport) -> None:
         self._report = report

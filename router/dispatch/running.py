@@ -131,14 +131,14 @@ class RunningRequest(HeldRequest):
         """What came cannot be part of the answer, so neither can anything else of this attempt."""
         self._restart(leg, "internal", f"{leg.peer.worker_id} sent what does not fit: {mismatch.reason}")
 
-    def leg_failed(self, leg: Leg, code: str, message: str) -> None:
+    def leg_failed(self, leg: Leg, code: str, message: str, param: str = "") -> None:
         assert self._attempt is not None
         if leg is self._attempt.prefill:
             self._go_on_without_prefill(self._attempt, leg, f"{code}: {message}")
         elif code == "taken_over":
             self.let_go(TandemError(code, message))
         elif code in FINAL and not self._hedging.runs(leg):
-            self.fail(TandemError(code, message))
+            self.fail(TandemError(code, message, param=param or None))
         else:
             self._restart(leg, code if code in KINDS else "internal", message)
 

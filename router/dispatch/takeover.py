@@ -7,7 +7,7 @@ from router.dispatch.sequences import Sequences
 from router.fleet.peer import Peer
 from router.generation import Generation
 from router.placement import Breakdown, Candidate, Placement, Work
-from tandem.core.messages import AttemptReport, Cancel, Claimed, SampleFirst, SequenceOutput
+from tandem.core.messages import AttemptFailed, AttemptReport, Cancel, Claimed, SampleFirst, SequenceOutput
 
 _UNKNOWN_COST = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -22,7 +22,7 @@ class Share:
     claimed: Claimed
     outputs: tuple[SequenceOutput, ...]
     transferred: bool
-    failure: tuple[str, str] | None
+    failure: AttemptFailed | None
     report: AttemptReport | None
 
     @property
@@ -43,7 +43,7 @@ class Share:
         if self.transferred:
             leg.on_transferred("")
         if self.failure is not None:
-            leg.on_failed(*self.failure)
+            leg.on_failed(self.failure)
         if self.report is not None:
             leg.on_report(self.report)
 

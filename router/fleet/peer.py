@@ -38,7 +38,7 @@ class Target(Protocol):
 
     def on_output(self, output: SequenceOutput, now: float) -> None: ...
 
-    def on_failed(self, code: str, message: str) -> None: ...
+    def on_failed(self, failure: AttemptFailed) -> None: ...
 
     def on_report(self, report: AttemptReport) -> None: ...
 
@@ -226,7 +226,7 @@ class Peer:
                     if (moving := self._targets.get(handle)) is not None:
                         moving.on_progress(self.heard_at)
             case AttemptFailed() if (target := self._targets.get(message.handle)) is not None:
-                target.on_failed(message.code, message.message)
+                target.on_failed(message)
             case Claimed():
                 self._claimed(message)
             case Unclaimed() if (target := self._targets.get(message.handle)) is not None:

@@ -20,7 +20,16 @@ from tandem.core.canary import CANARY, canary_prompt, canary_submit
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import Entropy
-from tandem.core.messages import AttemptReport, Cancel, Claimed, Export, RemoteKv, SequenceOutput, Transferred
+from tandem.core.messages import (
+    AttemptFailed,
+    AttemptReport,
+    Cancel,
+    Claimed,
+    Export,
+    RemoteKv,
+    SequenceOutput,
+    Transferred,
+)
 from tandem.core.metrics import Meter
 from tandem.service.logs import event
 
@@ -250,8 +259,8 @@ class CanaryLeg:
     def on_claimed(self, claimed: Claimed | None) -> None:
         return None
 
-    def on_failed(self, code: str, message: str) -> None:
-        self._trip.on_end(self._trip, Outcome("", code, f"{self.peer.worker_id}: {message}"))
+    def on_failed(self, failure: AttemptFailed) -> None:
+        self._trip.on_end(self._trip, Outcome("", failure.code, f"{self.peer.worker_id}: {failure.message}"))
 
     def on_lost(self, reason: str) -> None:
         """The worker is gone; the fleet says so too, which ends the canary."""

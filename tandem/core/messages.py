@@ -281,11 +281,13 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """This attempt ends here; `code` is a key of `tandem.core.errors.KINDS`. Its blocks are free already."""
+    """This attempt ends here; `code` is a key of `tandem.core.errors.KINDS`. Its blocks are free already. `param` is
+    the request's parameter at fault, empty where none is."""
 
     handle: int
     code: str
     message: str
+    param: str = ""
 
 
 class AttemptReport(msgspec.Struct, frozen=True, gc=False):

@@ -20,8 +20,8 @@ class Outbox:
         self._progressed: dict[int, None] = {}
         self._reasons: dict[str, None] = {}
 
-    def fail(self, work_id: int, code: str, message: str) -> None:
-        self._failed.append(WorkFailed(work_id, code, message))
+    def fail(self, work_id: int, code: str, message: str, param: str | None = None) -> None:
+        self._failed.append(WorkFailed(work_id, code, message, param))
 
     def end(self, work_id: int, stats: WorkStats) -> None:
         self._ended.append(WorkEnded(work_id, stats))

@@ -81,11 +81,12 @@ class Emitted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """The work ends with a typed error; nothing of it is held any more."""
+    """The work ends with a typed error; nothing of it is held any more. `param` is as `TandemError`'s."""
 
     work_id: int
     code: str
     message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class AttemptDesk:
             self.handover.begin(attempt)
         except TandemError as error:
             self._table.remove(attempt.work_id)
-            self._fail(attempt, error.code, error.message)
+            self._fail(attempt, error.code, error.message, error.param)
             self._report(attempt, WorkStats(submitted=attempt.submitted))
 
     def cancel(self, session_id: int, handle: int, sequence: int | None) -> None:
@@ -198,7 +198,7 @@ class AttemptDesk:
             self._say(session_id, StepOutputs(tuple(outputs)))
         for failed in report.failed:
             if (attempt := self._table.by_work(failed.work_id)) is not None:
-                self._fail(attempt, failed.code, failed.message)
+                self._fail(attempt, failed.code, failed.message, failed.param)
         for ended in report.ended:
             if (found := self._table.remove(ended.work_id)) is not None:
                 self._table.keep_lease(found)
@@ -326,10 +326,10 @@ class AttemptDesk:
             adapter=submit.adapter,
         )
 
-    def _fail(self, attempt: Attempt, code: str, message: str) -> None:
+    def _fail(self, attempt: Attempt, code: str, message: str, param: str | None = None) -> None:
         if not attempt.failed:
             attempt.failed = True
-            failure = AttemptFailed(attempt.submit.handle, code, message)
+            failure = AttemptFailed(attempt.submit.handle, code, message, param or "")
             self.handover.failed(attempt, failure)
             self._say(attempt.session_id, failure)
 

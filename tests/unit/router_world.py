@@ -114,7 +114,7 @@ class ScriptedWorker:
         self.by_tier: dict[str, int] = {}
         self.keeps = True
         """Whether it keeps prefixes that it is asked to pin."""
-        self.fail_with: tuple[str, str] | None = None
+        self.fail_with: tuple[str, ...] | None = None
         self.load: Load | None = None
         self.lie_at: int | None = None
         self.submits: list[Submit] = []

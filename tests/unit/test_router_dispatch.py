@@ -316,10 +316,10 @@ def test_failures_everywhere_end_in_a_typed_error_after_bounded_attempts() -> No
 def test_a_fault_of_the_request_itself_is_not_retried() -> None:
     async def body(world: World) -> None:
         for name in ("d1", "d2"):
-            world.workers[name].fail_with = ("context_length_exceeded", "too long")
+            world.workers[name].fail_with = ("context_length_exceeded", "too long", "prompt")
         client = await ended(world.ask(tokens=100))
         assert client.error is not None
-        assert client.error.code == "context_length_exceeded"
+        assert (client.error.code, client.error.param) == ("context_length_exceeded", "prompt")
         assert sum(len(world.workers[name].submits) for name in ("d1", "d2")) == 1
 
     scenario(body)

@@ -7,7 +7,7 @@ from kv_transfer.index import Held
 from router.placement import Work, WorkerView
 from router.settings import FleetSettings, RouterSettings
 from tandem.core.kv import chain_names, pack_tokens
-from tandem.core.messages import AttemptReport, Claimed, KvDelta, Load, SequenceOutput
+from tandem.core.messages import AttemptFailed, AttemptReport, Claimed, KvDelta, Load, SequenceOutput
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import LAYOUT, ROOT, World
 
@@ -41,7 +41,7 @@ class Ear:
     def on_output(self, output: SequenceOutput, now: float) -> None:
         self.outputs.append(output)
 
-    def on_failed(self, code: str, message: str) -> None: ...
+    def on_failed(self, failure: AttemptFailed) -> None: ...
 
     def on_report(self, report: AttemptReport) -> None: ...
 

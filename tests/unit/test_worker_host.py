@@ -227,6 +227,7 @@ def test_a_submit_that_cannot_be_taken_fails_once_and_is_reported(mode: str) -> 
         router.link.tokens.send(submit(1, mode))
         await router.ended(1)
         assert [(failed.handle, failed.code) for failed in router.failed] == [(1, "invalid_request")]
+        assert router.failed[0].param
         router.link.tokens.send(submit(2, tokens=prompt(5000)))
         await router.ended(2)
         assert router.failed[-1].code == "context_length_exceeded"

@@ -15,7 +15,7 @@ from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.notices import Notice, notice_of
-from tandem.engine.vllm.outputs import ended_oddly, new_positions, note_figures
+from tandem.engine.vllm.outputs import new_positions, note_figures
 from tandem.engine.vllm.requests import Request, as_prompted, make_request, owner_of, refuse_under_speculation
 from tandem.engine.vllm.running import BranchRun, WorkRun
 from tandem.engine.vllm.settings import Runner
@@ -148,7 +148,7 @@ class Ledger:
     def refused(self, work_id: int, error: TandemError, now: float) -> None:
         """The stage could not take a work in time, and has closed it."""
         if (run := self._runs.get(work_id)) is not None:
-            self._fail(run, error.code, error.message, now)
+            self._fail(run, error.code, error.message, now, error.param)
 
     def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
         """Free a work, or one sequence of it."""
@@ -206,9 +206,8 @@ class Ledger:
             self._prompt_computed(run, now)
         for emitted in new_positions(run, branch, output):
             self._emit(run, branch, emitted, now)
-        odd = ended_oddly(output)
-        if odd is not None and not branch.done:
-            self._fail(run, "engine_failed", f"vLLM ended the request with {odd!r}", now)
+        if output.finish_reason is not None and not branch.done:
+            self._fail(run, "engine_failed", f"vLLM ended the request with {str(output.finish_reason)!r}", now)
 
     def _emit(self, run: WorkRun, branch: BranchRun, emitted: Emitted, now: float) -> None:
         run.first_token = run.first_token or now
@@ -318,6 +317,6 @@ class Ledger:
             self._stage.close(run.work_id)
         self.outbox.end(run.work_id, run.stats(now, staged, fetched))
 
-    def _fail(self, run: WorkRun, code: str, message: str, now: float) -> None:
-        self.outbox.fail(run.work_id, code, message)
+    def _fail(self, run: WorkRun, code: str, message: str, now: float, param: str | None = None) -> None:
+        self.outbox.fail(run.work_id, code, message, param)
         self._end(run, now)

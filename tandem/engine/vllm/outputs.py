@@ -8,8 +8,8 @@ from tandem.engine.protocol import Emitted
 from tandem.engine.vllm.running import BranchRun, WorkRun
 
 _PREEMPTED: Final = 3
-_STOP_KINDS: Final = (0, 1)
-"""vLLM's finish reasons `stop` and `length`; the others are no ordinary ends."""
+_FINISHES: Final = ("stop", "length")
+"""By vLLM's number of the reason; the others are no ordinary ends."""
 
 
 def note_figures(run: WorkRun, output: Any) -> None:
@@ -34,6 +34,9 @@ def new_positions(run: WorkRun, branch: BranchRun, output: Any) -> Iterator[Emit
             continue
         branch.position = position
         finish, stop_reason = run.finish_of(token, position)
+        if finish is None and index == len(output.new_token_ids) - 1 and run.work.mode != "prefill":
+            # vLLM may have bounds beside the work's.
+            finish = _finish(output.finish_reason)
         logprob = None if wanted is None else logprob_of(output.new_logprobs, index, wanted)
         if logprob is not None and index == 0 and output.new_prompt_logprobs_tensors is not None:
             scored = prompt_logprobs_of(output.new_prompt_logprobs_tensors)
@@ -64,7 +67,6 @@ def prompt_logprobs_of(found: Any) -> tuple[PromptLogprob, ...]:
     )
 
 
-def ended_oddly(output: Any) -> str | None:
-    """Why vLLM ended a request that we did not expect to end; None for one that goes on or ended in order."""
-    reason = output.finish_reason
-    return None if reason is None or int(reason) in _STOP_KINDS else str(reason)
+def _finish(reason: Any) -> str | None:
+    number = len(_FINISHES) if reason is None else int(reason)
+    return _FINISHES[number] if number < len(_FINISHES) else None
