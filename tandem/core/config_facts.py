@@ -26,6 +26,11 @@ _CONTEXT_KEYS: Final = (
 _STRETCHING: Final = ("linear", "dynamic", "ntk")
 """Kinds of rope whose factor is not in the stated length yet."""
 _ATTENTION: Final = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+_INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention")
+"""Attention to positions that an index of its own chooses."""
+_COMPRESSED: Final = ("compressed_sparse_attention", "heavily_compressed_attention")
+_RECURRENT: Final = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "hybrid_sliding")
+"""The last two have attention beside their state."""
 _PATTERNS: Final[Mapping[str, int]] = {
     "cohere2": 4,
     "exaone4": 4,
@@ -145,7 +150,7 @@ class CacheKinds:
 def cannot_exchange(kinds: CacheKinds) -> str:
     """Why blocks of such a model cannot be exchanged, in words; empty where they can."""
     if kinds.other:
-        return f"the model keeps {kinds.other}, which blocks of keys and values do not carry"
+        return f"the model has {kinds.other}, which blocks of keys and values do not carry"
     if kinds.windows is Windows.ALL:
         return "all layers see a sliding window only, and vLLM frees what is before it"
     return kinds.inexact
@@ -161,14 +166,17 @@ def cache_kinds(config: Json, context_tokens: int | None = None) -> CacheKinds:
 def other_state(config: Json, text: Json) -> str:
     """See `CacheKinds.other`."""
     kinds = layer_types(text)
-    if kinds and any(kind not in _ATTENTION for kind in kinds):
+    if any(kind in _RECURRENT for kind in kinds):
         return "layers of recurrent state"
     if not kinds and any(text.get(key) is not None for key in _STATE_KEYS):
         return "layers of recurrent state"
-    if text.get("index_topk") is not None:
-        return "an index of its latents"
-    if text.get("compress_ratios") is not None:
+    if text.get("compress_ratios") is not None or any(kind in _COMPRESSED for kind in kinds):
         return "compressed latents"
+    if text.get("index_topk") is not None or any(kind in _INDEXED for kind in kinds):
+        return "an index of its latents" if text.get("kv_lora_rank") is not None else "an index of its keys"
+    for kind in kinds:
+        if kind not in _ATTENTION:
+            return f"layers of the unknown layer type {kind!r}"
     if _is_count(text.get("num_kv_shared_layers")):
         return "layers that share a KV cache"
     if _is_count(text.get("global_head_dim")) and text.get("global_head_dim") != text.get("head_dim"):

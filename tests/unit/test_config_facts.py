@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
 from tandem.cli.up_options import parse
-from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, facts_of
+from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, cannot_exchange, facts_of
 from tandem.core.errors import TandemError
 from tandem.core.quantization import weight_type
 from tandem.core.shape_reading import shape_of
@@ -44,6 +44,34 @@ def test_a_window_that_is_not_smaller_than_the_context_is_none() -> None:
     mistral = next(case.config for case in CASES if case.name == "Mistral-7B-v0.1")
     assert cache_kinds(mistral, 4097).windows is Windows.ALL
     assert cache_kinds(mistral, 4096).windows is Windows.NONE
+
+
+@pytest.mark.parametrize(
+    ("config", "other"),
+    [
+        (
+            {"layer_types": ["indexed_attention"] * 2, "index_topk": 2048, "kv_lora_rank": 512},
+            "an index of its latents",
+        ),
+        ({"layer_types": ["indexed_attention"] * 2, "kv_lora_rank": 512}, "an index of its latents"),
+        ({"layer_types": ["qwen_sparse_attention", "full_attention"]}, "an index of its keys"),
+        ({"layer_types": ["compressed_sparse_attention"], "index_topk": 512}, "compressed latents"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of recurrent state"),
+        ({"layer_types": ["conv", "novel"]}, "layers of recurrent state"),
+        ({"layer_types": ["full_attention", "novel"]}, "layers of the unknown layer type 'novel'"),
+        ({"layers_block_type": ["attention", "mamba"]}, "layers of recurrent state"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ""),
+    ],
+)
+def test_what_layers_keep_is_said_by_their_type(config: dict[str, Any], other: str) -> None:
+    assert cache_kinds(config).other == other
+    assert other in cannot_exchange(cache_kinds(config))
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_a_layer_type_that_nobody_knows_is_named_and_is_no_recurrent_state(kind: str) -> None:
+    found = cache_kinds({"layer_types": ["full_attention", f"{kind} of tomorrow"]}).other
+    assert found == f"layers of the unknown layer type {f'{kind} of tomorrow'!r}"
 
 
 def test_types_of_weights(case: Case) -> None:

@@ -45,6 +45,9 @@ def _write_weights(entry: Entry, place: Path) -> None:
         for name, weight in model.named_parameters():
             if weight.dim() >= 2 and "conv" not in name:
                 weight.normal_(0.0, 0.2)
+            elif name.endswith("A_log"):
+                # As they are made, states forget within a few tokens, and no answer depends on an earlier block.
+                weight.uniform_(-6.0, -3.0)
     model.to(getattr(torch, entry.dtype) if entry.dtype != "float32" else torch.float32).save_pretrained(place)
     if base_of(entry.name) != entry.name:
         _pack(entry.name, place / "model.safetensors")
