@@ -1,21 +1,18 @@
 """Whether a worker fits the GPUs it is given, before it starts: the arithmetic in words, or why there is none."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tandem.cli.model_here import CONFIG, model_config, model_directory
 from tandem.core.errors import TandemError
 from tandem.core.quantization import type_of_method
 from tandem.core.sizing import ITEM_BYTES, Shape, activation_bytes, fit, indivisible
 from tandem.devices.assigning import Assignment
-from tandem.engine.hub import is_hub_id
-from tandem.engine.model_directory import DEMO, open_model
 from tandem.engine.settings import SchedulerSettings
 from tandem.spec.engine import EngineSpec
 from tandem.spec.quantity import quantity
 
-_CONFIG: Final = "config.json"
 _PLAIN: Final = ("float32", "bfloat16", "float16")
 """Types that are computed with; weights of others are quantized."""
 
@@ -23,9 +20,9 @@ _PLAIN: Final = ("float32", "bfloat16", "float16")
 def check_fit(source: str, engine: EngineSpec, given: Assignment) -> str:
     """One line on what the worker needs and has. Raises `bad_setting` where it cannot fit."""
     directory = model_directory(source)
-    config = None if directory is None else _config(directory)
+    config = None if directory is None else model_config(directory)
     if directory is None or config is None:
-        return f"memory not checked: {_CONFIG} of {source} is not on this machine yet"
+        return f"memory not checked: {CONFIG} of {source} is not on this machine yet"
     return fit_of(config, weight_file_bytes(directory), engine, given)
 
 
@@ -93,28 +90,3 @@ def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_byt
     else:
         dtype = stated if quantized or engine.dtype in (None, "auto") else engine.dtype
     return None if dtype not in ITEM_BYTES else float(shape.weight_bytes(str(dtype)))
-
-
-def model_directory(source: str) -> Path | None:
-    """Where the model lies; None where it has yet to be downloaded."""
-    if source == DEMO:
-        return open_model(DEMO, weights=False).path
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if not is_hub_id(source):
-        return None
-    # Imported on use: it takes longer than all the rest.
-    from huggingface_hub import try_to_load_from_cache
-
-    name, _, revision = source.partition("@")
-    found = try_to_load_from_cache(name, _CONFIG, revision=revision or None)
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _config(directory: Path) -> Mapping[str, Any] | None:
-    try:
-        config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None

@@ -1,14 +1,14 @@
 """What a service means on one machine: which of it can be run here, and which has no effect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from tandem.cli.model_here import model_config, model_directory
 from tandem.core.config_facts import CacheKinds, cache_kinds, cannot_exchange
 from tandem.core.errors import TandemError
-from tandem.engine.checkpoint import read_object
 from tandem.spec.pool import Pool
 from tandem.spec.reading import read_service
 from tandem.spec.service import ModelService
@@ -49,16 +49,35 @@ def check_here(service: ModelService) -> None:
 
 def check_hand_over(service: ModelService) -> None:
     """Raises `bad_setting` for prefill and decode workers of a model whose KV cannot be handed over, as far as a
-    `config.json` on this machine says so; of any other model the workers find out when they start."""
-    spec = service.spec
-    parted = [pool.name for pool in spec.pools if pool.role != "unified" and pool.first_replicas]
-    config = Path(source_here(spec.model.source)).expanduser() / "config.json"
-    if spec.engine.type != "vllm" or not parted or not config.is_file():
-        return
-    why = cannot_exchange(CacheKinds(cache_kinds(read_object(config)).other))
+    `config.json` on this machine says so: in the model's directory, or where the hub's files are kept. Of any other
+    model the workers find out when they start."""
+    parted, config = _parted(service), _config(service)
+    why = "" if not parted or config is None else cannot_exchange(CacheKinds(cache_kinds(config).other))
     if why:
         problem = f"pool {parted[0]} would hand KV over, and cannot: {why}; use unified workers (--prefill 0)"
         raise TandemError("bad_setting", problem, param="pools")
+
+
+def unchecked_hand_over(service: ModelService) -> str | None:
+    """One line where nothing here says whether the model's KV can be handed over, as workers are to do; else None."""
+    parted = _parted(service)
+    if not parted or _config(service) is not None:
+        return None
+    return (
+        f"not checked: whether {' and '.join(parted)} can hand KV over, as no config.json of "
+        f"{source_here(service.spec.model.source)} can be read on this machine yet; workers that cannot will say so"
+    )
+
+
+def _parted(service: ModelService) -> tuple[str, ...]:
+    """Pools whose vLLM workers hand KV over."""
+    pools = service.spec.pools if service.spec.engine.type == "vllm" else ()
+    return tuple(pool.name for pool in pools if pool.role != "unified" and pool.first_replicas)
+
+
+def _config(service: ModelService) -> Mapping[str, Any] | None:
+    directory = model_directory(source_here(service.spec.model.source))
+    return None if directory is None else model_config(directory)
 
 
 def source_here(source: str) -> str:

@@ -1,5 +1,6 @@
 """What of a `ModelService` `tandem up` runs, what it says has no effect, and what it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from tandem.cli.launches import Places, members_of
-from tandem.cli.one_machine import REPLICAS_MAX, check_here, source_here, without_effect
+from tandem.cli.one_machine import REPLICAS_MAX, check_here, source_here, unchecked_hand_over, without_effect
 from tandem.cli.up_options import parse
 from tandem.core.errors import TandemError
 from tandem.service.settings import load_settings
@@ -92,6 +93,51 @@ def test_what_cannot_run_here_is_refused(upper: str, said: str) -> None:
     with pytest.raises(TandemError) as caught:
         check_here(changed(SMALLEST, upper))
     assert (caught.value.code, said in caught.value.message) == ("bad_setting", True)
+
+
+def cached(cache: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None) -> None:
+    """A hub's cache with a model `owner/hybrid` of this configuration, or with nothing."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    if config is None:
+        return
+    model = cache / "models--owner--hybrid"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    (model / "snapshots" / "abc").mkdir(parents=True)
+    (model / "snapshots" / "abc" / "config.json").write_text(json.dumps(config))
+
+
+FLAGS = ["--engine", "vllm", "--model", "owner/hybrid"]
+
+
+def test_a_hubs_model_that_is_here_is_refused_where_its_kv_cannot_be_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(tmp_path, monkeypatch, {"layer_types": ["linear_attention", "full_attention"]})
+    with pytest.raises(TandemError, match=r"layers of recurrent state.*unified workers") as refused:
+        parse(FLAGS)
+    assert refused.value.param == "pools"
+    assert unchecked_hand_over(parse([*FLAGS, "--prefill", "0"]).service) is None
+
+
+def test_a_hubs_model_that_is_here_and_can_hand_over_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(tmp_path, monkeypatch, {"layer_types": ["full_attention"]})
+    assert unchecked_hand_over(parse(FLAGS).service) is None
+
+
+def test_of_a_hubs_model_that_is_not_here_it_is_said_that_nothing_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(tmp_path, monkeypatch, None)
+    line = unchecked_hand_over(parse(FLAGS).service)
+    assert line is not None
+    assert line.startswith(
+        "not checked: whether prefill and decode can hand KV over, as no config.json of owner/hybrid"
+    )
+    assert unchecked_hand_over(parse([*FLAGS, "--prefill", "0"]).service) is None
+    assert unchecked_hand_over(parse(["--engine", "simulated"]).service) is None
 
 
 def test_a_file_is_named_with_what_is_wrong(tmp_path: Path) -> None:

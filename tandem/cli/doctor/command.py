@@ -20,7 +20,7 @@ from tandem.cli.doctor import checks
 from tandem.cli.doctor.cases import Case, Host, case_of
 from tandem.cli.doctor.engine_checks import Resolve, engine_findings
 from tandem.cli.doctor.findings import Finding, healthy, text_of
-from tandem.cli.gpu_fit import model_directory
+from tandem.cli.model_here import model_directory
 from tandem.cli.one_machine import source_here
 from tandem.cli.ports import check_free
 from tandem.core.errors import TandemError
