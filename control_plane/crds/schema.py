@@ -71,12 +71,18 @@ def _scalar(node: types.Type, where: str) -> Schema:
         bounds = _bounds(minimum=node.ge, maximum=node.le)
         return {"type": "integer", "format": "int32" if narrow else "int64", **bounds}
     if isinstance(node, types.FloatType):
-        return {"type": "number", **_bounds(minimum=node.ge, maximum=node.le)}
+        return {"type": "number", **_bounds(minimum=_plain(node.ge), maximum=_plain(node.le))}
     if isinstance(node, types.BoolType):
         return {"type": "boolean"}
     if isinstance(node, types.AnyType):
         return {_ANYTHING: True}
     raise TypeError(f"{where}: a schema cannot say {type(node).__name__}")
+
+
+def _plain(bound: float | None) -> float | None:
+    """Without a decimal point where nothing is behind it. `typing` remembers unions by equality, so an optional
+    number from 0 to 1 may have the bounds of another module's, which wrote 0.0."""
+    return int(bound) if bound is not None and bound == int(bound) else bound
 
 
 def _map(node: types.DictType, values: Schema, where: str) -> Schema:

@@ -5,30 +5,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tandem.engine.vllm.settings import Dtype, KvDtype, Method
 from tandem.spec.quantity import Quantity
 from tandem.spec.text import SET, Argument, Count, Line, Source, Strict
 
-KvDtype = Literal[
-    "auto",
-    "float16",
-    "bfloat16",
-    "fp8",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_inc",
-    "fp8_ds_mla",
-    "nvfp4_ds_mla",
-    "turboquant_k8v4",
-    "turboquant_4bit_nc",
-    "turboquant_k3v4_nc",
-    "turboquant_3bit_nc",
-    "ultraquant_4bit",
-    "int4_per_token_head",
-    "int8_per_token_head",
-    "fp8_per_token_head",
-    "nvfp4",
-    "nvfp4_4over6",
-]
 Share = Annotated[float, Meta(ge=0.01, le=1)]
 """Of a GPU's memory."""
 
@@ -54,7 +34,7 @@ class Parallelism(Strict, frozen=True):
 class Speculative(Strict, frozen=True):
     """How tokens are drafted, in vLLM's words."""
 
-    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+    method: Method
     """`ngram` looks in the text, `draft_model` is a smaller model, `eagle` and `eagle3` are heads on the model's own
     states, `mtp` are layers that came with it."""
     tokens: Annotated[int, Meta(ge=1, le=64)]
@@ -70,7 +50,7 @@ class EngineSpec(Strict, frozen=True):
     """The same in every pool."""
     preset: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     """Whose step times the simulated engine has."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    dtype: Dtype | None = None
     """Of weights and computing."""
     device: Literal["cpu", "cuda"] | None = None
     """By default cpu."""

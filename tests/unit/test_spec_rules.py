@@ -10,9 +10,7 @@ import pytest
 import yaml
 
 from tandem.core.errors import TandemError
-from tandem.engine.vllm.settings import DTYPES, KV_DTYPES
 from tandem.spec.checking import broken, changed
-from tandem.spec.engine import EngineSpec
 from tandem.spec.engine_pool import EnginePoolSpec
 from tandem.spec.reading import service_of
 from tandem.spec.rules import RULES, Rule
@@ -140,9 +138,3 @@ def test_sentences_have_paths() -> None:
     case = next(case for case in cases.BAD if case.name == "least above most")
     (said,) = broken(msgspec.convert(case.service(), ModelService))
     assert said == "spec.pools[0].autoscaling.minReplicas: minReplicas must not be above maxReplicas"
-
-
-def test_numbers_are_those_that_vllm_has() -> None:
-    kinds = {field.name: field.type for field in msgspec.structs.fields(EngineSpec)}
-    for name, there in (("dtype", DTYPES), ("kv_dtype", KV_DTYPES)):
-        assert set(kinds[name].__args__[0].__args__) == set(there)

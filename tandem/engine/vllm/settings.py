@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.exchange import TRANSFERS
 
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES: Final = (
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
+KvDtype = Literal[
     "auto",
     "float16",
     "bfloat16",
@@ -29,8 +30,9 @@ KV_DTYPES: Final = (
     "fp8_per_token_head",
     "nvfp4",
     "nvfp4_4over6",
-)
+]
 """All that vLLM 0.32 has; which of them a device has, vLLM says at start."""
+KV_DTYPES: Final[tuple[str, ...]] = get_args(KvDtype)
 CPU_BLOCK_TOKENS: Final = 32
 """vLLM's CPU kernels pack whole blocks of a multiple of so many tokens."""
 
@@ -55,7 +57,8 @@ class Parallelism:
         return self.tensor * self.pipeline * self.data
 
 
-METHODS: Final = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
+Method = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+METHODS: Final[tuple[str, ...]] = get_args(Method)
 """How vLLM drafts tokens: from the text, by a smaller model, by heads on the model's own states, or by layers that
 came with it."""
 
