@@ -117,10 +117,24 @@ def environment() -> dict[str, str]:
     }
 
 
+_NEUTRAL = ("--generation-config", "vllm")
+"""Both draw alike where a client leaves it open."""
+
+
 def tandem_flags(model: Path, dtype: str) -> list[str]:
     """Of `tandem up`: one worker that does both."""
     served = ["--engine", "vllm", "--model", str(model), "--name", _NAME, "--prefill", "0", "--decode", "1"]
-    return [*served, "--dtype", dtype, "--kv-memory", "1Gi", "--block-tokens", str(_BLOCK_TOKENS), "--eager"]
+    return [
+        *served,
+        "--dtype",
+        dtype,
+        "--kv-memory",
+        "1Gi",
+        "--block-tokens",
+        str(_BLOCK_TOKENS),
+        "--eager",
+        *_NEUTRAL,
+    ]
 
 
 def server_flags(model: Path, dtype: str, port: int) -> list[str]:

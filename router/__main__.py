@@ -102,7 +102,7 @@ def open_renderer(settings: ProcessSettings, clock: Clock) -> tuple[str, Rendere
         return settings.model_name or MODEL_NAME, SimpleRenderer(clock)
     directory = open_model(settings.model, name=settings.model_name, cache=settings.cache)
     directory = directory.with_template(settings.chat_template, anywhere=True)
-    return directory.name, FileRenderer(directory, clock, settings.parsers)
+    return directory.name, FileRenderer(directory, clock, settings.parsers, settings.generation_config)
 
 
 def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kv_transfer.redis_settings import RedisSettings
+from router.front.openai.defaults import AUTO as FROM_FILE
+from router.front.openai.defaults import check_setting
 from router.front.parsers.dialect import AUTO, ParserSettings
 from router.front.settings import FrontSettings
 from router.settings import RouterSettings
@@ -57,6 +59,9 @@ class ProcessSettings:
     """`think` when the model reasons in such tags before it answers; `auto` and `none` as above."""
     chat_template: str | None = None
     """A file of the model's directory, or any other, whose template replaces the model's own."""
+    generation_config: str = FROM_FILE
+    """What requests that leave it open are drawn with: `auto` as the model's generation_config.json says, `vllm` with
+    vLLM's neutral values."""
     cache: Path | None = None
     """Where hub models are downloaded to."""
     ticket_key_file: Path | None = None
@@ -82,6 +87,7 @@ class ProcessSettings:
 
     def __post_init__(self) -> None:
         _ = self.parsers
+        check_setting("generation_config", self.generation_config)
         for name in ("port", "grpc_port", "peer_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:

@@ -33,7 +33,7 @@ def load_text_side(name: str, source: TextSource, files: Path | None, cache: Pat
     parsers = ParserSettings(source.model.tool_parser, source.model.reasoning_parser)
     # What of it is served says the first worker; until then what is asked for or, without that, what the file states.
     context = source.context_tokens or directory.facts.context_tokens
-    return TextSide(FileRenderer(directory, clock, parsers), context)
+    return TextSide(FileRenderer(directory, clock, parsers, source.model.generation_config), context)
 
 
 def _place(source: TextSource, files: Path | None, cache: Path | None) -> str:

@@ -22,9 +22,11 @@ from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import check_method
 from router.front.exchange import Answer, Exchange
 from router.front.http_body import BodyBudget, ClientGone, Receive, discard_body, gone, read_body
+from router.front.model_listing import model_object
 from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.front.openai.decode import decode_chat, decode_completion
+from router.front.openai.defaults import NEUTRAL
 from router.front.openai.schema import ChatRequest
 from router.front.openai.scoring import scoring_of
 from router.front.openai.spoken import SpokenFormat
@@ -233,11 +235,15 @@ class RestApp:
     def _list_models(self, call: Call) -> None:
         caller = self._caller(call)
         models = [
-            _model_object(name, model)
+            self._listed(name, model)
             for name, model in by_name(self._door.services.generator.models()).items()
             if not caller.models or model.name in caller.models
         ]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": models}), ())
+
+    def _listed(self, name: str, model: ServedModel) -> dict[str, Any]:
+        renderer = self._door.services.renderers.get(model.base)
+        return model_object(name, model, NEUTRAL if renderer is None else renderer.defaults)
 
     def _list_workers(self, call: Call) -> None:
         caller = self._caller(call)
@@ -252,7 +258,7 @@ class RestApp:
         model = by_name(self._door.services.generator.models()).get(name)
         caller.check_model(name if model is None else model.name)
         if model is not None:
-            respond(call.outlet, 200, msgspec.json.encode(_model_object(name, model)), ())
+            respond(call.outlet, 200, msgspec.json.encode(self._listed(name, model)), ())
             return
         raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
 
@@ -307,20 +313,6 @@ def _numbered(
     if isinstance(form, SpokenFormat):
         return SpokenNumbered(outlet, form, headers, include_usage, after, chars)
     return NumberedAnswer(outlet, form, headers, include_usage, after, chars)
-
-
-def _model_object(name: str, model: ServedModel) -> dict[str, Any]:
-    """As it is listed under one of its names; `root` says which model an alias stands for."""
-    parent = {"parent": model.parent} if model.parent else {}
-    parent |= {"root": model.name} if name != model.name else {}
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "tandem",
-        "max_model_len": model.context_tokens,
-        **parent,
-    }
 
 
 def _connection(scope: Scope) -> Connection:

@@ -121,7 +121,8 @@ class FrontDoor:
             arrival.speech = opened(wanted.speech, packed[0], renderer.token_bytes)
         arrival.parts = len(packed)
         self._ledger.tokenized(arrival, started, sum(map(len, packed)) // 4)
-        sampling, begun = parameters.sampling(request, renderer.vocab_size), beginning(request)
+        sampling = parameters.sampling(request, renderer.vocab_size, renderer.defaults)
+        begun = beginning(request)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
         generations = tuple(
             Generation(
@@ -133,7 +134,7 @@ class FrontDoor:
                 n=request.n or 1,
                 seed=seed,
                 sampling=sampling,
-                stopping=parameters.stopping(request, len(prompt) // 4, model.context_tokens),
+                stopping=parameters.stopping(request, len(prompt) // 4, model.context_tokens, renderer.defaults),
                 timeout_s=timeout_s,
                 received=arrival.received,
                 received_wall=arrival.received_wall,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from router.front.chat_template import ChatTemplate, Message, Tools, samples
 from router.front.cuts import NOWHERE, Cuts, Places, find_cuts
+from router.front.openai.defaults import AUTO, NEUTRAL, Defaults, defaults_of
 from router.front.parsers.dialect import SILENT, Dialect, ParserSettings, dialect_of
 from router.front.words import find_words
 from tandem.core import simple_tokenizer
@@ -49,6 +50,11 @@ class Renderer(Protocol):
         """In which forms the model writes tool calls and reasoning."""
         ...
 
+    @property
+    def defaults(self) -> Defaults:
+        """How to draw for requests that leave it open."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """The text of a conversation. Raises `invalid_request`, `unsupported_parameter`."""
         ...
@@ -78,6 +84,7 @@ class SimpleRenderer:
     cuts: Final = None
     """Looking bytes up takes longer than copying them."""
     dialect: Final = SILENT
+    defaults: Final = NEUTRAL
 
     def __init__(self, clock: Clock) -> None:
         self._template = ChatTemplate(simple_tokenizer.CHAT_TEMPLATE, {}, clock, "built-in template")
@@ -101,8 +108,15 @@ class SimpleRenderer:
 class FileRenderer:
     """`Renderer` over a Hugging Face model directory."""
 
-    def __init__(self, model: ModelDirectory, clock: Clock, parsers: ParserSettings | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelDirectory,
+        clock: Clock,
+        parsers: ParserSettings | None = None,
+        generation_config: str = AUTO,
+    ) -> None:
         """Raises `bad_model` naming the file and what is wrong with it."""
+        self.defaults = defaults_of(model.generation, generation_config)
         self._tokenizer = _load_tokenizer(model.tokenizer_path)
         self._template = _load_template(model, clock)
         self._byte_level = _is_byte_level(model.tokenizer_path)

@@ -127,6 +127,7 @@ def _router(service: ModelService, places: Places) -> list[str]:
         "engine": service.spec.engine.type,
         "tool_parser": service.spec.model.tool_parser,
         "reasoning_parser": service.spec.model.reasoning_parser,
+        "generation_config": service.spec.model.generation_config,
         "chat_template": service.spec.model.chat_template,
         "core.placement.policy": _policy(service),
         **(pace.ROUTER if places.drills else {}),

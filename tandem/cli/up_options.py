@@ -51,6 +51,7 @@ _SPEC_FLAGS = (
     "name",
     "tool_parser",
     "reasoning_parser",
+    "generation_config",
 )
 
 
@@ -127,6 +128,7 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
         name=given.name or model_name(source),
         tool_parser=given.tool_parser or "auto",
         reasoning_parser=given.reasoning_parser or "auto",
+        generation_config=given.generation_config or "auto",
     )
     return ModelService(
         api_version=API_VERSION,
@@ -190,6 +192,12 @@ def _parser() -> argparse.ArgumentParser:
         help="how the model writes tool calls (default: as its chat template shows)",
     )
     group.add_argument("--reasoning-parser", choices=("auto", "none", "think"), help="the same for its reasoning")
+    group.add_argument(
+        "--generation-config",
+        choices=("auto", "vllm"),
+        help="temperature and the like of requests that leave them out: as the model's generation_config.json says "
+        "(auto, the default), or neutral (vllm)",
+    )
     group.add_argument("--engine", choices=("torch", "vllm", "simulated"), help="default torch")
     group.add_argument("--tensor", type=int, metavar="N", help="vLLM: ranks that share every layer")
     group.add_argument("--pipeline", type=int, metavar="N", help="vLLM: ranks that have a part of the layers each")

@@ -72,6 +72,20 @@ class ModelDirectory:
         path = self.path / TOKENIZER_CONFIG_FILE
         return read_object(path) if path.is_file() else {}
 
+    def tokenizer_end(self) -> int | None:
+        """The id of the token that the tokenizer calls its end; None where it names none that its files list. Raises
+        `bad_model`."""
+        end = self.tokenizer_config().get("eos_token")
+        text = end.get("content") if isinstance(end, dict) else end
+        path = self.path / TOKENIZER_FILE
+        if not isinstance(text, str) or not path.is_file():
+            return None
+        try:
+            added = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).added_tokens
+        except msgspec.DecodeError as error:
+            raise TandemError("bad_model", f"{path}: not a tokenizer: {error}", param="model") from error
+        return next((token.id for token in added if token.content == text), None)
+
     def chat_template(self) -> str | None:
         """The Jinja source of the chat template, from its own file or from `tokenizer_config.json`."""
         if self.template is not None:
@@ -111,6 +125,17 @@ class ModelDirectory:
         """
         identity = {key: value for key, value in self.raw.items() if key not in NO_NUMBERS}
         return checkpoint.content_hash(msgspec.json.encode(identity, order="sorted").decode())
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The one part of `tokenizer.json` that says which tokens are not pieces of words."""
+
+    added_tokens: tuple[_AddedToken, ...] = ()
 
 
 def open_model(

@@ -19,6 +19,9 @@ class Model(Strict, frozen=True):
     """How the model writes tool calls; `auto` looks at its chat template."""
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """How the model writes its reasoning; `auto` looks at its chat template."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """What requests that leave out temperature, top_p, top_k, min_p, penalties or max_tokens are given: `auto` what
+    the model's generation_config.json says, `vllm` vLLM's neutral values."""
     aliases: Annotated[tuple[ModelName, ...], Meta(max_length=16, extra_json_schema=SET)] = ()
     """Other names that clients may ask for."""
     revision: Line | None = None

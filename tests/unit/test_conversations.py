@@ -47,7 +47,7 @@ class Counting:
         self._renderer = renderer
         self.vocab_size = renderer.vocab_size
         self.cuts = renderer.cuts
-        self.dialect = renderer.dialect
+        self.dialect, self.defaults = renderer.dialect, renderer.defaults
         self.render, self.chat = renderer.render, renderer.chat
         self.text, self.token_bytes = renderer.text, renderer.token_bytes
         self.characters = 0

@@ -184,6 +184,19 @@ def test_windows_per_layer() -> None:
     assert parse_config({**mistral, "sliding_window": None}).windows == (None, None)
 
 
+def test_the_tokenizers_own_end_is_found_among_added_tokens(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = open_model(str(tmp_path))
+    assert model.tokenizer_end() is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    assert model.tokenizer_end() is None
+    tokens = [{"id": 3, "content": "<s>", "special": True}, {"id": 32001, "content": "<|im_end|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": tokens, "model": {}}))
+    assert model.tokenizer_end() == 32001
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    assert model.tokenizer_end() is None
+
+
 def test_end_tokens_come_from_both_files() -> None:
     assert parse_config({**BASE, "eos_token_id": [2, 7]}, {"eos_token_id": [9, 7]}).eos_token_ids == (9, 7, 2)
     assert parse_config({**BASE, "eos_token_id": None}).eos_token_ids == ()

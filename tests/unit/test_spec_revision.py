@@ -22,6 +22,7 @@ OTHERS: dict[str, Any] = {
     "model.credentialsSecret": "other",
     "model.toolParser": "hermes",
     "model.reasoningParser": "think",
+    "model.generationConfig": "vllm",
     "model.chatTemplate": "/t.jinja",
     "engine.type": "torch",
     "engine.preset": "other",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.front.openai.defaults import NEUTRAL, TOP_P_MIN, Defaults
 from router.front.openai.schema import ChatMessage, ChatRequest, CompletionRequest, Parameters, ToolCall
 from router.front.openai.scoring import alternatives_asked, wanted_logprobs
 from router.front.openai.unsupported import WHY_NOT_BY_MEANING
@@ -14,9 +15,6 @@ from tandem.core.errors import TandemError
 from tandem.core.request import Sampling, Stopping
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_TOP_P_MIN: Final = 1e-6
-"""What `top_p: 0` means: only the likeliest token is left."""
-_PLAIN: Final = {seeded: Sampling(seeded=seeded) for seeded in (False, True)}
 _NOTHING_SAID: Final = (None,) * 8
 
 
@@ -38,8 +36,10 @@ def check(request: ChatRequest | CompletionRequest) -> None:
         raise _invalid("prompt_logprobs", "prompt_logprobs is only allowed when stream is false")
 
 
-def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampling:
-    """How to draw. Raises `invalid_request` for a biased token the model does not have."""
+def sampling(request: ChatRequest | CompletionRequest, vocab_size: int, defaults: Defaults = NEUTRAL) -> Sampling:
+    """How to draw: as the request says, else as `defaults` do. Raises `invalid_request` for a biased token that the
+    model does not have."""
+    plain = defaults.unseeded if request.seed is None else defaults.seeded
     said = (
         request.temperature,
         request.top_p,
@@ -52,28 +52,33 @@ def sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Sampl
     )
     wanted, of_prompt = wanted_logprobs(request), alternatives_asked(request)
     if said == _NOTHING_SAID and wanted is None and of_prompt is None:
-        return _PLAIN[request.seed is not None]
+        return plain
     bias = request.logit_bias or {}
     for token in bias:
         if token >= vocab_size:
             raise _invalid("logit_bias", f"logit_bias: token {token} is not below the vocabulary size {vocab_size}")
     return Sampling(
-        temperature=_or(request.temperature, 1.0),
-        top_p=max(_or(request.top_p, 1.0), _TOP_P_MIN),
-        top_k=max(request.top_k or 0, 0),
-        min_p=_or(request.min_p, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        temperature=_or(request.temperature, plain.temperature),
+        top_p=max(_or(request.top_p, plain.top_p), TOP_P_MIN),
+        top_k=plain.top_k if request.top_k is None else max(request.top_k, 0),
+        min_p=_or(request.min_p, plain.min_p),
+        presence_penalty=_or(request.presence_penalty, plain.presence_penalty),
+        frequency_penalty=_or(request.frequency_penalty, plain.frequency_penalty),
+        repetition_penalty=_or(request.repetition_penalty, plain.repetition_penalty),
         logit_bias=tuple(sorted(bias.items())),
         logprobs=0 if wanted is None and of_prompt is not None else wanted,
         prompt_logprobs=of_prompt,
-        seeded=request.seed is not None,
+        seeded=plain.seeded,
     )
 
 
-def stopping(request: ChatRequest | CompletionRequest, prompt_tokens: int, context_tokens: int) -> Stopping:
-    """When to end; without `max_tokens` a sequence may fill the context.
+def stopping(
+    request: ChatRequest | CompletionRequest,
+    prompt_tokens: int,
+    context_tokens: int,
+    defaults: Defaults = NEUTRAL,
+) -> Stopping:
+    """When to end; without `max_tokens` a sequence may be as long as `defaults` say, and else fill the context.
 
     Raises `context_length_exceeded` with both numbers, or `invalid_request`.
     """
@@ -86,7 +91,7 @@ def stopping(request: ChatRequest | CompletionRequest, prompt_tokens: int, conte
             f"{prompt_tokens} in the prompt and {asked or 'at least 1'} to generate",
             param=name if asked is not None and room > 0 else "messages" if _is_chat(request) else "prompt",
         )
-    max_tokens = asked or room
+    max_tokens = asked or min(room, defaults.max_tokens or room)
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise _invalid("min_tokens", f"min_tokens {min_tokens} is more than the {max_tokens} tokens to generate")

@@ -154,7 +154,7 @@ def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
         "max_model_len": settings.context_tokens,
         "quantization": settings.quantization,
         "enforce_eager": settings.runs_eager,
-        # Sampling is decided by requests alone, whatever a model's directory suggests.
+        # The router has settled what requests leave out: here they are complete.
         "generation_config": "vllm",
         # No request brings images or sound, so nothing of what reads them is loaded.
         "language_model_only": True,

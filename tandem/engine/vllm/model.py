@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.engine.model_directory import open_model
+from tandem.engine.model_directory import ModelDirectory, open_model
 from tandem.engine.vllm.adapters import open_adapters
 from tandem.engine.vllm.arguments import AdapterDirectory, numbers_identity
 from tandem.engine.vllm.settings import VllmSettings
@@ -28,6 +28,12 @@ def open_served(settings: VllmSettings) -> ServedModel:
         path=directory.path,
         name=directory.name,
         content_hash=f"{content}/{changed}" if changed else content,
-        eos_token_ids=directory.facts.eos_token_ids,
+        eos_token_ids=_end_tokens(directory),
         adapters=open_adapters(settings.adapters, settings.adapter_rank_max),
     )
+
+
+def _end_tokens(directory: ModelDirectory) -> tuple[int, ...]:
+    """Those of the model's configurations, and the tokenizer's own, at which vLLM stops too."""
+    own = directory.tokenizer_end()
+    return tuple(dict.fromkeys((*directory.facts.eos_token_ids, *(() if own is None else (own,)))))
