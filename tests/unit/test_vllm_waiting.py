@@ -183,7 +183,7 @@ class Waiting(RuleBasedStateMachine):
         self.ledger = Ledger(INFO, scheduler, Maker(), cast(Stage, self.stage), Runner())
         self.model = Model()
         self.wire: deque[Any] = deque()
-        self.rows = self.prompt_tokens = 0
+        self.rows = self.prompt_tokens = self.said = 0
         self.teller = StepTeller(
             self.model, lambda sent: self.wire.append(sent[1]), self, Words(record, list_of, AWAITS_KV)
         )
@@ -195,6 +195,9 @@ class Waiting(RuleBasedStateMachine):
 
     def scheduled(self, rows: int, prompt_tokens: int) -> None:
         self.rows, self.prompt_tokens = rows, prompt_tokens
+
+    def says(self, number: int) -> None:
+        self.said = number
 
     @rule(prompt=st.integers(1, 30), priority=st.integers(0, 2), kv=st.booleans())
     def submit(self, prompt: int, priority: int, kv: bool) -> None:
@@ -255,17 +258,30 @@ class Waiting(RuleBasedStateMachine):
                 each.status, each.num_computed_tokens = "waiting", each.prompt - 1
                 return
 
-    @rule(seconds=st.sampled_from((0.1, 1.0, 2.0)))
+    @rule(seconds=st.sampled_from((0.1, 1.0, 2.0, 6.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         alive = {run.work_id: run for run in self.ledger.runs}
+        self._news()
         due = {work_id for work_id, run in alive.items() if self._may_end(work_id, run)}
-        self.ledger.look(self.now)
+        self.ledger.look(self.now, self.said)
         ended = set(alive) - {run.work_id for run in self.ledger.runs}
+        for work_id in ended:
+            self._was_right(alive[work_id])
         assert ended <= due, "a work was ended that got on, or whose time was not over"
         unkept = {work_id for work_id in due - ended if self.truth[work_id][0] is Wait.PLACE}
         assert not unkept, "works stood still for longer than they may"
         self._ended()
+
+    def _news(self) -> None:
+        """What has been said and not delivered may be that any of them got on."""
+        if any(output.kv_transfer_params for message in self.wire for output in message.outputs):
+            self.moved = self.now
+
+    def _was_right(self, run: Any) -> None:
+        """Whoever was ended for its wait has no place in vLLM, whatever has been heard of it."""
+        if self.now < run.work.deadline and run.wait is Wait.PLACE:
+            assert self.model.requests[run.root.request_id].status == "waiting"
 
     def _may_end(self, work_id: int, run: Any) -> bool:
         wait, since = self.truth[work_id]
@@ -280,7 +296,8 @@ class Waiting(RuleBasedStateMachine):
     def the_engine_looks(self, stepping: bool) -> None:
         """As it does several times a second: what gets on is told of, and nothing else is."""
         runs = {run.work_id: run for run in self.ledger.runs}
-        self.ledger.tell_progress(self.now, stepping=stepping)
+        self._news()
+        self.ledger.tell_progress(self.now, stepping=stepping, said=self.said)
         report = self.ledger.outbox.take(NO_CHANGE)
         for work_id in report.progressed if report is not None else ():
             if work_id not in runs:

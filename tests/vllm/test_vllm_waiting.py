@@ -79,6 +79,23 @@ async def test_a_prompt_that_computes_long_and_those_behind_it_are_answered(slow
         assert stats.prefilled - stats.submitted > QUEUE_S
 
 
+async def test_a_step_that_takes_pythons_lock_at_once_ends_none_of_its_requests(slow: Slow) -> None:
+    """That they have their places cannot be told before it is over: no thread runs that could send it."""
+    driver = Driver(slow)
+    first, behind = (work(range(5 + n, 40 + n), GREEDY, max_tokens=2) for n in range(2))
+    Slowness(per_step_s=LONG_S, holding=True).write(slow.path)
+    try:
+        driver.submit(first)
+        await driver.until(lambda: driver.load is not None and driver.load.overdue_s)
+    finally:
+        Slowness().write(slow.path)
+    assert not driver.failed
+    assert [len(answer) for answer in await driver.answers([behind])] == [2]
+    await driver.until(lambda: first.work_id in driver.ended)
+    assert len(driver.tokens(first.work_id)) == 2
+    assert LONG_S > 2 * QUEUE_S
+
+
 @pytest.mark.parametrize("holding", [False, True])
 async def test_a_long_step_takes_no_new_work_and_is_never_ended(slow: Slow, holding: bool) -> None:
     driver = Driver(slow)

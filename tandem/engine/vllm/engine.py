@@ -6,6 +6,7 @@ and names (`names`); blocks that other workers see lie in the stage (`stage`).
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -120,7 +121,8 @@ class VllmEngine:
             kv_events=self._loaded.exchange.kv_events or not client.caches_prefixes,
             not_exchanged=self._loaded.exchange.reason,
         )
-        self._ledger = Ledger(self._info, self._scheduler, client, stage, self._settings.runner)
+        heard = _said(self._loaded.pulses)
+        self._ledger = Ledger(self._info, self._scheduler, client, stage, self._settings.runner, heard)
         self._figures = Figures(client.blocks, self._loaded.seconds_per_token)
         self._cached = CachedNames(client.block_tokens)
         if stage is not None:
@@ -242,7 +244,8 @@ class VllmEngine:
             if self._problem is not None:
                 raise EngineGone
             self._watch()
-            ledger.look(self._clock.now())
+            if ledger.next_look() <= (now := self._clock.now()):
+                ledger.look(now, _said(self._loaded.pulses))
             while ledger.to_send:
                 order = ledger.to_send.pop(0)
                 order.branch.sent = self._clock.now()
@@ -271,7 +274,7 @@ class VllmEngine:
             verdict = Verdict(f"vLLM has work and was silent for more than {bound:g} s")
         if verdict.problem is None:
             stepping = any(sign.step_since is not None for sign in signs) or now - self._heard < 2 * LOOK_EVERY_S
-            self.ledger.tell_progress(now, stepping=stepping)
+            self.ledger.tell_progress(now, stepping=stepping, said=_said(signs))
         else:
             self._problem = verdict.problem
             self._loaded.kill()
@@ -337,6 +340,11 @@ class VllmEngine:
         assert self._figures is not None
         experts = None if self._stage is None else self._stage.take_balance()
         return {"speculation": self._figures.take_speculation(), "experts": experts}
+
+
+def _said(signs: Iterable[Sign]) -> int:
+    """Number of the last message of notices; of an engine's processes one sends any."""
+    return max((sign.said for sign in signs), default=0)
 
 
 _NOTHING: Final = StepReport(kv=KvChange())

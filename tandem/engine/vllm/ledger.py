@@ -59,6 +59,7 @@ class Ledger:
         maker: Maker,
         stage: Stage | None,
         runner: Runner,
+        heard: int = 0,
     ) -> None:
         self.outbox = Outbox()
         self.to_send: list[Order] = []
@@ -71,6 +72,8 @@ class Ledger:
         self._runs: dict[int, WorkRun] = {}
         self._moved = self._told = -inf
         """When some prompt got on last, and when progress was told last."""
+        self._heard = heard
+        """Number of the last message of notices that has come, to whoever asked vLLM before included."""
         self._later: dict[int, list[Order]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
         fetched = (lambda _work_id: False) if stage is None else stage.fetches
@@ -190,12 +193,14 @@ class Ledger:
 
     def take(self, output: Any, now: float) -> None:
         """One output record of vLLM."""
+        if (notice := notice_of(output.kv_transfer_params)) is not None:
+            self._heard = max(self._heard, notice.number)
         work_id, sequence = owner_of(output.request_id)
         run = self._runs.get(work_id)
         branch = run.branches.get(sequence) if run is not None else None
         if run is None or branch is None or branch.done:
             return
-        if (notice := notice_of(output.kv_transfer_params)) is not None:
+        if notice is not None:
             self._noticed(run, branch, notice, now)
             return
         if branch is run.root:
@@ -238,11 +243,11 @@ class Ledger:
         if notice.kind == "computes" and run.prefilled is None:
             run.computes(notice.start, notice.tokens)
 
-    def tell_progress(self, now: float, *, stepping: bool) -> None:
+    def tell_progress(self, now: float, *, stepping: bool, said: int) -> None:
         """Tell which works get on although they have nothing to show for it: with `stepping` those that are computed,
         for the engine is in a step that may take its time; those that wait for a place while prompts get on; and
-        those whose blocks are being brought."""
-        prompts = self._moved > self._told or (stepping and self._prompts_run)
+        those whose blocks are being brought. `said` is as for `look`."""
+        prompts = self._moved > self._told or (stepping and self._prompts_run) or said > self._heard
         self._told = now
         moving = [
             run
@@ -265,8 +270,11 @@ class Ledger:
     def _prompts_run(self) -> bool:
         return any(run.wait is Wait.NOTHING and run.prefilled is None for run in self._runs.values())
 
-    def look(self, now: float) -> None:
-        """End works whose time is over."""
+    def look(self, now: float, said: int) -> None:
+        """End works whose time is over. `said` is the number of vLLM's last message of notices: while it has not come
+        any work may have its place, and nobody has waited for one in vain."""
+        if said > self._heard:
+            self._deadlines.moved(now)
         for run, reason in self._deadlines.passed(now):
             unsent = run.wait is Wait.PLACE and run.root.sent is None
             self._fail(run, "deadline_exceeded", f"{reason}{_NO_SLOTS if unsent else ''}", now)

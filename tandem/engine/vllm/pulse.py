@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Final
 
 BEAT_EVERY_S: Final = 0.1
-_PULSE: Final = struct.Struct("=ddII")
+_PULSE: Final = struct.Struct("=ddIII")
 _TIME: Final = struct.Struct("=d")
 _LOAD: Final = struct.Struct("=II")
+_NUMBER: Final = struct.Struct("=I")
 _STEP_AT: Final = 8
 _LOAD_AT: Final = 16
+_SAID_AT: Final = 24
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Sign:
     between steps.
 
     `rows` and `prompt_tokens` are what the heavier of its last two steps had to compute: with asynchronous scheduling
-    the engine waits for one while it has given out the next.
+    the engine waits for one while it has given out the next. `said` is the number of its last message of notices,
+    which may still be on its way: a step that holds Python's lock lets no thread send it.
     """
 
     pid: int
@@ -36,6 +39,7 @@ class Sign:
     step_since: float | None
     rows: int
     prompt_tokens: int
+    said: int = 0
 
 
 class Pulse:
@@ -64,6 +68,10 @@ class Pulse:
         self._before = (rows, prompt_tokens)
         _LOAD.pack_into(self._bytes, _LOAD_AT, *heavier)
 
+    def says(self, number: int) -> None:
+        """A message of notices is about to be sent."""
+        _NUMBER.pack_into(self._bytes, _SAID_AT, number)
+
     def _beat(self) -> None:
         _TIME.pack_into(self._bytes, 0, time.monotonic())
 
@@ -86,5 +94,5 @@ def read_sign(path: Path) -> Sign | None:
         return None
     if len(raw) < _PULSE.size:
         return None
-    beat, since, rows, prompt_tokens = _PULSE.unpack(raw)
-    return Sign(int(path.name), beat, since or None, rows, prompt_tokens) if beat else None
+    beat, since, rows, prompt_tokens, said = _PULSE.unpack(raw)
+    return Sign(int(path.name), beat, since or None, rows, prompt_tokens, said) if beat else None
