@@ -12,8 +12,8 @@ _ENTRIES_SPARE: Final = 1024
 
 
 class Wait(Enum):
-    """`PLACE`: for a place in the batch, or for blocks of its own. `KV`: it has both, and the content of its blocks
-    is being brought. `NOTHING`: it is being computed, or has been."""
+    """`PLACE`: for a place in the batch, or for blocks of its own. `KV`: it has blocks, and their content is being
+    brought. `NOTHING`: it is being computed, or has been."""
 
     PLACE = "place"
     KV = "kv"
@@ -43,9 +43,9 @@ def _never(_work_id: int) -> bool:
 class WorkDeadlines(Generic[TimedJob]):
     """A heap of moments at which a work may be due. What is no longer so is found out when its moment comes.
 
-    A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks and its turn with it, both after
-    the last moment at which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its
-    blocks the fetch's own bounds hold. A work that is being computed has its request's deadline alone; whether the
+    A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks, both after the last moment at
+    which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its blocks the fetch's
+    own bounds hold. A work that is being computed has its request's deadline alone; whether the
     engine computes at all is not known here.
     """
 
@@ -99,7 +99,7 @@ class WorkDeadlines(Generic[TimedJob]):
             elif self._fetched(work_id):
                 self._arm(now + self._bounds[Wait.KV], work_id)
             else:
-                yield job, f"waited {now - job.waits_since:.1f} s for its KV blocks, or for its turn with them"
+                yield job, f"waited {now - job.waits_since:.1f} s for its KV blocks"
 
     def next(self) -> float:
         """The next moment to look; infinity for never."""

@@ -66,6 +66,7 @@ class Model:
     def __init__(self) -> None:
         self.requests: dict[str, Asked] = {}
         self.connector: object | None = object()
+        self.finished_recving_kv_req_ids: set[str] = set()
         self.step: Any = None
 
     def held(self) -> int:
@@ -90,12 +91,15 @@ class Model:
                 counts[each.request_id] = count
                 cached.append((each.request_id, each.num_computed_tokens))
                 budget -= count
-        places = [each for each in self.requests.values() if each.status in ("running", AWAITS_KV)]
-        for each in sorted((e for e in self.requests.values() if e.status == "waiting"), key=_urgent):
-            if preempted or not budget or len(places) >= PLACES or self.held() + each.blocks > BLOCKS:
+        for each in sorted(self.looked_at(), key=_urgent):
+            if preempted or not budget or len(self.running()) >= PLACES:
                 break
-            places.append(each)
-            if each.kv:
+            if each.status == AWAITS_KV:
+                self.finished_recving_kv_req_ids.remove(each.request_id)
+                each.num_computed_tokens = each.prompt - 1
+            elif self.held() + each.blocks > BLOCKS:
+                break
+            elif each.kv:
                 each.kv, each.status = False, AWAITS_KV
                 continue
             each.status = "running"
@@ -113,6 +117,11 @@ class Model:
             total_num_scheduled_tokens=sum(counts.values()),
         )
         return self.step
+
+    def looked_at(self) -> list[Asked]:
+        """Requests that may get a place."""
+        came = self.finished_recving_kv_req_ids
+        return [e for e in self.requests.values() if e.status == "waiting" or e.request_id in came]
 
     def finish(self) -> list[str]:
         """Requests that drew a token in the step that is over."""
@@ -188,6 +197,8 @@ class Waiting(RuleBasedStateMachine):
             self.model, lambda sent: self.wire.append(sent[1]), self, Words(record, list_of, AWAITS_KV)
         )
         self.works: dict[str, int] = {}
+        self.with_kv: set[str] = set()
+        """Requests that the last step left out although their KV had come."""
         self.truth: dict[int, tuple[Wait, float]] = {}
         """What each work waits for as told by delivered messages, and since when."""
         self.moved = self.looked = float("-inf")
@@ -224,6 +235,7 @@ class Waiting(RuleBasedStateMachine):
         if self.model.step is None:
             scheduled = self.model.schedule()
             assert self.rows + self.prompt_tokens == scheduled.total_num_scheduled_tokens
+            self.with_kv = set(self.model.finished_recving_kv_req_ids)
 
     @rule()
     def step_ends(self) -> None:
@@ -244,7 +256,7 @@ class Waiting(RuleBasedStateMachine):
         if work_id not in self.truth:
             return
         kind = output.kv_transfer_params["tandem_step"][0] if output.kv_transfer_params else "computes"
-        wait = {"computes": Wait.NOTHING, "awaits_kv": Wait.KV, "preempted": Wait.PLACE}[kind]
+        wait = {"computes": Wait.NOTHING, "awaits_kv": Wait.KV, "has_kv": Wait.PLACE, "preempted": Wait.PLACE}[kind]
         if kind == "computes" and output.kv_transfer_params:
             self.moved = self.now
         if self.truth[work_id][0] is not wait:
@@ -253,9 +265,9 @@ class Waiting(RuleBasedStateMachine):
     @rule()
     def kv_comes(self) -> None:
         for each in self.model.requests.values():
-            if each.status == AWAITS_KV:
+            if each.status == AWAITS_KV and each.request_id not in self.model.finished_recving_kv_req_ids:
                 self.stage.fetching.pop(self.works[each.request_id], None)
-                each.status, each.num_computed_tokens = "waiting", each.prompt - 1
+                self.model.finished_recving_kv_req_ids.add(each.request_id)
                 return
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 2.0, 6.0)))
@@ -281,7 +293,8 @@ class Waiting(RuleBasedStateMachine):
     def _was_right(self, run: Any) -> None:
         """Whoever was ended for its wait has no place in vLLM, whatever has been heard of it."""
         if self.now < run.work.deadline and run.wait is Wait.PLACE:
-            assert self.model.requests[run.root.request_id].status == "waiting"
+            asked = self.model.requests[run.root.request_id]
+            assert asked in self.model.looked_at()
 
     def _may_end(self, work_id: int, run: Any) -> bool:
         wait, since = self.truth[work_id]
@@ -316,6 +329,8 @@ class Waiting(RuleBasedStateMachine):
         """vLLM is told of what has ended here."""
         for request_id in self.ledger.to_abort:
             self.model.requests.pop(request_id, None)
+            self.model.finished_recving_kv_req_ids.discard(request_id)
+            self.with_kv.discard(request_id)
         self.ledger.to_abort.clear()
         for work_id in set(self.truth) - {run.work_id for run in self.ledger.runs}:
             del self.truth[work_id]
@@ -336,11 +351,12 @@ class Waiting(RuleBasedStateMachine):
                 continue
             if each.status == "running":
                 assert run.wait is Wait.NOTHING
+            elif request_id in self.with_kv:
+                assert run.wait is Wait.PLACE
             elif each.status == AWAITS_KV:
                 assert run.wait is Wait.KV
             else:
-                # What KV has come for waits for its next step, and is not told of before that.
-                assert run.wait is not Wait.NOTHING
+                assert run.wait is Wait.PLACE
 
 
 def list_of(outputs: list[Any]) -> Any:
@@ -349,3 +365,35 @@ def list_of(outputs: list[Any]) -> Any:
 
 TestWaiting = Waiting.TestCase
 TestWaiting.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_who_has_its_kv_and_no_seat_waits_for_a_place() -> None:
+    """vLLM does not look at a request while its batch is full, and lets it keep its status."""
+    world = Waiting()
+    world.begin()
+    for kv in (True, False, False):
+        world.submit(prompt=4, priority=0, kv=kv)
+    world.step_begins()
+    world.step_ends()
+    world.deliver(4)
+    run = world.ledger.runs[0]
+    assert run.wait is Wait.KV
+    world.kv_comes()
+    world.step_begins()
+    world.deliver(4)
+    assert run.wait is Wait.PLACE
+    assert run.admitted is not None
+
+
+def test_nobody_is_ended_for_want_of_a_place_while_there_is_news() -> None:
+    world = Waiting()
+    world.begin()
+    world.submit(prompt=30, priority=0, kv=False)
+    world.step_begins()
+    world.time_passes(seconds=6.0)
+    assert len(world.ledger.runs) == 1
+    world.deliver(1)
+    world.submit(prompt=30, priority=0, kv=False)
+    world.time_passes(seconds=6.0)
+    (left,) = world.ledger.runs
+    assert left.wait is Wait.NOTHING

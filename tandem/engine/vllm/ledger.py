@@ -23,7 +23,12 @@ from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import for_sequence
 from tandem.engine.work_deadlines import Wait, WorkDeadlines
 
-_WAITS: Final[Mapping[str, Wait]] = {"computes": Wait.NOTHING, "awaits_kv": Wait.KV, "preempted": Wait.PLACE}
+_WAITS: Final[Mapping[str, Wait]] = {
+    "computes": Wait.NOTHING,
+    "awaits_kv": Wait.KV,
+    "has_kv": Wait.PLACE,
+    "preempted": Wait.PLACE,
+}
 _NO_SLOTS: Final = ": no slots of the stage were free"
 _SILENT_S: Final = 0.5
 """What has brought a token since then needs nobody to speak for it."""

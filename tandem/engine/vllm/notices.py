@@ -10,14 +10,15 @@ there is news of places that it has not heard yet.
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-Kind = Literal["computes", "awaits_kv", "preempted"]
+Kind = Literal["computes", "awaits_kv", "has_kv", "preempted"]
 
 _KEY: Final = "tandem_step"
 
 
 class Notice(NamedTuple):
     """`computes`: the step that begins computes `tokens` tokens of the request's prompt from `start` on. `awaits_kv`:
-    the request has its blocks, and waits for their content. `preempted`: it has lost its place and its blocks.
+    the request has its blocks, and waits for their content. `has_kv`: that has come, and it waits for a place in the
+    batch. `preempted`: it has lost its place and its blocks.
     `number` is that of the message which it comes in."""
 
     kind: Kind

@@ -5,7 +5,7 @@ the one place where every engine, with a connector or without, knows which reque
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -94,7 +94,7 @@ class StepTeller:
     def _notices(self, scheduled: Any) -> Iterator[tuple[str, Notice]]:
         for request_id in scheduled.preempted_req_ids or ():
             yield request_id, Notice("preempted")
-        yield from self._now_awaiting()
+        yield from self._of_kv(scheduled.num_scheduled_tokens)
         prompt_tokens = 0
         for request_id, start, count in _computed(scheduled, self._scheduler.requests):
             prompt_tokens += count
@@ -102,17 +102,23 @@ class StepTeller:
         total = scheduled.total_num_scheduled_tokens
         self._load.scheduled(total - prompt_tokens, prompt_tokens)
 
-    def _now_awaiting(self) -> Iterator[tuple[str, Notice]]:
-        """Requests that wait for KV since this step."""
+    def _of_kv(self, scheduled: Mapping[str, int]) -> Iterator[tuple[str, Notice]]:
+        """Requests that wait for KV since this step, and those that have it and are not in the step all the same.
+
+        vLLM leaves a request in its status until there is room to look at it."""
         if self._scheduler.connector is None:
             return
+        requests, came = self._scheduler.requests, self._scheduler.finished_recving_kv_req_ids
         found = {
             request_id
-            for request_id, request in self._scheduler.requests.items()
-            if request.status == self._words.awaits_kv
+            for request_id, request in requests.items()
+            if request.status == self._words.awaits_kv and request_id not in came
         }
         for request_id in found - self._awaiting:
             yield request_id, Notice("awaits_kv")
+        for request_id in self._awaiting - found:
+            if request_id in requests and request_id not in scheduled:
+                yield request_id, Notice("has_kv")
         self._awaiting = found
 
 
