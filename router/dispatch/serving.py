@@ -25,11 +25,11 @@ class Serving:
 
     def has_room(self, model: str) -> bool:
         """Whether a worker could begin to generate for one more request."""
-        for view in self._fleet.views(model):
-            takes = view.ready and not view.draining and not view.overdue and view.sequences < self._sequences_max
-            if takes and view.role not in ("prefill", "store"):
-                return True
-        return False
+        views = [view for view in self._fleet.views(model) if view.ready and not view.draining]
+        generating = [view for view in views if view.role not in ("prefill", "store")]
+        # Those whose step is overdue are asked only where there is nobody else.
+        asked = [view for view in generating if not view.overdue] or generating
+        return any(view.sequences < self._sequences_max for view in asked)
 
     def problem(self) -> str | None:
         """Why no request could be taken now, in one sentence, or None.

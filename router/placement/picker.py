@@ -45,7 +45,7 @@ def placement(
     held = request.held.get(decode.worker_id)
     told = sources(ask, decode if prefill is None else prefill)
     chosen = Chosen(request, ask.settings, priced, found, partners, told)
-    note = ("only workers that already failed this request are left",) if found.last_resort else ()
+    note = (found.last_resort,) if found.last_resort else ()
     return Placement(
         mode="local" if prefill is None else "disaggregated",
         decode=decode.worker_id,

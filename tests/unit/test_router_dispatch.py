@@ -526,3 +526,16 @@ def test_a_worker_whose_step_is_overdue_gets_nothing_new_until_it_is_over() -> N
             assert bool(u1.submits) == taken
 
     scenario(body, workers="u1 u2", settings=RouterSettings())
+
+
+def test_the_only_worker_is_asked_while_its_step_is_overdue() -> None:
+    async def body(world: World) -> None:
+        load = Load(0, 0, 0, 900, 0, 0, 0.0, 0.0, 0.0, 0)
+        u1 = world.workers["u1"]
+        assert u1.link is not None
+        u1.link.state.send(msgspec.structs.replace(load, overdue_s=4.0))
+        await asyncio.sleep(0.1)
+        await ended(world.ask())
+        assert u1.submits
+
+    scenario(body, workers="u1", settings=RouterSettings())

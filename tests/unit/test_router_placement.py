@@ -151,6 +151,29 @@ def test_workers_that_failed_the_request_are_the_last_resort() -> None:
     assert placed(failed, view("d1", "decode", epoch=2), view("p1", "prefill", epoch=2)).prefill == "p1"
 
 
+def test_a_worker_whose_step_is_overdue_decodes_only_where_nobody_else_could() -> None:
+    late, fine, full = view("u1", "unified"), view("u2", "unified"), view("u3", "unified", load=load(running=256))
+    late.overdue = True
+    found = placed(ask(), late, fine)
+    assert found.decode == "u2"
+    assert "u1 left out: its engine's step is overdue" in found.reasons
+    found = placed(ask(), late)
+    assert found.decode == "u1"
+    assert "only workers whose engine's step is overdue are left" in found.reasons
+    assert placed(ask(excluded=(("u2", 1),)), late, fine).decode == "u2"
+    crowded = decide(ask(), (late, full))
+    assert isinstance(crowded, Unplaced)
+    assert crowded.code == "queue_full"
+    assert isinstance(decide(ask(excluded=(("u1", 1),)), (late,)), Unplaced)
+
+
+def test_the_only_prefill_worker_gets_nothing_while_its_step_is_overdue() -> None:
+    late = view("p1", "prefill")
+    late.overdue = True
+    found = placed(ask(), late, view("d1", "decode"))
+    assert (found.mode, found.decode) == ("local", "d1")
+
+
 @pytest.mark.parametrize(
     ("workers", "code"),
     [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from router.placement.decision import PlacementRequest, Unplaced
 from router.placement.filters.needs import lacks, prefer_warm
 from router.placement.filters.revisions import other_revision
-from router.placement.filters.workers import ALWAYS, NEVER_FITS, failed, full, passes
+from router.placement.filters.workers import ALWAYS, NEVER_FITS, OVERDUE, failed, full, passes
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
@@ -20,8 +20,8 @@ class Suitable:
     prefills: list[WorkerView] = field(default_factory=list)
     holders: list[WorkerView] = field(default_factory=list)
     """They have leading blocks of the prompt and may be asked for them, whatever else they may do."""
-    last_resort: bool = False
-    """Only workers that have failed the request before are left."""
+    last_resort: str = ""
+    """Why workers decode that would get nothing if there were others."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     saturated: bool = False
 
@@ -44,8 +44,11 @@ class Suitable:
 
 
 def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings: PlacementSettings) -> Suitable:
-    """Sort a fleet for one request; without any other, workers that failed it before decode."""
-    found, before, model, held = Suitable(), list[WorkerView](), request.model, request.held
+    """Sort a fleet for one request. Without any other, workers that failed it before decode; without these, and where
+    nobody is full, workers whose step is overdue: a step that is merely slow ends, and another worker may never come.
+    """
+    found, before, late = Suitable(), list[WorkerView](), list[WorkerView]()
+    model, held = request.model, request.held
     for worker in workers:
         if worker.model != model:
             continue
@@ -62,12 +65,17 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
             continue
         if not passes(request, worker):
             found.leave_out(worker, _why_not(request, worker, settings))
+        elif worker.overdue and (worker.role == "prefill" or failure is not None):
+            found.leave_out(worker, OVERDUE)
+        elif worker.overdue:
+            late.append(worker)
         elif worker.role == "prefill":
             _add_prefill(request, worker, failure, found)
         else:
             _add_decode(request, worker, settings, found.decodes if failure is None else before, found)
     if not found.decodes and before:
-        found.decodes, found.last_resort = before, True
+        found.decodes, found.last_resort = before, "only workers that already failed this request are left"
+    _sort_overdue(request, late, settings, found)
     if request.needs is not None and request.needs.adapter:
         found.decodes = prefer_warm(request.needs, found.decodes, found.leave_out)
         found.prefills = prefer_warm(request.needs, found.prefills, found.leave_out)
@@ -100,6 +108,19 @@ def _add_decode(
     else:
         found.saturated = True
         found.leave_out(worker, fullness)
+
+
+def _sort_overdue(
+    request: PlacementRequest, late: Sequence[WorkerView], settings: PlacementSettings, found: Suitable
+) -> None:
+    """They decode only where nobody else could, now or as soon as it is less full."""
+    needed = not found.decodes and not found.saturated
+    for worker in late:
+        if needed:
+            _add_decode(request, worker, settings, found.decodes, found)
+            found.last_resort = "only workers whose engine's step is overdue are left"
+        else:
+            found.leave_out(worker, OVERDUE)
 
 
 def names(workers: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ from router.settings import PlacementSettings
 Filter = Callable[[PlacementRequest, WorkerView, PlacementSettings], str | None]
 
 NEVER_FITS: Final = "never fit its blocks or context"
+OVERDUE: Final = "its engine's step is overdue"
+"""It may be hung: it gets nothing while somebody else could take it."""
 
 
 def unready(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
@@ -20,11 +22,6 @@ def unready(request: PlacementRequest, worker: WorkerView, settings: PlacementSe
 def draining(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
     """It takes no new work."""
     return "draining" if worker.draining else None
-
-
-def overdue(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
-    """Its engine is in a step that takes far too long: it may be hung."""
-    return "its engine's step is overdue" if worker.overdue else None
 
 
 def too_small(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
@@ -47,13 +44,13 @@ def full(request: PlacementRequest, worker: WorkerView, settings: PlacementSetti
     return f"it has {most} sequences or nearly" if over else None
 
 
-ALWAYS: Final[tuple[Filter, ...]] = (unready, draining, overdue, too_small)
+ALWAYS: Final[tuple[Filter, ...]] = (unready, draining, too_small)
 """What holds for every worker, in the order in which reasons are given."""
 
 
 def passes(request: PlacementRequest, worker: WorkerView) -> bool:
     """Whether none of `ALWAYS` has a reason, in one call: for nearly every worker none has."""
     tokens = request.prompt_tokens
-    if not worker.ready or worker.draining or worker.overdue or tokens >= worker.context_tokens:
+    if not worker.ready or worker.draining or tokens >= worker.context_tokens:
         return False
     return tokens + (0 if worker.role == "prefill" else request.sequences) <= worker.capacity_tokens
