@@ -141,8 +141,10 @@ def test_a_pulse_shows_its_process_its_step_and_the_heavier_of_two_loads(tmp_pat
     pulse.scheduled(3, 64)
     pulse.scheduled(4, 0)
     pulse.step_begins()
+    pulse.says()
     sign = read_sign(path)
     assert sign is not None
+    assert (first.said, sign.said) == (0, 1)
     assert sign.step_since is not None
     assert sign.step_since >= first.beat
     assert (sign.rows, sign.prompt_tokens) == (3, 64)

@@ -207,8 +207,8 @@ class Waiting(RuleBasedStateMachine):
     def scheduled(self, rows: int, prompt_tokens: int) -> None:
         self.rows, self.prompt_tokens = rows, prompt_tokens
 
-    def says(self, number: int) -> None:
-        self.said = number
+    def says(self) -> None:
+        self.said += 1
 
     @rule(prompt=st.integers(1, 30), priority=st.integers(0, 2), kv=st.booleans())
     def submit(self, prompt: int, priority: int, kv: bool) -> None:
@@ -246,9 +246,10 @@ class Waiting(RuleBasedStateMachine):
     def deliver(self, count: int) -> None:
         while self.wire and count:
             count -= 1
-            for output in self.wire.popleft().outputs:
+            outputs = self.wire.popleft().outputs
+            for output in outputs:
                 self._expect(output)
-                self.ledger.take(output, self.now)
+            self.ledger.hear(outputs, self.now)
         self._ended()
 
     def _expect(self, output: Any) -> None:

@@ -53,9 +53,13 @@ class Running:
 
     async def over(self) -> None:
         """Until the engine has ended by itself; raises what it died of."""
-        assert self._task is not None
         async with asyncio.timeout(IDLE_S):
-            await asyncio.shield(self._task)
+            await self.ending()
+
+    async def ending(self) -> None:
+        """The same without a bound."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
 
     def listen(self, report: StepReport) -> None:
         """Tell whoever has borrowed the engine."""

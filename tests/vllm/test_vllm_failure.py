@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,15 +15,19 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.engine import VllmEngine
-from tandem.engine.vllm.settings import VllmSettings
+from tandem.engine.vllm.settings import Parallelism, VllmSettings
 from tandem.service.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.lending import SCHEDULER, Running, settings
+from tests.vllm.slowness import Slowness, environment
 
 pytestmark = pytest.mark.timeout(300)
 GONE_S = 20.0
 BEGUN_S = 120.0
 LOOK_S = 0.05
+HUNG_S = 4.0
+HUNG_MAX_S = 60.0
+"""Also the bound of the first request. What a step is predicted to take depends on what else runs here."""
 
 
 async def test_a_killed_engine_process_ends_the_engine_in_one_sentence() -> None:
@@ -51,6 +56,52 @@ async def test_a_killed_engine_process_ends_the_engine_in_one_sentence() -> None
     assert "\n" not in failed.value.message
     await engine.stop()
     assert not any(child.is_running() for child in children)
+
+
+async def test_a_stopped_rank_ends_the_engine_and_all_its_processes() -> None:
+    """A process that is stopped cannot see that its parent has ended."""
+    engine = VllmEngine(replace(settings(64), parallelism=Parallelism(tensor=2)), SCHEDULER, SystemClock(), None)
+    running = Running(engine)
+    await running.start()
+    (pid,) = engine.pids
+    family = psutil.Process(pid).children(recursive=True)
+    (rank,) = [process for process in family if "Worker_TP1" in " ".join(process.cmdline())]
+    driver = Driver(running)
+    driver.submit(work(range(3, 60), GREEDY, max_tokens=1500))
+    await driver.until(lambda: len(driver.emitted) > 3)
+    rank.suspend()
+    with pytest.raises(TandemError) as failed:
+        async with asyncio.timeout(HUNG_MAX_S):
+            await running.ending()
+    assert failed.value.code == "engine_failed"
+    assert f"{rank.pid} is stopped" in failed.value.message
+    _, left = psutil.wait_procs(family, GONE_S)
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    await engine.stop()
+
+
+async def test_an_engine_that_spins_in_a_step_is_ended_by_the_step_timeout(tmp_path: Path) -> None:
+    """It holds Python's lock, so it does not beat; it runs, so it is not lost either."""
+    steps = tmp_path / "steps"
+    with pytest.MonkeyPatch.context() as patch:
+        root = str(Path(__file__).parents[2])
+        for name, value in environment(steps, os.environ.get("PYTHONPATH", root)).items():
+            patch.setenv(name, value)
+        own = replace(settings(64), step_timeout_min_s=HUNG_S, step_timeout_s=HUNG_MAX_S)
+        engine = VllmEngine(own, SCHEDULER, SystemClock(), None)
+        running = Running(engine)
+        await running.start()
+    driver = Driver(running)
+    Slowness(per_step_s=10 * HUNG_MAX_S, holding=True).write(steps)
+    driver.submit(work(range(3, 20), GREEDY))
+    with pytest.raises(TandemError) as failed:
+        async with asyncio.timeout(2 * HUNG_MAX_S):
+            await running.ending()
+    assert failed.value.code == "engine_failed"
+    assert "a step of vLLM has taken" in failed.value.message
+    assert driver.load is not None
+    assert driver.load.overdue_s > 0
+    await engine.stop()
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,7 @@ class VllmEngine:
         assert self._figures is not None
         now = self._heard = self._clock.now()
         self._figures.step(outputs)
-        for output in outputs.outputs:
-            self.ledger.take(output, now)
+        self.ledger.hear(outputs.outputs, now)
         self._load_stale = True
 
     async def _hear_names(self) -> None:
@@ -343,8 +342,8 @@ class VllmEngine:
 
 
 def _said(signs: Iterable[Sign]) -> int:
-    """Number of the last message of notices; of an engine's processes one sends any."""
-    return max((sign.said for sign in signs), default=0)
+    """Messages of notices."""
+    return sum(sign.said for sign in signs)
 
 
 _NOTHING: Final = StepReport(kv=KvChange())

@@ -3,7 +3,7 @@
 What has to be done outside is left in `to_send` and `to_abort`, which the shell empties in this order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Protocol
@@ -78,7 +78,7 @@ class Ledger:
         self._moved = self._told = -inf
         """When some prompt got on last, and when progress was told last."""
         self._heard = heard
-        """Number of the last message of notices that has come, to whoever asked vLLM before included."""
+        """Messages of notices that have come, to whoever asked vLLM before included."""
         self._later: dict[int, list[Order]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
         fetched = (lambda _work_id: False) if stage is None else stage.fetches
@@ -196,16 +196,21 @@ class Ledger:
 
     # -- what vLLM says --
 
+    def hear(self, outputs: Sequence[Any], now: float) -> None:
+        """One message of vLLM."""
+        if outputs and notice_of(outputs[0].kv_transfer_params) is not None:
+            self._heard += 1
+        for output in outputs:
+            self.take(output, now)
+
     def take(self, output: Any, now: float) -> None:
         """One output record of vLLM."""
-        if (notice := notice_of(output.kv_transfer_params)) is not None:
-            self._heard = max(self._heard, notice.number)
         work_id, sequence = owner_of(output.request_id)
         run = self._runs.get(work_id)
         branch = run.branches.get(sequence) if run is not None else None
         if run is None or branch is None or branch.done:
             return
-        if notice is not None:
+        if (notice := notice_of(output.kv_transfer_params)) is not None:
             self._noticed(run, branch, notice, now)
             return
         if branch is run.root:
@@ -276,8 +281,8 @@ class Ledger:
         return any(run.wait is Wait.NOTHING and run.prefilled is None for run in self._runs.values())
 
     def look(self, now: float, said: int) -> None:
-        """End works whose time is over. `said` is the number of vLLM's last message of notices: while it has not come
-        any work may have its place, and nobody has waited for one in vain."""
+        """End works whose time is over. vLLM has `said` so many messages of notices: while the last has not come any
+        work may have its place, and nobody has waited for one in vain."""
         if said > self._heard:
             self._deadlines.moved(now)
         for run, reason in self._deadlines.passed(now):

@@ -27,6 +27,7 @@ from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.telling import Hearing
 from tandem.engine.vllm.turns import turn
+from tandem.engine.vllm.vitals import family_of
 from tandem.service.logs import event
 
 if TYPE_CHECKING:
@@ -237,8 +238,11 @@ class Loaded:
             raise await self.why_gone() from None
 
     def kill(self) -> None:
-        """End the engine's processes at once: they do not answer, or not in time."""
-        for pid in self.client.pids:
+        """End the engine's processes and their ranks at once: they do not answer, or not in time. A rank that is
+        stopped would not see its parent end."""
+        # All of them are found first: the children of a process that has ended are nobody's.
+        found = [member for engine in self.client.pids for member in family_of(engine)]
+        for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -3,8 +3,8 @@
 vLLM tells of a request only once it has drawn for it: a long prompt computes for many steps, or for one long one,
 without a word, and so does one that has its blocks and waits for their content. A notice is an output record without
 tokens, sent before the step is computed (`stepping`); it comes in order with everything else that vLLM says.
-Messages of notices are numbered, and the last number is also in shared memory (`pulse`): so the worker knows whether
-there is news of places that it has not heard yet.
+How many such messages there were is also in shared memory (`pulse`): so the worker knows whether there is news of
+places that it has not heard yet.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,15 @@ _KEY: Final = "tandem_step"
 class Notice(NamedTuple):
     """`computes`: the step that begins computes `tokens` tokens of the request's prompt from `start` on. `awaits_kv`:
     the request has its blocks, and waits for their content. `has_kv`: that has come, and it waits for a place in the
-    batch. `preempted`: it has lost its place and its blocks.
-    `number` is that of the message which it comes in."""
+    batch. `preempted`: it has lost its place and its blocks."""
 
     kind: Kind
     start: int = 0
     tokens: int = 0
-    number: int = 0
 
-    def as_params(self, number: int) -> dict[str, object]:
-        """In the form of an output record's `kv_transfer_params`, as a part of message `number`."""
-        return {_KEY: [*self._replace(number=number)]}
+    def as_params(self) -> dict[str, object]:
+        """In the form of an output record's `kv_transfer_params`."""
+        return {_KEY: [*self]}
 
 
 def notice_of(params: Mapping[str, Any] | None) -> Notice | None:

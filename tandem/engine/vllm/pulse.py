@@ -30,8 +30,8 @@ class Sign:
     between steps.
 
     `rows` and `prompt_tokens` are what the heavier of its last two steps had to compute: with asynchronous scheduling
-    the engine waits for one while it has given out the next. `said` is the number of its last message of notices,
-    which may still be on its way: a step that holds Python's lock lets no thread send it.
+    the engine waits for one while it has given out the next. `said` counts its messages of notices; the last may
+    still be on its way: a step that holds Python's lock lets no thread send it.
     """
 
     pid: int
@@ -51,6 +51,7 @@ class Pulse:
             file.truncate(_PULSE.size)
             self._bytes = mmap.mmap(file.fileno(), _PULSE.size)
         self._before = (0, 0)
+        self._said = 0
         self._beat()
         threading.Thread(target=self._go_on, name="tandem-pulse", daemon=True).start()
 
@@ -68,9 +69,10 @@ class Pulse:
         self._before = (rows, prompt_tokens)
         _LOAD.pack_into(self._bytes, _LOAD_AT, *heavier)
 
-    def says(self, number: int) -> None:
+    def says(self) -> None:
         """A message of notices is about to be sent."""
-        _NUMBER.pack_into(self._bytes, _SAID_AT, number)
+        self._said += 1
+        _NUMBER.pack_into(self._bytes, _SAID_AT, self._said)
 
     def _beat(self) -> None:
         _TIME.pack_into(self._bytes, 0, time.monotonic())

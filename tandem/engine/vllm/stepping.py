@@ -57,10 +57,10 @@ def _words() -> Words:
 
 
 class Load(Protocol):
-    """Hears what steps have to compute, and which message of notices is about to be sent; `pulse.Pulse` does."""
+    """Hears what steps have to compute, and that a message of notices is about to be sent; `pulse.Pulse` does."""
 
     def scheduled(self, rows: int, prompt_tokens: int) -> None: ...
-    def says(self, number: int) -> None: ...
+    def says(self) -> None: ...
 
 
 class StepTeller:
@@ -73,21 +73,18 @@ class StepTeller:
         self._load = load
         self._words = words
         self._awaiting: set[str] = set()
-        self._said = 0
-        """Messages of notices."""
         scheduler.schedule = self.schedule
 
     def schedule(self, *given: Any, **named: Any) -> Any:
         """What vLLM's scheduler decides, unchanged."""
         scheduled = self._schedule(*given, **named)
         notices = [
-            self._words.record(request_id, [], kv_transfer_params=notice.as_params(self._said + 1))
+            self._words.record(request_id, [], kv_transfer_params=notice.as_params())
             for request_id, notice in self._notices(scheduled)
         ]
         if notices:
-            self._said += 1
-            # First, so that nobody has heard of more than was said.
-            self._load.says(self._said)
+            # First, so that nobody has heard more than was said.
+            self._load.says()
             self._send((_FRONTEND, self._words.message(outputs=notices)))
         return scheduled
 

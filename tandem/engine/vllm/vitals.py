@@ -1,4 +1,5 @@
-"""Judges whether vLLM's processes live and how their steps get on, from their pulses. No vLLM; `family` reads /proc.
+"""Judges whether vLLM's processes live and how their steps get on, from their pulses. No vLLM; `family_of` and
+`activity_of` read /proc.
 
     beats                                     alive
     beats no more, but runs or has children   busy: a long call holds Python's lock; its step is judged like any other
@@ -136,7 +137,7 @@ def activity_of(pid: int, apart: Iterable[int] = ()) -> Activity | None:
     """Of a process and its children, but for those in `apart`, which are judged by themselves. None for one that is
     gone."""
     left_out, ticks, running, own = frozenset(apart) - {pid}, 0, False, None
-    for member in _family(pid, left_out):
+    for member in family_of(pid, left_out):
         for state, used in _threads(member):
             running = running or state in _RUNNING
             ticks += used
@@ -145,7 +146,8 @@ def activity_of(pid: int, apart: Iterable[int] = ()) -> Activity | None:
     return None if own is None else Activity(own, running, ticks)
 
 
-def _family(pid: int, left_out: frozenset[int]) -> list[int]:
+def family_of(pid: int, left_out: frozenset[int] = frozenset()) -> list[int]:
+    """A process and all its descendants, but for those in `left_out` and below."""
     found, at = [pid], 0
     while at < len(found):
         with contextlib.suppress(OSError, ValueError):
