@@ -1,7 +1,7 @@
 """The spans of one request as facts: what ran where, what was moved, what was computed. Pure.
 
 Span names are those the services give: `request`, `tokenize`, `queue`, `place`, `attempt` on the router; `queue`,
-`prefill`, `kv.pull`, `decode` on workers.
+`kv.wait`, `prefill`, `kv.pull`, `decode` on workers.
 """
 
 from collections.abc import Sequence

@@ -106,6 +106,8 @@ class WorkStats:
     chunks: int = 0
     preemptions: int = 0
     reasons: tuple[str, ...] = ()
+    kv_waits: tuple[tuple[float, float], ...] = ()
+    """From when until when it had its blocks and waited for their content, as far as the engine knows."""
 
 
 @dataclass(frozen=True)

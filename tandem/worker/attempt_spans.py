@@ -91,6 +91,7 @@ def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
     end = stats.finished if stats.finished is not None else now
     admitted = stats.admitted
     stages = [Stage("queue", attempt.submitted, admitted if admitted is not None else end, {})]
+    stages += [Stage("kv.wait", begin, over, {}) for begin, over in stats.kv_waits]
     if admitted is not None and (stats.tokens_computed or attempt.submit.mode != "decode"):
         stages.append(_prefill(attempt, stats, _computing_from(attempt, admitted), end))
     if attempt.fetch is not None:

@@ -379,11 +379,15 @@ def test_who_has_its_kv_and_no_seat_waits_for_a_place() -> None:
     world.deliver(4)
     run = world.ledger.runs[0]
     assert run.wait is Wait.KV
+    world.time_passes(seconds=1.0)
+    assert run.stats(world.now).kv_waits == ((0.0, 1.0),)
     world.kv_comes()
     world.step_begins()
     world.deliver(4)
     assert run.wait is Wait.PLACE
-    assert run.admitted is not None
+    assert run.admitted == 0.0
+    world.time_passes(seconds=2.0)
+    assert run.stats(world.now).kv_waits == ((0.0, 1.0),)
 
 
 def test_nobody_is_ended_for_want_of_a_place_while_there_is_news() -> None:

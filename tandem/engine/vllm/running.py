@@ -53,6 +53,9 @@ class WorkRun:
         """When a position of it was given out last."""
         self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
         self.chunks = self.preemptions = 0
+        self._kv_waits: list[tuple[float, float]] = []
+        """When it began to wait for its KV, and ceased to."""
+        self._kv_from = 0.0
         self._loads = False
         """Some of its blocks were awaited from the stage."""
         self._reasons: dict[str, None] = {}
@@ -73,7 +76,9 @@ class WorkRun:
         """It waits for something else from now on; False when it did so before."""
         if wait is self.wait:
             return False
-        self.wait, self.waits_since = wait, now
+        if self.wait is Wait.KV and len(self._kv_waits) < _REASONS_MAX:
+            self._kv_waits.append((self._kv_from, now))
+        self.wait, self.waits_since, self._kv_from = wait, now, now
         self._loads = self._loads or wait is Wait.KV
         if wait is not Wait.PLACE:
             self.admitted = self.admitted or now
@@ -115,4 +120,5 @@ class WorkRun:
             chunks=self.chunks,
             preemptions=self.preemptions,
             reasons=tuple(self._reasons),
+            kv_waits=(*self._kv_waits, *([(self._kv_from, now)] if self.wait is Wait.KV else [])),
         )
