@@ -17,7 +17,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -31,6 +31,7 @@ help:
 	@echo "make equality   tokens of prefill + transfer + decode against one engine, 200 prompts and more"
 	@echo "make check   lint, types, layers, generated code      make bench   measured limits"
 	@echo "make setup-vllm   create $(VENV_VLLM) with vLLM      make test-vllm   the tests with vLLM as the engine"
+	@echo "make test-vllm-long   vLLM's long steps and frozen ranks at their full length"
 	@echo "make test-vllm-next   what Tandem uses of vLLM, in this version and the next"
 	@echo "make check-constraints   whether vLLM's environments resolve for CPU, CUDA and ROCm"
 	@echo "make test-schemas   the chart against the JSON schemas of three versions of Kubernetes"
@@ -57,7 +58,11 @@ $(STAMP_VLLM): pyproject.toml constraints-vllm-cpu.txt constraints-vllm-cuda.txt
 setup-vllm: $(STAMP_VLLM)
 
 test-vllm: setup-vllm
-	$(VENV_VLLM)/bin/python -m pytest tests/vllm
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm -m "not long"
+
+# Steps and prompts at their full length, with the bounds of production, and ranks that freeze under load.
+test-vllm-long: setup-vllm
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm -m long
 
 # What Tandem uses of vLLM: held against the installed version, and against the Python files of the next.
 test-vllm-next: setup-vllm

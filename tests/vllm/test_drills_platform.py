@@ -4,20 +4,19 @@ other worker dies, and no block stays in use or leased."""
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import pytest
 import pytest_asyncio
 
 from tandem.cli.drill.cells import Cell
 from tandem.cli.drill.command import run_drills
 from tandem.cli.drill.options import DrillOptions
-from tandem.cli.drill.pages import router_linked
 from tandem.cli.drill.session import Bounds
-from tests.vllm.serving import LOOK_S, Serving, serving, token_ids
+from tests.vllm.freezing import engine_process, freeze
+from tests.vllm.serving import Serving, serving, token_ids
 from tests.vllm.slowness import Slowness, environment
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -30,9 +29,6 @@ PROMPT: Final = 1600
 PROMPT_S: Final = 11.0
 """Longer than `deadlines.queue_s`."""
 STREAMS: Final = 6
-WAIT_S: Final = 60.0
-TOKENS: Final = 700
-"""More than are generated before a frozen engine is noticed."""
 PAUSE_S: Final = 20.0
 """No client waits for that: the others go on with what it had."""
 
@@ -111,71 +107,4 @@ async def test_a_frozen_engine_is_left_at_once_and_its_streams_go_on_elsewhere(
     place: Serving, record_property: Callable[[str, object], None]
 ) -> None:
     """The engine process of a decode worker is stopped, not the worker itself, which has to notice."""
-    await place.whole()
-    prompts = [[3 + (37 * base + 11 * number) % 1500 for number in range(40)] for base in range(STREAMS)]
-    right = await asyncio.gather(*(Stream().whole(place, prompt) for prompt in prompts))
-    member = place.member("decode-0")
-    restarts, linked = member.restarts, await router_linked(place.platform.target)
-    streams = [Stream() for _ in prompts]
-    running = [asyncio.create_task(each.whole(place, prompt)) for each, prompt in zip(streams, prompts, strict=True)]
-    await _until(_sure(lambda: all(len(each.pieces) >= 5 for each in streams)))
-    frozen = _engine_process(member.pid)
-    frozen.suspend()
-
-    async def left() -> bool:
-        return await router_linked(place.platform.target) < linked
-
-    out_s = await _until(left)
-    again_s = await _until(_sure(lambda: member.restarts > restarts and member.state != "restarting"))
-    record_property("out_of_placement_s", out_s)
-    record_property("started_again_s", again_s)
-    assert await asyncio.gather(*running) == right
-    assert not frozen.is_running()
-    await place.whole()
-    await place.at_rest()
-
-
-class Stream:
-    """One streamed answer."""
-
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-        self.finish = ""
-
-    async def whole(self, place: Serving, prompt: list[int]) -> str:
-        """All its text."""
-        async with place.client() as api:
-            answer = await api.completions.create(
-                model=place.model, prompt=prompt, max_tokens=TOKENS, seed=7, temperature=1.0, stream=True,
-                extra_body={"ignore_eos": True},
-            )  # fmt: skip
-            async for chunk in answer:
-                for choice in chunk.choices:
-                    self.pieces.append(choice.text)
-                    self.finish = choice.finish_reason or self.finish
-        assert self.finish == "length"
-        return "".join(self.pieces)
-
-
-def _sure(holds: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
-    async def told() -> bool:
-        return holds()
-
-    return told
-
-
-async def _until(holds: Callable[[], Awaitable[bool]]) -> float:
-    """Seconds until it holds."""
-    began = time.monotonic()
-    while time.monotonic() - began < WAIT_S:
-        if await holds():
-            return time.monotonic() - began
-        await asyncio.sleep(LOOK_S)
-    raise AssertionError(f"not within {WAIT_S:g} s")
-
-
-def _engine_process(worker: int | None) -> psutil.Process:
-    """The one of a worker's processes that vLLM spawned."""
-    titles = ((child, " ".join(child.cmdline())) for child in psutil.Process(worker).children())
-    (found,) = [child for child, title in titles if "EngineCore" in title or "spawn_main" in title]
-    return found
+    await freeze(place, "decode-0", engine_process, STREAMS, record_property)
