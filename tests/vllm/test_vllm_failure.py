@@ -25,6 +25,8 @@ pytestmark = pytest.mark.timeout(300)
 GONE_S = 20.0
 BEGUN_S = 120.0
 LOOK_S = 0.05
+ENDS_S = 240.0
+"""A bound for machines on which many other things run; it takes seconds."""
 HUNG_S = 4.0
 HUNG_MAX_S = 60.0
 """Also the bound of the first request. What a step is predicted to take depends on what else runs here."""
@@ -58,6 +60,8 @@ async def test_a_killed_engine_process_ends_the_engine_in_one_sentence() -> None
     assert not any(child.is_running() for child in children)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 async def test_a_stopped_rank_ends_the_engine_and_all_its_processes() -> None:
     """A process that is stopped cannot see that its parent has ended."""
     engine = VllmEngine(replace(settings(64), parallelism=Parallelism(tensor=2)), SCHEDULER, SystemClock(), None)
@@ -71,7 +75,7 @@ async def test_a_stopped_rank_ends_the_engine_and_all_its_processes() -> None:
     await driver.until(lambda: len(driver.emitted) > 3)
     rank.suspend()
     with pytest.raises(TandemError) as failed:
-        async with asyncio.timeout(HUNG_MAX_S):
+        async with asyncio.timeout(ENDS_S):
             await running.ending()
     assert failed.value.code == "engine_failed"
     assert f"{rank.pid} is stopped" in failed.value.message
@@ -80,6 +84,7 @@ async def test_a_stopped_rank_ends_the_engine_and_all_its_processes() -> None:
     await engine.stop()
 
 
+@pytest.mark.timeout(600)
 async def test_an_engine_that_spins_in_a_step_is_ended_by_the_step_timeout(tmp_path: Path) -> None:
     """It holds Python's lock, so it does not beat; it runs, so it is not lost either."""
     steps = tmp_path / "steps"
@@ -95,7 +100,7 @@ async def test_an_engine_that_spins_in_a_step_is_ended_by_the_step_timeout(tmp_p
     Slowness(per_step_s=10 * HUNG_MAX_S, holding=True).write(steps)
     driver.submit(work(range(3, 20), GREEDY))
     with pytest.raises(TandemError) as failed:
-        async with asyncio.timeout(2 * HUNG_MAX_S):
+        async with asyncio.timeout(ENDS_S):
             await running.ending()
     assert failed.value.code == "engine_failed"
     assert "a step of vLLM has taken" in failed.value.message
