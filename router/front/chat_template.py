@@ -24,6 +24,10 @@ Tools = Sequence[Mapping[str, Any]]
 
 _TAKES_TOOLS: Final = re.compile(r"\btools\b")
 _SAMPLE_ROLES: Final = (("user",), ("user", "assistant", "user"), ("system", "user"), ("developer", "user"))
+_PROBE: Final = "probe"
+_TEXT_PART: Final = {"type": "text", "text": _PROBE}
+_LEAKS: Final = re.compile(r"""['"]type['"]""")
+"""In a prompt: a list of parts was written out as it is."""
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
 
@@ -57,12 +61,24 @@ class ChatTemplate:
         """Whether it does anything with tools."""
         self._known = {**environment.globals, **special_tokens}
         self._known |= {"add_generation_prompt": True, "tools": None, "documents": None}
+        self._parts_alone = not self._shows(_PROBE) and self._shows([_TEXT_PART])
+        """Many templates of models with vision go through the parts of a message, and see nothing in a text."""
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """The prompt, ending where the assistant's answer begins.
 
         Raises `invalid_request` when the template refuses the messages (roles out of order, for example).
         """
+        return self._render(_in_parts(messages) if self._parts_alone else messages, tools)
+
+    def _shows(self, content: object) -> bool:
+        """Whether a message's content is part of the prompt, and not merely written out as an object."""
+        with contextlib.suppress(TandemError):
+            prompt = self._render([{"role": "user", "content": content}], None)
+            return _PROBE in prompt and not _LEAKS.search(prompt)
+        return False
+
+    def _render(self, messages: Sequence[Message], tools: Tools | None) -> str:
         try:
             # `Template.render` would go through all globals one by one, each time.
             template, known = self._template, {**self._known, "messages": messages}
@@ -76,6 +92,11 @@ class ChatTemplate:
                 f"these messages cannot be rendered with the model's chat template: {error}",
                 param="messages",
             ) from error
+
+
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
+    """The same conversation with every text as the one part of its message."""
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
 def samples(template: ChatTemplate) -> list[str]:

@@ -86,3 +86,21 @@ def test_pins_that_contradict_are_a_problem_in_the_resolvers_words(
     monkeypatch.setattr(vllm_constraints, "resolved", refuse)
     assert vllm_constraints.check() == 1
     assert "vllm needs apache-tvm-ffi==0.1.11" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("torch", "build"), [("2.13.0", ""), ("2.13.0+cu130", ""), ("2.13.0+cpu", "+cpu")])
+def test_torchvision_is_of_the_build_of_torch(
+    torch: str, build: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = list[tuple[str, ...]]()
+
+    def pip(_environment: Path, *arguments: str, constraints: Path) -> bool:
+        asked.append(arguments)
+        return "--extra-index-url" in arguments
+
+    monkeypatch.setenv("TANDEM_TORCH_INDEX", "here")
+    monkeypatch.setattr(setup_vllm, "installed_torch", lambda _: torch)
+    monkeypatch.setattr(setup_vllm, "pip", pip)
+    assert setup_vllm.install_torchvision(tmp_path)
+    assert [arguments[1] for arguments in asked] == [f"torchvision=={_pins('cpu')['torchvision']}{build}"] * 2
+    assert asked[1][2:] == ("--extra-index-url", "here")

@@ -46,6 +46,7 @@ ENTRIES: Final = (
     Entry("olmo-2", "OLMo-2", "Olmo2ForCausalLM"),
     Entry("llama-4", "Llama-4, text", "Llama4ForCausalLM", "full attention and chunks"),
     Entry("cohere-2", "Cohere-2", "Cohere2ForCausalLM", _WINDOWS),
+    Entry("llava", "LLaVA, texts", "LlavaForConditionalGeneration"),
     Entry("awq", "Llama, AWQ", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("gptq", "Llama, GPTQ", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("int8", "Llama, compressed-tensors INT8", "LlamaForCausalLM", dtype="bfloat16"),

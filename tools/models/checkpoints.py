@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tandem.models
+from tools.models import multimodal
 from tools.models.catalogue import Entry
 from tools.models.configs import KINDS, base_of, config_of
 
@@ -28,6 +29,8 @@ def write(entry: Entry, place: Path) -> Path:
     _settle_config(entry, place / "config.json")
     for name in _TOKENIZER:
         shutil.copy(DEMO / name, place / name)
+    if entry.name in multimodal.KINDS:
+        multimodal.write_processor(entry.name, place)
     (place / _DONE).touch()
     return place
 
@@ -35,12 +38,16 @@ def write(entry: Entry, place: Path) -> Path:
 def _write_weights(entry: Entry, place: Path) -> None:
     import torch
     import transformers
+    from safetensors.torch import save_file
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
-    kind, _ = KINDS[base_of(entry.name)]
-    model_class = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
-    model = model_class(config_of(entry.name))
+    images = entry.name in multimodal.KINDS
+    if images:
+        model = getattr(transformers, entry.architecture)(multimodal.config_of(entry.name))
+    else:
+        kind, _ = KINDS[base_of(entry.name)]
+        model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config_of(entry.name))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() >= 2 and "conv" not in name:
@@ -49,6 +56,8 @@ def _write_weights(entry: Entry, place: Path) -> None:
                 # As they are made, states forget within a few tokens, and no answer depends on an earlier block.
                 weight.uniform_(-6.0, -3.0)
     model.to(getattr(torch, entry.dtype) if entry.dtype != "float32" else torch.float32).save_pretrained(place)
+    if images:
+        save_file(multimodal.weights_of(model), place / "model.safetensors", {"format": "pt"})
     if base_of(entry.name) != entry.name:
         _pack(entry.name, place / "model.safetensors")
 

@@ -11,7 +11,7 @@ VOCABULARY: Final = 1536
 WINDOW: Final = 64
 LARGE_CONTEXT: Final = 32768
 """Of the models of real size."""
-_BASE: Final[dict[str, Any]] = {
+BASE: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -193,4 +193,4 @@ def config_of(name: str) -> Any:
     if name in CARDS:
         return getattr(transformers, f"{CARDS[name].kind}Config")(max_position_embeddings=LARGE_CONTEXT)
     kind, more = KINDS[base_of(name)]
-    return getattr(transformers, f"{kind}Config")(**{**_BASE, **more})
+    return getattr(transformers, f"{kind}Config")(**{**BASE, **more})
