@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kv_transfer.locked_memory import hint, memlock_bytes
 from tandem.core.errors import TandemError
 
 _ENVIRONMENT: Final = {
@@ -68,7 +69,8 @@ class NixlAgent:
             try:
                 region = self._agent.register_memory([(base, memory.nbytes, 0, "")], _MEMORY)
             except self._faults as error:
-                raise TandemError("transfer_failed", f"nixl cannot register KV memory: {error}") from error
+                why = f"{error}{hint(memory.nbytes, memlock_bytes())}"
+                raise TandemError("transfer_failed", f"nixl cannot register KV memory: {why}") from error
             self._regions[base] = memory.nbytes, region
         return base
 

@@ -37,7 +37,7 @@ def pod_template(service: ModelService, pool: Pool, revision: str, installation:
     """A PodTemplateSpec."""
     volume = model_volume(service.spec.model, installation)
     plain = _template(service, pool, revision, installation, volume, rdma=False)
-    if not _asks_for_rdma(merged(plain, pool.template)):
+    if not asks_for_rdma(merged(plain, pool.template)):
         return _with_labels(merged(plain, pool.template), plain)
     fast = _template(service, pool, revision, installation, volume, rdma=True)
     return _with_labels(merged(fast, pool.template), fast)
@@ -201,7 +201,8 @@ def _mounts(installation: Installation, volume: ModelVolume) -> list[Json]:
     return [*found, *volume.mounts]
 
 
-def _asks_for_rdma(template: Mapping[str, Any]) -> bool:
+def asks_for_rdma(template: Mapping[str, Any]) -> bool:
+    """Whether a container of a pod template wants an RDMA device."""
     asked = (
         name
         for container in template["spec"].get("containers", ())

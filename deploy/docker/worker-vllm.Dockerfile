@@ -1,25 +1,22 @@
 # Workers with the engine vllm.
 #   docker build -f deploy/docker/worker-vllm.Dockerfile -t REGISTRY/tandem-worker-vllm:0.1.0 .
-# The base has vLLM for the accelerator: CUDA by default; for ROCm BASE_IMAGE=rocm/vllm:TAG with the same vLLM, and
-# EXTRAS=redis,tiers, since nixl's wheels are for CUDA. Behind an index or a proxy of your own: the secrets `pip` and
-# `ca`, see core.Dockerfile.
+# The base has vLLM for the accelerator: CUDA by default; for ROCm BASE_IMAGE=rocm/vllm:TAG with the same vLLM,
+# PINS=constraints-vllm-rocm.txt, and EXTRAS=redis,tiers, since nixl's wheels are for CUDA. Behind an index or a proxy
+# of your own: the secrets `pip` and `ca`, see core.Dockerfile.
 ARG BASE_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${BASE_IMAGE} AS build
 ARG EXTRAS=redis,tiers,nixl
+ARG PINS=constraints-vllm-cuda.txt
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# What vLLM came with stays as it is: where we would need another version, this stops and says which. A base has
-# packages of its system, too: of two with one name the one that Python finds counts, and some versions are none to pip.
-COPY pyproject.toml README.md ./
+# What vLLM came with stays as it is: where we would need another version, this stops and says which. What it has not
+# is pinned.
+COPY pyproject.toml README.md ${PINS} deploy/docker/pins.py ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \
     mkdir tandem \
     && python3 -m venv --system-site-packages /opt/tandem \
-    && python3 -c "import importlib.metadata as m, re; from packaging.version import VERSION_PATTERN as pattern; \
-       version = re.compile(pattern, re.X | re.I); \
-       found = {d.name: m.version(d.name) for d in m.distributions() if d.name}; \
-       print(*sorted(f'{name}=={each}' for name, each in found.items() if version.fullmatch(each or '')), sep='\n')" \
-        > /tmp/constraints.txt \
+    && python3 pins.py ${PINS} > /tmp/constraints.txt \
     && /opt/tandem/bin/pip install setuptools==80.9.0 \
     && /opt/tandem/bin/pip install --constraint /tmp/constraints.txt --no-build-isolation ".[${EXTRAS}]" \
     && /opt/tandem/bin/pip uninstall --yes tandem-serve

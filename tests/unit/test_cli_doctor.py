@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_transfer import locked_memory
 from tandem.cli.doctor import checks, command, engine_checks
 from tandem.cli.doctor.cases import Case, Host, case_of
 from tandem.cli.doctor.engine_checks import engine_findings
@@ -126,11 +127,57 @@ def test_shares_that_add_up_to_more_than_a_gpu_are_a_problem() -> None:
 HERE = replace(HOST, gpus=True, memlock_bytes=8 << 20, shm_bytes=64 << 20)
 
 
+def with_rdma(security: Mapping[str, Any] | None = None) -> ModelService:
+    """Its pods ask for an RDMA device; `security` is their container's."""
+    limits = {"memory": "64Gi", "rdma/ib": "1"}
+    container = {"name": "worker", "resources": {"limits": limits}, "securityContext": dict(security or {})}
+    return service(pool={"template": {"spec": {"containers": [container]}}})
+
+
 def test_memory_that_may_not_be_pinned_is_a_problem() -> None:
-    assert checks.memlock(case(service(), HERE), HERE).verdict == "problem"
-    assert checks.memlock(case(service(), HERE), replace(HERE, memlock_bytes=None)).verdict == "ok"
-    assert checks.memlock(case(service(), HERE), replace(HERE, memlock_bytes=16 * GIB)).verdict == "ok"
-    assert checks.memlock(case(service()), HOST).verdict == "not checked"
+    of = with_rdma()
+    assert checks.memlock(case(of, HERE), HERE).verdict == "problem"
+    assert checks.memlock(case(of, HERE), replace(HERE, memlock_bytes=None)).verdict == "ok"
+    assert checks.memlock(case(of, HERE), replace(HERE, memlock_bytes=16 * GIB)).verdict == "ok"
+
+
+def test_what_is_not_registered_with_an_rdma_device_has_no_limit() -> None:
+    assert checks.memlock(case(service(), HERE), HERE).verdict == "ok"
+    assert checks.memlock(case(service()), HOST).verdict == "ok"
+
+
+def test_a_capability_of_pods_counts_for_root_alone() -> None:
+    found = checks.memlock(case(with_rdma()), HOST)
+    assert found.verdict == "not checked"
+    assert "run as user 10001, for whom IPC_LOCK is not in force" in found.said
+    assert "LimitMEMLOCK=infinity" in found.advice
+    root = {"runAsUser": 0, "runAsNonRoot": False}
+    assert checks.memlock(case(with_rdma(root)), HOST).verdict == "ok", "the operator adds IPC_LOCK"
+    bare = {**root, "capabilities": {"drop": ["ALL"], "add": []}}
+    assert checks.memlock(case(with_rdma(bare)), HOST).verdict == "not checked"
+
+
+def test_a_root_that_the_kubelet_refuses_is_a_problem() -> None:
+    found = checks.memlock(case(with_rdma({"runAsUser": 0})), HOST)
+    assert found.verdict == "problem"
+    assert "runAsNonRoot: true" in found.said
+
+
+@pytest.mark.parametrize(
+    ("effective", "bound"), [("0000000000004000", False), ("00000000a80425fb", True), ("000001ffffffffff", False)]
+)
+def test_a_process_with_the_capability_has_no_limit(
+    effective: str, bound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tpython\nCapEff:\t{effective}\n")
+    monkeypatch.setattr(locked_memory.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    assert locked_memory.memlock_bytes(status) == (8 << 20 if bound else None)
+
+
+def test_a_registration_that_fails_names_the_limit() -> None:
+    assert "RLIMIT_MEMLOCK is 8 MiB and 1024 MiB were to be pinned" in locked_memory.hint(GIB, 8 << 20)
+    assert locked_memory.hint(GIB, None) == locked_memory.hint(GIB, GIB) == ""
 
 
 def test_too_little_shared_memory_is_a_problem() -> None:
@@ -195,6 +242,28 @@ def test_an_attention_backend_that_our_arguments_exclude_is_a_problem(
     arguments, backends = _asked(excluded, service(), monkeypatch, tmp_path)
     assert (arguments.verdict, backends.verdict) == ("ok", "problem")
     assert "exclude FLASHINFER_MLA; left are TRITON_MLA" in backends.said
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "name", "build", "architecture"),
+    [
+        ("h100-sxm", "NVIDIA H100", "cuda", ""),
+        ("mi300x", "AMD MI300X", "rocm", "gfx942"),
+        ("amd-instinct-mi355x", "AMD MI355X", "rocm", "gfx950"),
+    ],
+)
+def test_a_card_is_known_by_its_type(accelerator: str, name: str, build: str, architecture: str) -> None:
+    card = engine_checks.card_of(case(service(pool={"accelerator": {"type": accelerator, "memory": "80G"}})))
+    assert card is not None
+    assert (card.name, card.build, card.architecture) == (name, build, architecture)
+
+
+def test_processors_are_a_card_and_an_unknown_type_is_none() -> None:
+    cpu = engine_checks.card_of(case(service({"device": "cpu"})))
+    assert cpu is not None
+    assert cpu.build == "cpu"
+    unknown = service(pool={"accelerator": {"type": "abacus", "memory": "80G"}})
+    assert engine_checks.card_of(case(unknown)) is None
 
 
 def test_vllm_that_cannot_be_asked_is_no_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -172,32 +172,38 @@ def test_processes_write_where_pods_have_room(path: Path) -> None:
     assert environment["PATH"] == "/opt/tandem/bin:${PATH}"
 
 
-def test_packages_of_the_base_stay_as_python_finds_them(tmp_path: Path) -> None:
-    """Of two with one name the first counts; what pip cannot read as a version is left out."""
-    text = (FOLDER / "worker-vllm.Dockerfile").read_text("utf-8").replace("\\\n", "")
-    command = re.search(r'python3 (-c ".*?") +> /tmp/constraints.txt', text)
-    assert command is not None
+def test_packages_of_the_base_stay_as_python_finds_them_and_others_are_pinned(tmp_path: Path) -> None:
+    """Of two with one name the first counts; what pip cannot read as a version is left out; a pin gives way."""
     for folder, name, version in (
         ("a", "one", "2.0"),
         ("b", "one", "1.0"),
         ("b", "two", "1.1build1"),
         ("b", "six", "3+cu129"),
+        ("b", "Mixed_Name", "4"),
     ):
         info = tmp_path / folder / f"{name}-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    pins = tmp_path / "pins.txt"
+    pins.write_text("# Ours.\none==9\nmixed-name==9\ntwo==9\nnew==5\n")
     environment = {"PYTHONPATH": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}
-    ran = subprocess.run(
-        ["sh", "-c", f"{shlex.quote(sys.executable)} {command[1]}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, str(FOLDER / "pins.py"), str(pins)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
-    assert {"one==2.0", "six==3+cu129"} <= set(lines)
-    assert not [line for line in lines if line.startswith("two") or line == "one==1.0"]
+    assert {"one==2.0", "six==3+cu129", "Mixed_Name==4", "new==5"} <= set(lines)
+    assert not [line for line in lines if line.startswith(("two", "one==1", "one==9", "mixed-name"))]
+
+
+def test_the_image_with_vllm_is_pinned_by_the_file_of_its_accelerator() -> None:
+    """Which has what Tandem adds: on ROCm nothing else."""
+    text = (FOLDER / "worker-vllm.Dockerfile").read_text("utf-8")
+    assert "python3 pins.py ${PINS} > /tmp/constraints.txt" in text
+    assert "--constraint /tmp/constraints.txt" in text
+    for name in re.findall(r"constraints-vllm-[a-z]+\.txt", text):
+        pins = {_normal(line.partition("==")[0]) for line in (ROOT / name).read_text("utf-8").splitlines()}
+        assert {"redis", "xxhash"} <= pins
+    assert "constraints-vllm-rocm.txt" in text
 
 
 @every
@@ -206,7 +212,7 @@ def test_what_is_copied_is_in_the_repository_and_in_the_context(path: Path) -> N
     assert ignored[0] == "*", "what is not named stays out: environments, caches, results"
     named = {line[1:] for line in ignored if line.startswith("!")}
     for each in (one for one in instructions(path) if one.name == "COPY" and "--from" not in one.rest):
-        *sources, _ = each.rest.split()
+        *sources, _ = each.rest.replace("${PINS}", "constraints-vllm-cuda.txt").split()
         assert set(sources) - {"."} <= named
     assert all((ROOT / name).exists() for name in named)
     packages = {pattern.removesuffix("*") for pattern in _packages()}

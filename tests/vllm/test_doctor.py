@@ -75,10 +75,34 @@ def test_what_vllm_would_not_do_is_told(tmp_path: Path) -> None:
     assert "max_model_len" in told["second", "arguments"].said
 
 
-def _told(directory: Path, engine: dict[str, Any], second: dict[str, Any]) -> dict[tuple[str, str], Finding]:
-    """Of two pools on B200s, the second with an engine of its own; by pool and check."""
+def test_cards_of_amd_are_asked_of_vllms_platform_for_them(tmp_path: Path) -> None:
+    """Which has its own kinds of quantization: Marlin's kernels are NVIDIA's."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    told = _told(tmp_path, {}, {"quantization": "gptq_marlin"}, "mi300x")
+    assert told["first", "arguments"].verdict == "ok"
+    assert "on an AMD MI300X" in told["first", "arguments"].said
+    assert told["first", "attention backends"].verdict == "ok"
+    assert "ROCM_ATTN" in told["first", "attention backends"].said
+    assert told["second", "arguments"].verdict == "problem"
+    assert "gptq_marlin" in told["second", "arguments"].said
+
+
+def test_processors_are_asked_of_vllms_platform_for_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    told = _told(tmp_path, {"device": "cpu", "kvMemory": "2Gi"}, {"contextTokens": 1 << 20})
+    assert told["first", "arguments"].verdict == "ok"
+    assert "on processors" in told["first", "arguments"].said
+    assert told["first", "attention backends"].verdict == "ok"
+    assert told["second", "arguments"].verdict == "problem"
+    assert "max_model_len" in told["second", "arguments"].said
+
+
+def _told(
+    directory: Path, engine: dict[str, Any], second: dict[str, Any], accelerator: str = "b200"
+) -> dict[tuple[str, str], Finding]:
+    """Of two pools on such cards, the second with an engine of its own; by pool and check."""
     engine = {"type": "vllm", "device": "cuda", "dtype": "bfloat16", "contextTokens": 8192, **engine}
-    pool = {"role": "unified", "accelerator": {"type": "b200"}}
+    pool = {"role": "unified", "accelerator": {"type": accelerator}}
     service = service_of(
         {
             "apiVersion": "tandem.dev/v1alpha1",

@@ -14,6 +14,7 @@ from tandem.cli.doctor.cases import (
     stage_settings,
 )
 from tandem.cli.doctor.findings import Finding, ok, problem, unchecked
+from tandem.cli.doctor.pods import PodRights, rights_of
 from tandem.cli.gpu_fit import fit_of
 from tandem.core.errors import TandemError
 from tandem.core.sizing import RUNTIME_SHARE
@@ -94,25 +95,43 @@ def share(case: Case) -> Finding:
 
 
 def memlock(case: Case, host: Host) -> Finding:
-    """Whether the stage may be pinned: RDMA and the GPU's copies need memory that stays where it is."""
+    """Whether the stage may be registered with RDMA devices, whose memory counts against RLIMIT_MEMLOCK. What GPU
+    drivers pin does not."""
     check = "memlock"
     if case.engine.device != "cuda" or _without_stage(case):
         return ok(check, case.name, "nothing is pinned")
+    rights = rights_of(case)
+    if rights.refused is not None:
+        return problem(check, case.name, rights.refused, "set runAsNonRoot: false beside it, or another user")
+    if not rights.rdma:
+        return ok(check, case.name, "no RDMA device is asked for, and drivers of GPUs pin memory without that limit")
     settings = stage_settings(case)
     if settings is None or settings.memory_bytes is None:
         return unchecked(check, case.name, "how much its workers pin is not known; see stage")
     pinned = settings.memory_bytes
     if not case.here:
-        said = f"its workers pin {_gib(pinned)} each, on other machines"
-        return unchecked(
-            check, case.name, said, "run it in a pod of the pool, or see that `ulimit -l` is unlimited there"
-        )
+        return _in_pods(case, pinned, rights)
     if host.memlock_bytes is None or host.memlock_bytes >= pinned:
         bound = "no bound" if host.memlock_bytes is None else _gib(host.memlock_bytes)
         return ok(check, case.name, f"{_gib(pinned)} are pinned, RLIMIT_MEMLOCK is {bound}")
     said = f"{_gib(pinned)} are pinned, RLIMIT_MEMLOCK is {_gib(host.memlock_bytes)}"
-    advice = "ulimit -l unlimited, or LimitMEMLOCK=infinity of the container runtime, or the capability IPC_LOCK"
-    return problem(check, case.name, said, advice)
+    return problem(check, case.name, said, "ulimit -l unlimited, or LimitMEMLOCK=infinity of what starts the workers")
+
+
+def _in_pods(case: Case, pinned: int, rights: PodRights) -> Finding:
+    check = "memlock"
+    if rights.ipc_lock:
+        said = f"{_gib(pinned)} are pinned; its pods run as root with IPC_LOCK, for whom there is no limit"
+        return ok(check, case.name, said)
+    said = (
+        f"{_gib(pinned)} are pinned; its pods run as user {rights.user}, for whom IPC_LOCK is not in force, so that "
+        "the limit of the nodes' container runtime counts"
+    )
+    advice = (
+        "LimitMEMLOCK=infinity for the container runtime of the nodes (`ulimit -l` in a pod shows it), or runAsUser: "
+        "0, runAsNonRoot: false and IPC_LOCK in the pool's template; a worker that cannot register says so"
+    )
+    return unchecked(check, case.name, said, advice)
 
 
 def shared_memory(case: Case, host: Host) -> Finding:

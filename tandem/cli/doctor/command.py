@@ -7,7 +7,6 @@ could be.
 import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from kv_transfer.locked_memory import memlock_bytes
 from tandem.cli.doctor import checks
 from tandem.cli.doctor.cases import Case, Host, case_of
 from tandem.cli.doctor.engine_checks import Resolve, engine_findings
@@ -68,7 +68,6 @@ _OF_HOST: tuple[Callable[[Case, Host], Finding], ...] = (checks.memlock, checks.
 
 def host_of(service: ModelService) -> Host:
     """This machine, as far as the service asks of it."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shared = Path("/dev/shm")
     busy = dict[int, str]()
     for field, port in _ports(service).items():
@@ -78,7 +77,7 @@ def host_of(service: ModelService) -> Host:
             busy[port] = error.message
     return Host(
         memory_bytes=host_memory_bytes(),
-        memlock_bytes=None if limit == resource.RLIM_INFINITY else limit,
+        memlock_bytes=memlock_bytes(),
         shm_bytes=shutil.disk_usage(shared).total if shared.is_dir() else None,
         gpus=bool(_topology_has_gpus()),
         environment={name: os.environ[name] for name in checks.ALLOCATOR_VARIABLES if name in os.environ},

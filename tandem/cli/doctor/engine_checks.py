@@ -3,7 +3,7 @@ that pretends to have the card."""
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from tandem.cli.doctor.findings import Finding, ok, problem, unchecked
 from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments
-from tandem.engine.vllm.dry_run import Card, Resolved, resolve
+from tandem.engine.vllm.dry_run import PROCESSORS, Card, Resolved, resolve
 from tandem.spec.vllm import vllm_settings
 
 CAPABILITIES: Final = {
@@ -21,6 +21,11 @@ CAPABILITIES: Final = {
     "h100": (9, 0), "h200": (9, 0), "gh200": (9, 0), "b200": (10, 0), "gb200": (10, 0), "b300": (10, 3),
 }  # fmt: skip
 """CUDA's capability by the beginning of an accelerator's type."""
+ARCHITECTURES: Final = {
+    "mi210": "gfx90a", "mi250": "gfx90a", "mi250x": "gfx90a", "mi300a": "gfx942", "mi300x": "gfx942",
+    "mi308x": "gfx942", "mi325x": "gfx942", "mi350x": "gfx950", "mi355x": "gfx950",
+}  # fmt: skip
+"""Of AMD's accelerators, likewise."""
 _ARGUMENTS: Final = "arguments"
 _BACKENDS: Final = "attention backends"
 _GIB: Final = 1 << 30
@@ -68,7 +73,8 @@ def _said(pool: str, card: Card, found: Resolved) -> tuple[Finding, ...]:
     if found.problem is not None:
         return (problem(_ARGUMENTS, pool, f"vLLM refuses them: {found.problem}", "change what it names"),)
     scheduling = "on" if found.async_scheduling else "off"
-    accepted = f"vLLM takes them on an {card.name}; asynchronous scheduling {scheduling}"
+    where = card.name if card.name == PROCESSORS else f"an {card.name}"
+    accepted = f"vLLM takes them on {where}; asynchronous scheduling {scheduling}"
     return (ok(_ARGUMENTS, pool, accepted), _backends(pool, found))
 
 
@@ -87,25 +93,33 @@ def _not_checked(case: Case, model: Path | None, card: Card | None) -> tuple[str
         return "vLLM is not installed here", "`make setup-vllm`, then .venv-vllm/bin/tandem doctor"
     if model is None:
         return "config.json of the model is not on this machine", "give its directory with --model DIRECTORY"
-    if case.engine.device != "cuda":
-        return "a dry run is of a GPU, and the pool runs on processors", ""
     if card is None:
-        return "the pool's accelerator is none that is known here", f"one of {', '.join(CAPABILITIES)}"
+        known = ", ".join((*CAPABILITIES, *ARCHITECTURES))
+        return "the pool's accelerator is none that is known here", f"one of {known}"
     return None
 
 
 def card_of(case: Case) -> Card | None:
+    """What the pool's workers run on; None where its kind is not known here."""
     accelerator = case.pool.accelerator
+    if case.engine.device != "cuda":
+        # Without a bound of its own vLLM asks the machine, so that any answer is as good.
+        return Card(PROCESSORS, (0, 0), case.memory_bytes or 64 * _GIB, 1, "cpu")
     if accelerator is None:
         return None
-    kind = accelerator.type.lower()
-    names = (name for name in CAPABILITIES if kind == name or kind.startswith(f"{name}-"))
-    found = next(names, None)
-    if found is None:
+    memory = memory_of(accelerator) or 80 * _GIB
+    if (found := _kind(accelerator.type, CAPABILITIES)) is not None:
+        return Card(f"NVIDIA {found.upper()}", CAPABILITIES[found], memory, accelerator.per_node)
+    if (found := _kind(accelerator.type, ARCHITECTURES)) is None:
         return None
-    return Card(
-        f"NVIDIA {found.upper()}", CAPABILITIES[found], memory_of(accelerator) or 80 * _GIB, accelerator.per_node
-    )
+    architecture = ARCHITECTURES[found]
+    capability = int(architecture[3]), int(architecture[4], 16)
+    return Card(f"AMD {found.upper()}", capability, memory, accelerator.per_node, "rocm", architecture)
+
+
+def _kind(accelerator: str, known: Iterable[str]) -> str | None:
+    kind = accelerator.lower().removeprefix("amd-").removeprefix("instinct-")
+    return next((name for name in known if kind == name or kind.startswith(f"{name}-")), None)
 
 
 def arguments_of(case: Case, model: Path, directory: Path) -> EngineArguments:

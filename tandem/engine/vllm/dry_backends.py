@@ -29,11 +29,16 @@ def backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | 
         use_kv_connector=config.kv_transfer_config is not None,
     )
     platform = platforms.current_platform
+    if platform.is_cpu():
+        # It has one for every model that it takes, and asks nothing of block size and connector.
+        chosen = str(platform.get_attn_backend_cls(None, ours)).rpartition(".")[2].removesuffix("Backend")
+        return (chosen,), ()
     heads = model.get_num_attention_heads(config.parallel_config)
     with _without_memory(), set_current_vllm_config(config):
         left, free = (
             [
-                each.backend.name
+                # CUDA's platform answers with records, AMD's with pairs of backend and priority.
+                (each.backend if hasattr(each, "backend") else each[0]).name
                 for each in platform.get_valid_backends(platform.get_device_capability(), one, heads)[0]
             ]
             for one in (ours, asked)

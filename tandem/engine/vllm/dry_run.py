@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -20,12 +20,12 @@ from tandem.engine.vllm.arguments import EngineArguments
 if TYPE_CHECKING:
     from tandem.engine.vllm.internals import VllmConfig
 
-_EXTENSIONS: Final = (
-    "vllm._C_stable_libtorch",
-    "vllm.vllm_flash_attn._vllm_fa2_C",
-    "vllm.vllm_flash_attn._vllm_fa3_C",
-)
-"""Compiled modules of a CUDA build whose presence alone is asked for."""
+_EXTENSIONS: Final = {
+    "cuda": ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C"),
+    "rocm": ("vllm._C", "vllm._C_stable_libtorch", "vllm._rocm_C"),
+    "cpu": (),
+}
+"""Compiled modules of a build whose presence alone is asked for."""
 _CAPABILITIES: Final = (
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_scaled_mm_supports_fp8",
@@ -39,15 +39,23 @@ _REFUSALS: Final = (
 _LAST_LINE: Final = "tandem-dry-run "
 
 
+Build = Literal["cuda", "rocm", "cpu"]
+"""What vLLM is built for."""
+
+
 class Card(msgspec.Struct, frozen=True):
-    """A kind of accelerator. `capability` is CUDA's, `count` so many are in the machine."""
+    """A kind of accelerator, or processors. `capability` is CUDA's, `architecture` AMD's word for the same (gfx942);
+    `count` so many are in the machine."""
 
     name: str
     capability: tuple[int, int]
     memory_bytes: int
     count: int = 8
+    build: Build = "cuda"
+    architecture: str = ""
 
 
+PROCESSORS: Final = "processors"
 H100: Final = Card("NVIDIA H100 80GB HBM3", (9, 0), 80 << 30)
 
 
@@ -161,23 +169,36 @@ def _environment(names: Mapping[str, str]) -> Iterator[None]:
 
 def pretend(card: Card) -> None:
     """Make this process one with such cards, as far as vLLM's configuration asks. Nothing of vLLM may be imported."""
-    sys.modules |= {name: types.ModuleType(name) for name in _EXTENSIONS}
+    sys.modules |= {name: types.ModuleType(name) for name in _EXTENSIONS[card.build]}
+    if card.build == "rocm":
+        sys.modules["amdsmi"] = _amdsmi(card)
     import torch
 
     from tandem.engine.vllm.internals import platforms
 
-    for name in _CAPABILITIES:
-        setattr(torch.ops._C, name, lambda _capability: True)
+    if card.build == "cuda":
+        for name in _CAPABILITIES:
+            setattr(torch.ops._C, name, lambda _capability: True)
     platforms._current_platform = _platform(card)
-    # A card has one driver of Triton's, which is not looked for again.
-    from tandem.engine.vllm.internals import vllm_config
+    if card.build == "rocm":
+        from tandem.engine.vllm.internals import triton_utils
 
-    vllm_config.HAS_TRITON = True
+        # Kernels for AMD name it when they are imported; vLLM's stand-in for Triton does not know it.
+        triton_utils.tl.bfloat16 = getattr(triton_utils.tl, "bfloat16", None)
+    if card.build != "cpu":
+        # A card has one driver of Triton's, which is not looked for again.
+        from tandem.engine.vllm.internals import vllm_config
+
+        vllm_config.HAS_TRITON = True
 
 
 def _platform(card: Card) -> Any:
-    """vLLM's CUDA platform with what it would ask the driver."""
-    from tandem.engine.vllm.internals import CudaPlatformBase, DeviceCapability
+    """vLLM's platform of that build with what it would ask the driver."""
+    if card.build == "cpu":
+        from tandem.engine.vllm.internals import CpuPlatform
+
+        return _answered(CpuPlatform, {"get_device_total_memory": card.memory_bytes})
+    from tandem.engine.vllm.internals import DeviceCapability
 
     answers: dict[str, Any] = {
         "get_device_capability": DeviceCapability(*card.capability),
@@ -187,8 +208,36 @@ def _platform(card: Card) -> Any:
         "device_count": card.count,
         "num_compute_units": 132,
     }
+    if card.build == "rocm":
+        from tandem.engine.vllm.internals import RocmPlatform
+
+        return _answered(RocmPlatform, answers)
+    from tandem.engine.vllm.internals import CudaPlatformBase
+
+    return _answered(CudaPlatformBase, answers)
+
+
+def _answered(platform: type, answers: Mapping[str, Any]) -> Any:
     methods: dict[str, Any] = {name: classmethod(_answering(answer)) for name, answer in answers.items()}
-    return type("StubPlatform", (CudaPlatformBase,), methods)()
+    return type("StubPlatform", (platform,), methods)()
+
+
+def _amdsmi(card: Card) -> types.ModuleType:
+    """AMD's library for asking its driver, which vLLM asks for the architecture when its platform is imported."""
+    module: Any = types.ModuleType("amdsmi")
+    module.AmdSmiException = RuntimeError
+    module.AmdSmiMemoryType = types.SimpleNamespace(VRAM=0)
+    module.amdsmi_get_processor_handles = lambda: list(range(card.count))
+    module.amdsmi_get_gpu_asic_info = lambda _handle: {
+        "target_graphics_version": card.architecture, "device_id": "", "market_name": card.name
+    }  # fmt: skip
+    module.amdsmi_get_gpu_memory_total = lambda _handle, _kind: card.memory_bytes
+    for name in (
+        "amdsmi_get_gpu_device_uuid", "amdsmi_init", "amdsmi_shut_down", "amdsmi_topo_get_link_type",
+        "amdsmi_topo_get_numa_node_number",
+    ):  # fmt: skip
+        setattr(module, name, lambda *_asked: "")
+    return module
 
 
 def _answering(answer: Any) -> Any:

@@ -38,6 +38,7 @@ _FRONT: Final = {
 """For the worker's process, which builds an engine and talks to it."""
 
 _PROCESSES: Final = {
+    "CpuPlatform": "vllm.platforms.cpu",
     "DeviceCapability": "vllm.platforms.interface",
     "EngineCoreOutput": "vllm.v1.engine",
     "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
@@ -85,6 +86,7 @@ PATCHED: Final = MappingProxyType(
         "gpu_logits_processor": "vllm.v1.worker.gpu.sample.logits_processor",
         "model_manager": "vllm.lora.model_manager",
         "platforms": "vllm.platforms",
+        "triton_utils": "vllm.triton_utils",
         "vllm_config": "vllm.config.vllm",
         "weight_utils": "vllm.model_executor.model_loader.weight_utils",
     }
@@ -94,6 +96,8 @@ PATCHED: Final = MappingProxyType(
 
 OF_CARDS: Final = MappingProxyType({"CudaPlatformBase": "vllm.platforms.cuda"})
 """Like `NAMES`, where vLLM is built for CUDA, or a dry run pretends it is; it cannot be imported elsewhere."""
+OF_ROCM: Final = MappingProxyType({"RocmPlatform": "vllm.platforms.rocm"})
+"""The same where it is built for ROCm."""
 
 
 def vllm_version() -> str | None:
@@ -118,7 +122,7 @@ def engine_name() -> str:
 def __getattr__(name: str) -> Any:
     if name in PATCHED:
         return _module(name, PATCHED[name])
-    path = NAMES.get(name) or OF_CARDS.get(name)
+    path = NAMES.get(name) or OF_CARDS.get(name) or OF_ROCM.get(name)
     if path is None:
         raise AttributeError(f"{__name__} lists no {name!r}")
     try:
