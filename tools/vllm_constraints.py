@@ -24,8 +24,8 @@ from tools.setup_environment import NOT_PINNED, ROOT
 from tools.setup_vllm import CONSTRAINTS, LEFT_OUT, TEST_PACKAGES
 
 PLATFORM: Final = "x86_64-manylinux_2_31"
-"""vLLM's own wheel runs on glibc 2.28. Of llguidance, which it requires on x86 (1.7.0 to below 1.8), every version has
-been built for 2.31 only."""
+"""vLLM's own wheel runs on glibc 2.28. Of llguidance, which it requires on x86 (1.7.0 to below 1.8), every version
+has been built for 2.31 only."""
 PYTHON: Final = "3.12"
 """What images and clusters have."""
 OLDEST: Final = "3.11"

@@ -244,6 +244,15 @@ def test_an_attention_backend_that_our_arguments_exclude_is_a_problem(
     assert "exclude FLASHINFER_MLA; left are TRITON_MLA" in backends.said
 
 
+def test_what_vllm_takes_with_no_connector_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """AMD's own backend is one of these: it is vLLM's rule, and no fault of a file with prefill and decode."""
+    found = Resolved(backends=("TRITON_ATTN",), connector_lost=("ROCM_ATTN",))
+    _, backends = _asked(found, service(), monkeypatch, tmp_path)
+    assert backends.verdict == "ok"
+    assert "takes no ROCM_ATTN" in backends.said
+    assert "kvTransfer: never" in backends.said
+
+
 @pytest.mark.parametrize(
     ("accelerator", "name", "build", "architecture"),
     [

@@ -82,7 +82,8 @@ def test_cards_of_amd_are_asked_of_vllms_platform_for_them(tmp_path: Path) -> No
     assert told["first", "arguments"].verdict == "ok"
     assert "on an AMD MI300X" in told["first", "arguments"].said
     assert told["first", "attention backends"].verdict == "ok"
-    assert "ROCM_ATTN" in told["first", "attention backends"].said
+    assert "TRITON_ATTN; with a KV connector" in told["first", "attention backends"].said
+    assert "takes no ROCM_ATTN" in told["first", "attention backends"].said
     assert told["second", "arguments"].verdict == "problem"
     assert "gptq_marlin" in told["second", "arguments"].said
 

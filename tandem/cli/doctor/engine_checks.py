@@ -85,6 +85,10 @@ def _backends(pool: str, found: Resolved) -> Finding:
     if found.backends_lost:
         said = f"our arguments exclude {', '.join(found.backends_lost)}; left are {kept or 'none'}"
         return problem(_BACKENDS, pool, said, "leave blockTokens out, so that vLLM chooses the size of blocks")
+    if found.connector_lost:
+        without = ", ".join(found.connector_lost)
+        said = f"vLLM chooses among {kept}; with a KV connector, whosever it is, it takes no {without}"
+        return ok(_BACKENDS, pool, f"{said} (unified pools may have kvTransfer: never)")
     return ok(_BACKENDS, pool, f"none is excluded by our arguments; vLLM chooses among {kept}")
 
 

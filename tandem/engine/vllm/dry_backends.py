@@ -2,15 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from tandem.engine.vllm.internals import VllmConfig
 
 
-def backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Those that are left, best first, and those that there would be without a block size of ours and without a
-    connector. None for a model without attention."""
+class Backends(NamedTuple):
+    """Those that are `left`, best first; those that our block size excludes; and those that vLLM takes with no KV
+    connector at all."""
+
+    left: tuple[str, ...]
+    lost_to_blocks: tuple[str, ...] = ()
+    lost_to_connector: tuple[str, ...] = ()
+
+
+def backends(config: "VllmConfig") -> Backends | None:
+    """None for a model without attention."""
     from tandem.engine.vllm.internals import AttentionSelectorConfig, platforms, set_current_vllm_config
 
     model, cache = config.model_config, config.cache_config
@@ -32,18 +40,22 @@ def backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | 
     if platform.is_cpu():
         # It has one for every model that it takes, and asks nothing of block size and connector.
         chosen = str(platform.get_attn_backend_cls(None, ours)).rpartition(".")[2].removesuffix("Backend")
-        return (chosen,), ()
+        return Backends((chosen,))
     heads = model.get_num_attention_heads(config.parallel_config)
     with _without_memory(), set_current_vllm_config(config):
-        left, free = (
+        left, any_size, free = (
             [
                 # CUDA's platform answers with records, AMD's with pairs of backend and priority.
                 (each.backend if hasattr(each, "backend") else each[0]).name
                 for each in platform.get_valid_backends(platform.get_device_capability(), one, heads)[0]
             ]
-            for one in (ours, asked)
+            for one in (ours, ours._replace(block_size=None), asked)
         )
-    return tuple(left), tuple(name for name in free if name not in left)
+    return Backends(
+        tuple(left),
+        tuple(name for name in any_size if name not in left),
+        tuple(name for name in free if name not in any_size),
+    )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.vllm.arguments import EngineArguments
 
 if TYPE_CHECKING:
+    from tandem.engine.vllm.dry_backends import Backends
     from tandem.engine.vllm.internals import VllmConfig
 
 _EXTENSIONS: Final = {
@@ -62,8 +63,9 @@ H100: Final = Card("NVIDIA H100 80GB HBM3", (9, 0), 80 << 30)
 class Resolved(msgspec.Struct, frozen=True):
     """What vLLM has decided. `block_tokens` is before an attention backend has had its say.
 
-    `backends` are the attention backends that it could choose, best first, and `backends_lost` those that our
-    arguments exclude; None where they are not known. `problem` is why vLLM would not start, in its words; the other
+    `backends` are the attention backends that it could choose, best first, None where they are not known;
+    `backends_lost` those that our block size excludes, and `connector_lost` those that it takes with no KV connector
+    of anybody's. `problem` is why vLLM would not start, in its words; the other
     fields mean nothing then.
     """
 
@@ -76,6 +78,7 @@ class Resolved(msgspec.Struct, frozen=True):
     processors: tuple[str, ...] = ()
     backends: tuple[str, ...] | None = None
     backends_lost: tuple[str, ...] = ()
+    connector_lost: tuple[str, ...] = ()
     problem: str | None = None
 
 
@@ -128,7 +131,7 @@ def _resolved(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Re
 
 
 def _told(config: "VllmConfig") -> Resolved:
-    speculation, left_and_lost = config.speculative_config, _backends(config)
+    speculation, found = config.speculative_config, _backends(config)
     return Resolved(
         async_scheduling=bool(config.scheduler_config.async_scheduling),
         v2_model_runner=bool(config.use_v2_model_runner),
@@ -137,12 +140,13 @@ def _told(config: "VllmConfig") -> Resolved:
         executor=str(config.parallel_config.distributed_executor_backend),
         speculation=None if speculation is None else str(speculation.method),
         processors=tuple(str(each) for each in config.model_config.logits_processors or ()),
-        backends=None if left_and_lost is None else left_and_lost[0],
-        backends_lost=() if left_and_lost is None else left_and_lost[1],
+        backends=None if found is None else found.left,
+        backends_lost=() if found is None else found.lost_to_blocks,
+        connector_lost=() if found is None else found.lost_to_connector,
     )
 
 
-def _backends(config: "VllmConfig") -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _backends(config: "VllmConfig") -> "Backends | None":
     """None, too, where a backend asks the card for something that its stub does not know."""
     from tandem.engine.vllm.dry_backends import backends
 
