@@ -226,7 +226,7 @@ def _answered(platform: type, answers: Mapping[str, Any]) -> Any:
     return type("StubPlatform", (platform,), methods)()
 
 
-def _amdsmi(card: Card) -> types.ModuleType:
+def _amdsmi(card: Card) -> Any:
     """AMD's library for asking its driver, which vLLM asks for the architecture when its platform is imported."""
     module: Any = types.ModuleType("amdsmi")
     module.AmdSmiException = RuntimeError
