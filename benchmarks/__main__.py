@@ -20,6 +20,7 @@ NAMES: Final = (
     "engine",
     "chunking",
     "transfer",
+    "stage_copies",
     "tiers",
     "overlap",
     "router",

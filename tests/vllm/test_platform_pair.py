@@ -52,6 +52,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = (2, 31, 32, 33, 63, 64, 65, 129)
 """Around the edges of blocks and of chunks."""
+ANSWER = 250
+CONVERSATIONS = 6
+FETCHING = {"TANDEM_REUSE": "always", "TANDEM_CORE__PLACEMENT__TRANSFER_SETUP_MS": "0"}
+"""What others have is brought, though so small a model computes it as fast."""
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about the weather in Paris."}]
 TOOLS: list[ChatCompletionToolParam] = [
     {"type": "function", "function": {"name": "look_up", "description": "finds a person", "parameters": SCHEMA}},
@@ -78,6 +82,8 @@ class Ask:
     parameters: Mapping[str, Any]
     seed: int
     adapter: str = ""
+    most: int = 20
+    """Tokens of the answer."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,15 @@ class Told:
     finish: str
     request_id: str
     cached: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one unified worker answers; `turns` by conversation."""
+
+    first: list[Told]
+    further: list[Told]
+    turns: list[tuple[Told, Told]]
 
 
 def prompt(length: int, base: int) -> tuple[int, ...]:
@@ -111,6 +126,23 @@ def further_asks() -> list[Ask]:
     ]
 
 
+def first_turn(conversation: int) -> Ask:
+    return Ask(prompt(70, 70 + conversation), KINDS["greedy"], 4, most=ANSWER)
+
+
+def second_turn(first: Ask, answer: Told) -> Ask:
+    """What was said so far, and more."""
+    return Ask((*first.prompt, *answer.tokens, *prompt(40, 90)), KINDS["greedy"], 5)
+
+
+async def converse(platform: Serving, conversation: int, pause_s: float = 0.0) -> tuple[Told, Told]:
+    """Both answers of a conversation of two turns."""
+    (first,) = await tell(platform, [first_turn(conversation)])
+    await asyncio.sleep(pause_s)
+    (second,) = await tell(platform, [second_turn(first_turn(conversation), first)])
+    return first, second
+
+
 async def tell(platform: Serving, asks: Sequence[Ask]) -> list[Told]:
     """All of them, eight at a time."""
     room = asyncio.Semaphore(8)
@@ -126,7 +158,7 @@ async def _tell(api: openai.AsyncOpenAI, model: str, ask: Ask, room: asyncio.Sem
         answer = await api.completions.create(
             model=ask.adapter or model,
             prompt=list(ask.prompt),
-            max_tokens=60 if bound else 20,
+            max_tokens=60 if bound else ask.most,
             seed=ask.seed,
             extra_body={**more, "ignore_eos": not bound},
             **parameters,
@@ -147,17 +179,18 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def wanted() -> list[list[Told]]:
-    """What one unified worker answers."""
+async def wanted() -> Wanted:
     async with serving(["--prefill", "0", "--decode", "1"]) as alone:
-        return [await tell(alone, first_asks()), await tell(alone, further_asks())]
+        first, further = await tell(alone, first_asks()), await tell(alone, further_asks())
+        turns = await asyncio.gather(*(converse(alone, number) for number in range(CONVERSATIONS)))
+        return Wanted(first, further, turns)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(adapters: dict[str, Path], wanted: list[list[Told]]) -> AsyncIterator[Serving]:
+async def pair(adapters: dict[str, Path], wanted: Wanted) -> AsyncIterator[Serving]:
     """`wanted` is there first, so that no third engine runs beside the two."""
     flags = [part for place in adapters.values() for part in ("--adapter", str(place))]
-    async with serving(["--prefill", "1", "--decode", "1", *flags], change=one_adapter_slot) as running:
+    async with serving(["--prefill", "1", "--decode", "1", *flags], FETCHING, change=one_adapter_slot) as running:
         yield running
 
 
@@ -170,12 +203,12 @@ def one_adapter_slot(platform: Platform) -> None:
 
 
 async def test_tokens_are_those_of_one_worker_and_decode_computes_none_of_the_prompt(
-    pair: Serving, wanted: list[list[Told]]
+    pair: Serving, wanted: Wanted
 ) -> None:
     first, further = first_asks(), further_asks()
     assert len(first) + len(further) >= 50
     told = [await tell(pair, first), await tell(pair, further)]
-    for asks, found, right in zip((first, further), told, wanted, strict=True):
+    for asks, found, right in zip((first, further), told, (wanted.first, wanted.further), strict=True):
         for ask, one, other in zip(asks, found, right, strict=True):
             about = f"{len(ask.prompt)} tokens, {dict(ask.parameters)}"
             assert (one.tokens, one.text, one.finish) == (other.tokens, other.text, other.finish), about
@@ -194,6 +227,24 @@ async def _assert_handed_off(pair: Serving, ask: Ask, one: Told, about: str) -> 
     assert story.computed("prefill-0") == len(ask.prompt) - one.cached, about
     blocks = -(-len(ask.prompt) // BLOCK_TOKENS)
     assert 1 <= number(pulls[0], "blocks") <= blocks, about
+
+
+async def test_the_second_turn_finds_the_answer_of_the_first(pair: Serving, wanted: Wanted) -> None:
+    """Decode has computed the answer, and prefill brings it from there once it lies in decode's stage and the router
+    has heard of it: some moments after the end of the first turn."""
+    found = list[int]()
+    for conversation, right in enumerate(wanted.turns):
+        first, second = await converse(pair, conversation, pause_s=0.3 * (conversation + 1))
+        assert (first.tokens, second.tokens) == (right[0].tokens, right[1].tokens)
+        found.append(second.cached)
+        # The last token of the answer was drawn and not computed.
+        known = len(first_turn(conversation).prompt) + ANSWER - 1
+        if second.cached == known // BLOCK_TOKENS * BLOCK_TOKENS:
+            break
+    else:
+        pytest.fail(f"cached tokens of second turns: {found}")
+    story = await pair.story(second.request_id)
+    assert story.computed("prefill-0") == len(second_turn(first_turn(conversation), first).prompt) - second.cached
 
 
 async def test_adapters_are_models_of_their_own_and_are_loaded_when_asked_for(
