@@ -5,7 +5,7 @@ How the bytes of an offer get into the sink is the `Landing`'s business; everyth
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -60,12 +60,14 @@ class PullClient:
 
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> "StreamPull":
         """Connect and ask. Raises `transfer_failed`."""
-        frame = encode_open(request)
-        connection: Connection | None = None
+        connection, unsent = self._take(address), None
         try:
-            async with asyncio.timeout(timeout_s):
-                connection = self._take(address) or await self._connect(address)
-                await _ask(connection, frame)
+            if connection is not None:
+                unsent = connection.wire.send_now(_asked(connection, request))
+            if connection is None or unsent:
+                async with asyncio.timeout(timeout_s):
+                    connection = connection or await self._connect(address)
+                    await connection.wire.send(unsent or _asked(connection, request))
         except TimeoutError:
             _drop(connection)
             raise TandemError("transfer_failed", f"{address} did not answer within {timeout_s:.1f} s") from None
@@ -135,7 +137,7 @@ class StreamPull:
         while not self.whole:
             match decode_holder(await wire.frame(ANSWER_BYTES_MAX)):
                 case Offers() as offers:
-                    self._expect(tuple(offer.index for offer in offers.offers))
+                    self._expect([offer.index for offer in offers.offers])
                     async with aclosing(landing.land(wire, offers, self._sink)) as landed:
                         async for event in landed:
                             yield event
@@ -167,16 +169,17 @@ class StreamPull:
             self._closed = True
             self._over(self)
 
-    def _expect(self, indices: tuple[int, ...]) -> None:
-        for index in indices:
-            if index >= len(self._request.names) or index in self._seen:
-                raise TandemError("transfer_failed", f"the holder answered for block {index}, which was not open")
-            self._seen.add(index)
+    def _expect(self, indices: Sequence[int]) -> None:
+        fresh = set(indices)
+        if len(fresh) < len(indices) or max(indices) >= len(self._request.names) or not fresh.isdisjoint(self._seen):
+            what = indices[0] if len(indices) == 1 else f"one of {min(indices)} to {max(indices)}"
+            raise TandemError("transfer_failed", f"the holder answered for block {what}, which was not open")
+        self._seen |= fresh
 
 
-async def _ask(connection: Connection, frame: bytes) -> None:
+def _asked(connection: Connection, request: PullOpen) -> list[memoryview]:
     greeting = [] if connection.greeted else [memoryview(GREETING)]
-    await connection.wire.send([*greeting, *framed(frame)])
+    return [*greeting, *framed(encode_open(request))]
 
 
 def _drop(connection: Connection | None) -> None:

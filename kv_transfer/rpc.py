@@ -4,9 +4,12 @@ Decoders raise `transfer_failed` for bytes that are no frame and `protocol_misma
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from struct import unpack
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from msgspec.structs import astuple
 
 from kv_transfer.frames import Acknowledge, Failed, HolderFrame, Offers, Pool, ReceiverFrame, Refused
 from kv_transfer.transport import Alive, Missing, Offer, PullOpen
@@ -27,7 +30,7 @@ def encode_open(request: PullOpen) -> bytes:
         ticket=request.ticket,
         holder_epoch=request.holder_epoch,
         receiver_epoch=request.receiver_epoch,
-        layout=pb.Layout(**{field: getattr(request.layout, field) for field in _LAYOUT_FIELDS}),
+        layout=_layout_sent(request.layout),
         names=b"".join(request.names),
     )
     return pb.ReceiverFrame(open=message).SerializeToString()
@@ -61,16 +64,16 @@ def decode_receiver(raw: bytes) -> ReceiverFrame:
 
 def encode_offers(offers: Sequence[Offer]) -> bytes:
     """One frame for all of `offers`; their digests must be of equal length."""
-    handles = [offer.handle for offer in offers]
-    message = pb.Offers(
-        index=[offer.index for offer in offers],
-        slot=[handle.slot for handle in handles],
-        generation=[handle.generation for handle in handles],
-        epoch=[handle.epoch for handle in handles],
-        names=b"".join(handle.name for handle in handles),
-        digests=b"".join(handle.digests for handle in handles),
-    )
-    return pb.HolderFrame(offers=message).SerializeToString()
+    epochs, names, slots, generations, digests = zip(*[astuple(offer.handle) for offer in offers], strict=True)
+    frame = pb.HolderFrame()
+    message = frame.offers
+    message.index.extend([offer.index for offer in offers])
+    message.epoch.extend(epochs)
+    message.names = b"".join(names)
+    message.slot.extend(slots)
+    message.generation.extend(generations)
+    message.digests = b"".join(digests)
+    return frame.SerializeToString()
 
 
 def encode_event(event: Missing | Alive | FirstTokens) -> bytes:
@@ -80,8 +83,9 @@ def encode_event(event: Missing | Alive | FirstTokens) -> bytes:
         case Alive():
             frame = pb.HolderFrame(alive=pb.Alive())
         case FirstTokens(tokens):
-            rows = [pb.FirstToken(sequence=seq, token=token, finish=finish) for seq, token, finish in tokens]
-            frame = pb.HolderFrame(first_tokens=pb.FirstTokens(tokens=rows))
+            frame = pb.HolderFrame(first_tokens=pb.FirstTokens())
+            for sequence, token, finish in tokens:
+                frame.first_tokens.tokens.add(sequence=sequence, token=token, finish=finish)
     return frame.SerializeToString()
 
 
@@ -127,27 +131,30 @@ def _read_open(message: pb.Open) -> PullOpen:
         ticket=message.ticket,
         holder_epoch=message.holder_epoch,
         receiver_epoch=message.receiver_epoch,
-        layout=Layout(**{field: getattr(message.layout, field) for field in _LAYOUT_FIELDS}),
+        layout=_layout_heard(message.layout.SerializeToString()),
         names=_pieces(message.names, NAME_BYTES),
     )
 
 
+@lru_cache(maxsize=64)
+def _layout_sent(layout: Layout) -> pb.Layout:
+    return pb.Layout(**{field: getattr(layout, field) for field in _LAYOUT_FIELDS})
+
+
+@lru_cache(maxsize=64)
+def _layout_heard(packed: bytes) -> Layout:
+    message = pb.Layout.FromString(packed)
+    return Layout(**{field: getattr(message, field) for field in _LAYOUT_FIELDS})
+
+
 def _read_offers(message: pb.Offers) -> Offers:
-    count = len(message.index)
-    columns = (message.slot, message.generation, message.epoch)
-    if count == 0 or any(len(column) != count for column in columns) or len(message.digests) % count:
+    columns = list(message.epoch), _pieces(message.names, NAME_BYTES), list(message.slot), list(message.generation)
+    index, packed = list(message.index), message.digests
+    count = len(index)
+    if count == 0 or any(len(column) != count for column in columns) or len(packed) % count:
         raise _broken("offers whose columns differ in length")
-    names = _pieces(message.names, NAME_BYTES)
-    digests = _pieces(message.digests, len(message.digests) // count) or (b"",) * count
-    if len(names) != count:
-        raise _broken("offers whose columns differ in length")
-    rows = zip(message.index, message.epoch, names, message.slot, message.generation, digests, strict=True)
-    return Offers(
-        tuple(
-            Offer(index, Handle(epoch, name, slot, generation, digest))
-            for index, epoch, name, slot, generation, digest in rows
-        )
-    )
+    digests = _pieces(packed, len(packed) // count) or (b"",) * count
+    return Offers(tuple(map(Offer, index, map(Handle, *columns, digests))))
 
 
 def _read_first(row: pb.FirstToken) -> tuple[int, int, str | None]:
@@ -157,7 +164,7 @@ def _read_first(row: pb.FirstToken) -> tuple[int, int, str | None]:
 def _pieces(packed: bytes, size: int) -> tuple[bytes, ...]:
     if size and len(packed) % size:
         raise _broken(f"{len(packed)} packed bytes that are no multiple of {size}")
-    return tuple(packed[at : at + size] for at in range(0, len(packed), size)) if size else ()
+    return unpack(f"{size}s" * (len(packed) // size), packed) if size else ()
 
 
 def _broken(what: str) -> TandemError:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
-from kv_transfer.wire import Wire, WireLost
+from kv_transfer.wire import Got, Wire, WireLost
 
 _RECORD_BYTES: Final = 16 << 10
 _GATHERED_BYTES: Final = 64 << 10
@@ -96,6 +96,9 @@ class SecureWire(Wire):
         if self._tls is None or self.closed or not self._tls.pending():
             await self._wait("read", None)
 
+    def send_now(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+        return buffers  # What is encrypted by halves would have to be offered again as it was.
+
     async def send(self, buffers: Sequence[memoryview]) -> None:
         tls = self._open()
         for piece in _pieces(buffers):
@@ -107,28 +110,26 @@ class SecureWire(Wire):
                     # What is encrypted already goes first: the same piece has to be offered again.
                     await self._wait("write", self._stall_s)
                 except OSError as error:
-                    raise self._broken(error) from error
+                    raise self._lost(error) from error
             await self._take_turns(piece.nbytes)
 
-    async def receive_into(self, views: Sequence[memoryview], wait_s: float | None = None) -> None:
-        tls = self._open()
-        for view in views:
-            rest = view
-            while rest.nbytes:
-                try:
-                    count = tls.recv_into(rest)
-                except ssl.SSLWantReadError:
-                    await self._wait("read", self._stall_s if wait_s is None else wait_s)
-                    continue
-                except OSError as error:
-                    raise self._broken(error) from error
-                if count == 0:
-                    raise WireLost(f"the KV peer {self.peer} closed the connection")
-                rest = rest[count:]
-                await self._take_turns(count)
+    async def _read(self, attempt: Callable[[], Got], wait_s: float | None) -> Got:
+        self._open()
+        got = await super()._read(attempt, wait_s)
+        await self._take_turns(got if isinstance(got, int) else len(got))
+        return got
 
-    async def send_descriptor(self, fd: int) -> None:
-        raise AssertionError("descriptors do not leave this machine")
+    def _some(self) -> bytes:
+        try:
+            return super()._some()
+        except ssl.SSLWantReadError as error:
+            raise BlockingIOError from error
+
+    def _receive(self, pending: list[memoryview]) -> int:
+        try:
+            return self.socket.recv_into(pending[0])
+        except ssl.SSLWantReadError as error:
+            raise BlockingIOError from error
 
     async def _take_turns(self, count: int) -> None:
         self._turn += count
@@ -141,9 +142,9 @@ class SecureWire(Wire):
             raise WireLost(f"the KV connection to {self.peer} was closed here")
         return self._tls
 
-    def _broken(self, error: OSError) -> WireLost:
+    def _lost(self, error: OSError) -> WireLost:
         # A server looks at the certificate of its client after the client is done: it refuses in the first answer.
-        return self._refusal(error) if isinstance(error, ssl.SSLError) else self._lost(error)
+        return self._refusal(error) if isinstance(error, ssl.SSLError) else super()._lost(error)
 
     def _refusal(self, error: ssl.SSLError) -> WireLost:
         reason, why = explained(error)

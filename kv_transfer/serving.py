@@ -6,17 +6,18 @@ How the bytes of an offer reach the receiver is the `Carrier`'s business; everyt
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from kv_transfer.frames import GREETING, REQUEST_BYTES_MAX, Acknowledge, Refused
 from kv_transfer.limits import ConnectionLimits
 from kv_transfer.rpc import decode_receiver, encode_event, encode_failed, encode_offers
-from kv_transfer.transport import Answer, ExportSource, Offer, PullOpen
+from kv_transfer.transport import Alive, Answer, ExportSource, Missing, Offer, PullOpen
 from kv_transfer.wire import Wire, WireLost, framed
 from tandem.core.errors import TandemError
+from tandem.engine.protocol import FirstTokens
 
 _ACCEPT_RETRY_S: Final = 0.1
 
@@ -161,7 +162,7 @@ class PullServer:
         try:
             async with aclosing(self._source.answers(request)) as batches:
                 async for batch in batches:
-                    if any(isinstance(answer, Offer) for answer in batch):
+                    if Offer in map(type, batch):
                         await carrier.introduce(wire)
                     await wire.send(_buffers(carrier, batch))
         except WireLost:
@@ -175,12 +176,12 @@ class PullServer:
 def _buffers(carrier: Carrier, batch: tuple[Answer, ...]) -> list[memoryview]:
     """A batch as it goes over the wire, so that one system call can send it."""
     buffers: list[memoryview] = []
-    for is_offer, group in groupby(batch, lambda answer: isinstance(answer, Offer)):
-        if is_offer:
-            offers = [answer for answer in group if isinstance(answer, Offer)]
+    for kind, group in groupby(batch, type):
+        if kind is Offer:
+            offers = cast(list[Offer], list(group))
             buffers += [*framed(encode_offers(offers)), *carrier.payload(offers)]
         else:
-            buffers += framed(*(encode_event(answer) for answer in group if not isinstance(answer, Offer)))
+            buffers += framed(*map(encode_event, cast(Iterator[Missing | Alive | FirstTokens], group)))
     return buffers
 
 

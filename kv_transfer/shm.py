@@ -22,8 +22,8 @@ from kv_transfer.limits import ConnectionLimits
 from kv_transfer.pulling import Connection, PullClient, StreamPull
 from kv_transfer.rpc import encode_pool
 from kv_transfer.serving import PullServer
-from kv_transfer.spinning import Spin
 from kv_transfer.transport import BlockSink, Delivered, ExportSource, Landed, Offer, PullOpen, together
+from kv_transfer.unix_wire import UnixWire
 from kv_transfer.wire import Wire, framed
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import BlockMemory
@@ -91,7 +91,7 @@ class ShmTransport:
             lambda: _ShmCarrier(source.memory, read_only),
             self._settings.limits,
             _stranger,
-            lambda peer: Wire(peer, "receiver", self._settings.limits.stall_s, Spin()),
+            lambda peer: UnixWire(peer, "receiver", self._settings.limits.stall_s),
         )
         self._server.start()
         return _SCHEME + path
@@ -125,7 +125,7 @@ class ShmTransport:
         except BaseException:
             sock.close()
             raise
-        return Connection(Wire(sock, address, self._settings.limits.stall_s, Spin()), _ShmLanding(self._mappings))
+        return Connection(UnixWire(sock, address, self._settings.limits.stall_s), _ShmLanding(self._mappings))
 
 
 class _ShmCarrier:
@@ -138,6 +138,7 @@ class _ShmCarrier:
 
     async def introduce(self, wire: Wire) -> None:
         if not self._shown:
+            assert isinstance(wire, UnixWire), "only a Unix socket carries a descriptor"
             await wire.send(framed(encode_pool(self._pool)))
             await wire.send_descriptor(self._fd)
             self._shown = True
@@ -156,6 +157,7 @@ class _ShmLanding:
         self._blocks = 0
 
     async def introduce(self, wire: Wire, pool: Pool) -> None:
+        assert isinstance(wire, UnixWire), "only a Unix socket carries a descriptor"
         fd = await wire.receive_descriptor()
         try:
             if self._mapping is not None or pool.block_bytes * pool.blocks != os.fstat(fd).st_size:
@@ -172,17 +174,10 @@ class _ShmLanding:
         size, copied = self._block_bytes, 0
         most = max(1, (_SMALL_TOGETHER_BYTES if size <= _SMALL_BYTES else _TOGETHER_BYTES) // max(1, size))
         for start in range(0, len(offers.offers), most):
-            landed = list[Landed]()
-            for offer in offers.offers[start : start + most]:
-                source, target = self._slot(wire, offer.handle.slot), sink.block(offer.index)
-                if source.nbytes != target.nbytes:
-                    problem = f"blocks of {wire.peer} have {source.nbytes} bytes, ours have {target.nbytes}"
-                    raise TandemError("protocol_mismatch", problem)
-                target[:] = source
-                source.release()
-                landed.append(Landed(offer.index, offer.handle))
-            yield together(landed)
-            copied += len(landed) * size
+            some = offers.offers[start : start + most]
+            self._copy(wire, some, sink)
+            yield together([Landed(offer.index, offer.handle) for offer in some])
+            copied += len(some) * size
             if copied >= _COPY_BYTES_PER_TICK:
                 copied = 0
                 await asyncio.sleep(0)
@@ -192,11 +187,18 @@ class _ShmLanding:
             self._mappings.give_back(self._mapping)
             self._mapping = None
 
-    def _slot(self, wire: Wire, slot: int) -> memoryview:
-        if self._mapping is None or slot >= self._blocks:
-            raise TandemError("transfer_failed", f"{wire.peer} offered slot {slot} outside the pool it has shown")
-        start = slot * self._block_bytes
-        return self._mapping.view[start : start + self._block_bytes]
+    def _copy(self, wire: Wire, offers: Sequence[Offer], sink: BlockSink) -> None:
+        if self._mapping is None:
+            raise _outside(wire, offers[0].handle.slot)
+        pool, size, blocks = self._mapping.view, self._block_bytes, self._blocks
+        for offer in offers:
+            slot, target = offer.handle.slot, sink.block(offer.index)
+            if slot >= blocks:
+                raise _outside(wire, slot)
+            if target.nbytes != size:
+                problem = f"blocks of {wire.peer} have {size} bytes, ours have {target.nbytes}"
+                raise TandemError("protocol_mismatch", problem)
+            target[:] = pool[slot * size : slot * size + size]
 
 
 @dataclass
@@ -232,6 +234,10 @@ class _Mappings:
             del self._known[mapping.key]
             mapping.view.release()
             mapping.memory.close()
+
+
+def _outside(wire: Wire, slot: int) -> TandemError:
+    return TandemError("transfer_failed", f"{wire.peer} offered slot {slot} outside the pool it has shown")
 
 
 def _stranger(sock: socket.socket) -> str | None:

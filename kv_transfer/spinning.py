@@ -10,24 +10,29 @@ from typing import Final
 
 SPIN_S: Final = 0.0003
 """The longest wait that counts as short: a little more than a small pull takes at its holder."""
-_TURN_S: Final = 0.0001
+TURN_S: Final = 0.0001
 """A turn of an event loop with little to do takes a tenth of this."""
 
 
 class Spin:
-    """Decides for one wire; times are seconds."""
+    """Decides for one wire; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._worthwhile = False
+        self._began: float | None = None
+        self._last = 0.0
 
-    def budget_s(self) -> float:
-        """How long to spin before sleeping; 0 for not at all."""
-        return SPIN_S if self._worthwhile else 0.0
+    def again(self, now: float) -> bool:
+        """There is nothing yet: whether to look again once others had their turns. If not, it is better to sleep."""
+        if self._began is None:
+            self._began = self._last = now
+        elif now - self._last > TURN_S or now - self._began > SPIN_S:
+            self._worthwhile = False
+        self._last = now
+        return self._worthwhile
 
-    def waited(self, seconds: float) -> None:
-        """A wait is over, however it was spent."""
-        self._worthwhile = seconds <= SPIN_S
-
-    def crowded(self, turn_s: float) -> bool:
-        """Whether a turn of the loop took so long that others need what a spin takes."""
-        return turn_s > _TURN_S
+    def over(self, now: float) -> None:
+        """There is something. If it had to be waited for, however that was spent, the next wait goes by it."""
+        if self._began is not None:
+            self._worthwhile = now - self._began <= SPIN_S
+            self._began = None

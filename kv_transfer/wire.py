@@ -8,7 +8,8 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from kv_transfer.spinning import Spin
 from tandem.core.errors import TandemError
@@ -16,6 +17,10 @@ from tandem.core.errors import TandemError
 _LENGTH: Final = struct.Struct("<I")
 _PIECES_MAX: Final = 512
 """Buffers per system call; Linux takes 1024."""
+AHEAD_BYTES: Final = 4 << 10
+"""Read at once where a frame is due: most frames, and what follows them, come with one system call."""
+
+Got = TypeVar("Got", bytes, int)
 
 
 class WireLost(TandemError):
@@ -37,6 +42,8 @@ class Wire:
         self._spin = spin
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._ahead = b""
+        """What has come before it was asked for."""
 
     async def opened(self, within_s: float) -> None:
         """Whatever comes before the first byte of ours. Raises `WireLost`."""
@@ -58,6 +65,8 @@ class Wire:
 
     def quiet(self) -> bool:
         """Whether the peer is connected and has said nothing: a connection fit for another pull."""
+        if self._ahead:
+            return False
         try:
             # Also below an encryption: whatever has come, it is not quiet.
             socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
@@ -69,41 +78,48 @@ class Wire:
 
     async def heard(self) -> None:
         """Wait without bound until the peer says something or hangs up. The caller bounds it."""
-        await self._wait("read", None)
+        if not self._ahead:
+            await self._wait("read", None)
 
     async def send(self, buffers: Sequence[memoryview]) -> None:
         """Send all of `buffers`, in order, without joining them. Raises `WireLost`."""
-        pending = [buffer for buffer in buffers if buffer.nbytes]
-        while pending:
+        left: Sequence[memoryview] = [buffer for buffer in buffers if buffer.nbytes]
+        while left := self.send_now(left):
+            await self._wait("write", self._stall_s)
+
+    def send_now(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Send what can be sent without waiting, and give what is left. Raises `WireLost`."""
+        while buffers:
             try:
-                count = self.socket.sendmsg(pending[:_PIECES_MAX])
+                count = self.socket.sendmsg(buffers[:_PIECES_MAX])
             except (BlockingIOError, InterruptedError):
-                await self._wait("write", self._stall_s)
+                break
             except OSError as error:
                 raise self._lost(error) from error
-            else:
-                pending = _after(pending, count)
+            buffers = _after(buffers, count)
+        return buffers
 
     async def receive_into(self, views: Sequence[memoryview], wait_s: float | None = None) -> None:
         """Fill all of `views`, in order. A single wait lasts at most `wait_s`, by default the wire's bound."""
         pending = [view for view in views if view.nbytes]
+        while pending and self._ahead:
+            count = min(len(self._ahead), pending[0].nbytes)
+            pending[0][:count] = self._ahead[:count]
+            self._ahead = self._ahead[count:]
+            pending = _after(pending, count)
         while pending:
-            try:
-                count = self._receive(pending)
-            except (BlockingIOError, InterruptedError):
-                await self._bytes_due(self._stall_s if wait_s is None else wait_s)
-            except OSError as error:
-                raise self._lost(error) from error
-            else:
-                if count == 0:
-                    raise WireLost(f"the KV peer {self.peer} closed the connection")
-                pending = _after(pending, count)
+            pending = _after(pending, await self._read(partial(self._receive, pending), wait_s))
 
     async def receive(self, size: int, wait_s: float | None = None) -> bytes:
         """Exactly `size` bytes."""
-        data = bytearray(size)
-        await self.receive_into([memoryview(data)], wait_s)
-        return bytes(data)
+        if size > AHEAD_BYTES:
+            data = bytearray(size)
+            await self.receive_into([memoryview(data)], wait_s)
+            return bytes(data)
+        while len(self._ahead) < size:
+            self._ahead += await self._read(self._some, wait_s)
+        received, self._ahead = self._ahead[:size], self._ahead[size:]
+        return received
 
     async def frame(self, bytes_max: int, wait_s: float | None = None) -> bytes:
         """The next frame. Raises `WireLost` when it is announced longer than `bytes_max`."""
@@ -112,58 +128,34 @@ class Wire:
             raise WireLost(f"the KV peer {self.peer} announced a frame of {size} bytes; {bytes_max} are allowed")
         return await self.receive(size)
 
-    async def send_descriptor(self, fd: int) -> None:
-        """Send one byte that carries a file descriptor (Unix sockets only)."""
-        while True:
-            try:
-                socket.send_fds(self.socket, [b"\0"], [fd])
-                return
-            except (BlockingIOError, InterruptedError):
-                await self._wait("write", self._stall_s)
-            except OSError as error:
-                raise self._lost(error) from error
-
-    async def receive_descriptor(self) -> int:
-        """The file descriptor sent by `send_descriptor`; the caller closes it."""
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self.socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            except (BlockingIOError, InterruptedError):
-                await self._wait("read", self._stall_s)
-            except OSError as error:
-                raise self._lost(error) from error
-            else:
-                if not data or len(fds) != 1:
-                    raise WireLost(f"the KV peer {self.peer} sent no file descriptor where one was due")
-                return fds[0]
+    def _some(self) -> bytes:
+        """What is there now of the stream, up to a bound; empty at its end."""
+        return self.socket.recv(AHEAD_BYTES)
 
     def _receive(self, pending: list[memoryview]) -> int:
         if len(pending) == 1:
             return self.socket.recv_into(pending[0])
         return self.socket.recvmsg_into(pending[:_PIECES_MAX])[0]
 
-    async def _bytes_due(self, wait_s: float) -> None:
-        """Wait for bytes, awake where they are likely to come at once."""
+    async def _read(self, attempt: Callable[[], Got], wait_s: float | None) -> Got:
+        """What `attempt` reads as soon as there is something to read. Awake where that is likely to be at once."""
         spin = self._spin
-        if spin is None:
-            await self._wait("read", wait_s)
-            return
-        began = self._loop.time()
-        if not (spin.budget_s() and await self._spun(spin, began)):
-            await self._wait("read", wait_s)
-        spin.waited(self._loop.time() - began)
-
-    async def _spun(self, spin: Spin, began: float) -> bool:
-        """Give others their turns until there are bytes. False when it is better to sleep."""
-        turn, until = began, began + spin.budget_s()
-        while turn < until:
-            await asyncio.sleep(0)
-            if self.closed or not self.quiet():
-                return True
-            last, turn = turn, self._loop.time()
-            if spin.crowded(turn - last):
-                return False
-        return False
+        while True:
+            try:
+                got = attempt()
+            except (BlockingIOError, InterruptedError):
+                if spin is not None and spin.again(self._loop.time()):
+                    await asyncio.sleep(0)
+                else:
+                    await self._wait("read", self._stall_s if wait_s is None else wait_s)
+            except OSError as error:
+                raise self._lost(error) from error
+            else:
+                if not got:
+                    raise WireLost(f"the KV peer {self.peer} closed the connection")
+                if spin is not None:
+                    spin.over(self._loop.time())
+                return got
 
     async def _wait(self, way: str, wait_s: float | None) -> None:
         if self.closed:
@@ -207,7 +199,7 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _after(pending: list[memoryview], count: int) -> list[memoryview]:
+def _after(pending: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left of `pending` once `count` bytes of it are done."""
     for position, buffer in enumerate(pending):
         if count < buffer.nbytes:

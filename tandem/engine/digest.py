@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_intdigest
+from xxhash import xxh3_128, xxh3_128_digest
 
 from tandem.core.kv import Layout
 
@@ -25,7 +25,9 @@ RELEASING_BYTES: Final = 64 << 10
 """Of more than this at a time the library lets go of the interpreter, so that other threads run meanwhile."""
 
 _U64: Final = (1 << 64) - 1
-_COPY: Final = Struct("<QQ")
+_packed: Final = Struct("<QQ").pack
+_number: Final = int.from_bytes
+"""Big-endian, as the words themselves."""
 _WORDS_BYTES: Final = 16
 
 
@@ -74,8 +76,8 @@ class RunningWords:
 
 def bind(words: bytes, epoch: int, name: bytes, generation: int) -> bytes:
     """Tie content words to one copy: a stale handle then fails even where the bytes happen to be equal."""
-    mask = xxh3_128_intdigest(_COPY.pack(epoch & _U64, generation) + name)
-    return (int.from_bytes(words, "big") ^ mask).to_bytes(_WORDS_BYTES, "big")
+    mask = xxh3_128_digest(_packed(epoch & _U64, generation) + name)
+    return (_number(words) ^ _number(mask)).to_bytes(_WORDS_BYTES)
 
 
 def unbind(bound: bytes, epoch: int, name: bytes, generation: int) -> bytes:

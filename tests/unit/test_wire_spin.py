@@ -8,18 +8,38 @@ from contextlib import asynccontextmanager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.spinning import SPIN_S, Spin
+from kv_transfer.spinning import SPIN_S, TURN_S, Spin
 from kv_transfer.wire import Wire
 
 
 @given(st.lists(st.floats(0, 2 * SPIN_S), max_size=20))
-def test_the_last_wait_decides(waits: list[float]) -> None:
-    spin = Spin()
-    assert spin.budget_s() == 0, "of the first wait nothing is known"
+def test_the_last_wait_decides_and_a_spin_lasts_no_longer_than_a_short_wait(waits: list[float]) -> None:
+    spin, now, short = Spin(), 0.0, False
     for seconds in waits:
-        spin.waited(seconds)
-        assert (spin.budget_s() > 0) == (seconds <= SPIN_S)
-        assert spin.budget_s() <= SPIN_S
+        began = now
+        while spin.again(now):
+            assert short, "the wait before was a long one, or there was none"
+            assert now - began <= SPIN_S
+            now += TURN_S / 2
+        now = max(now, began + seconds)
+        spin.over(now)
+        short = now - began <= SPIN_S
+
+
+def test_a_turn_of_others_that_takes_long_ends_a_spin() -> None:
+    spin = Spin()
+    for now in (0.0, 1.0, 1.0 + TURN_S / 2):
+        assert spin.again(now) == (now >= 1.0)
+        if now == 0.0:
+            spin.over(0.0)
+    assert not spin.again(1.0 + 2 * TURN_S)
+    assert not spin.again(1.0 + 2 * TURN_S), "and it does not begin again"
+
+
+def test_what_needs_no_waiting_says_nothing_of_the_next_wait() -> None:
+    spin = Spin()
+    spin.over(5.0)
+    assert not spin.again(6.0)
 
 
 class Counting(Wire):
@@ -35,11 +55,8 @@ class Counting(Wire):
 class Always(Spin):
     """Never sleeps of its own accord: a busy machine may take its time."""
 
-    def budget_s(self) -> float:
-        return 30.0
-
-    def crowded(self, turn_s: float) -> bool:
-        return False
+    def again(self, now: float) -> bool:
+        return True
 
 
 @asynccontextmanager
@@ -77,23 +94,10 @@ async def test_a_peer_that_hangs_up_or_a_wire_that_is_closed_ends_a_spin() -> No
 
 async def test_a_spin_that_brings_nothing_is_followed_by_sleep() -> None:
     spin = Spin()
-    spin.waited(0.0)
+    spin.again(0.0)
+    spin.over(0.0)
     async with wires(spin) as (wire, other):
         asyncio.get_running_loop().call_later(20 * SPIN_S, other.sendall, b"abc")
         assert await wire.receive(3) == b"abc"
         assert wire.slept == 1
-        assert spin.budget_s() == 0
-
-
-async def test_a_spin_ends_when_others_keep_the_loop() -> None:
-    class Crowded(Always):
-        def crowded(self, turn_s: float) -> bool:
-            return True
-
-    async with wires(Crowded()) as (wire, other):
-        receiving = asyncio.ensure_future(wire.receive(3))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert wire.slept == 1
-        other.sendall(b"abc")
-        assert await receiving == b"abc"
+        assert not spin.again(0.0), "the wait was a long one"
