@@ -2,8 +2,8 @@
 
 A wait is spun through only where the one before it on the same wire was short, for as long as a short one lasts. One
 spin that brings nothing ends it until a wait was short again, and so does a turn of the event loop that took long:
-then others want the loop, or the processor. So nothing spins on an idle wire, and a machine without a processor to
-spare gets at most one spin per answer.
+then others want the loop, or the processor, which is offered to them on every turn. So nothing spins on an idle wire,
+and a machine without a processor to spare gets at most one spin per answer.
 """
 
 from typing import Final

@@ -5,6 +5,7 @@ At most one task reads and one task writes at a time.
 """
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -145,6 +146,8 @@ class Wire:
                 got = attempt()
             except (BlockingIOError, InterruptedError):
                 if spin is not None and spin.again(self._loop.time()):
+                    # Where both ends are on one processor the other one could not answer else.
+                    os.sched_yield()
                     await asyncio.sleep(0)
                 else:
                     await self._wait("read", self._stall_s if wait_s is None else wait_s)

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from kv_transfer.unix_wire import UnixWire
 from kv_transfer.wire import AHEAD_BYTES, Wire, WireLost, framed
 
-ITEMS = st.lists(
-    st.tuples(st.sampled_from(("frame", "bytes", "views")), st.integers(0, 3 * AHEAD_BYTES)), max_size=8
-)
+ITEMS = st.lists(st.tuples(st.sampled_from(("frame", "bytes", "views")), st.integers(0, 3 * AHEAD_BYTES)), max_size=8)
 
 
 @asynccontextmanager
