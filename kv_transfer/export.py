@@ -211,17 +211,17 @@ class ExportProgress:
         return False
 
     def _ready_blocks(self) -> list[Answer]:
-        names, batch, look, lease_id = self.request.names, list[Answer](), self.space.look, self.request.lease_id
+        look, lease_id, batch = self.space.look, self.request.lease_id, list[Answer]()
         room = max(1, min(self.settings.batch_blocks, self.settings.batch_bytes // self.space.layout.block_bytes))
-        while self._index < len(names) and len(batch) < room:
-            found = look(lease_id, names[self._index])
+        for index, name in enumerate(self.request.names[self._index : self._index + room], self._index):
+            found = look(lease_id, name)
             if isinstance(found, Handle):
-                batch.append(Offer(self._index, found))
+                batch.append(Offer(index, found))
             elif isinstance(found, Gone):
-                batch.append(Missing(self._index, found.reason))
+                batch.append(Missing(index, found.reason))
             else:
                 break
-            self._index += 1
+        self._index += len(batch)
         return batch
 
     def _gone(self, reason: str) -> TandemError:

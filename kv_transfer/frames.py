@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kv_transfer.transport import Alive, Missing, Offer, PullOpen
+from kv_transfer.transport import Alive, Missing, PullOpen
+from tandem.core.kv import Handle
 from tandem.engine.protocol import FirstTokens
 
 GREETING: Final = b"tandemkv"
@@ -33,9 +34,11 @@ class Refused:
 
 @dataclass(frozen=True)
 class Offers:
-    """Complete blocks, in order. Over TCP their bytes follow."""
+    """Complete blocks, in order, at least one: `handles[i]` is what was asked for at `indices[i]`. Over TCP their
+    bytes follow."""
 
-    offers: tuple[Offer, ...]
+    indices: tuple[int, ...]
+    handles: tuple[Handle, ...]
 
 
 @dataclass(frozen=True)

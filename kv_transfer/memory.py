@@ -233,7 +233,7 @@ class MemoryPull:
         for offer, data in zip(parcel.offers, parcel.data, strict=True):
             sink.block(offer.index)[:] = arrived(holder, receiver, data)
             landed.append(Landed(offer.index, offer.handle))
-        return together(landed)
+        return together(tuple(landed))
 
     async def acknowledge(self) -> None:
         if self._path.loses("acknowledge"):

@@ -7,13 +7,13 @@ read of it is under way any more, and until then nobody may use the slots it was
 import asyncio
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
 from kv_transfer.frames import Offers, Pool
 from kv_transfer.nixl_agent import NixlAgent, Transfer, address_of
-from kv_transfer.transport import BlockSink, Delivered, Landed, Offer, together
+from kv_transfer.transport import BlockSink, Delivered, Landed, together
 from kv_transfer.wire import Wire
 from tandem.core.errors import TandemError
 
@@ -55,7 +55,7 @@ class Known:
 class _Read:
     """Blocks that are being read together."""
 
-    offers: tuple[Offer, ...]
+    blocks: tuple[Landed, ...]
     transfer: Transfer
 
 
@@ -76,7 +76,7 @@ class NixlLanding:
         self._pool = pool
 
     async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
-        left = deque(self._pieces(wire, offers.offers))
+        left = deque(self._pieces(wire, tuple(map(Landed, offers.indices, offers.handles))))
         while left or self._reads:
             while left and len(self._reads) < _AHEAD:
                 self._begin(left.popleft(), sink)
@@ -86,7 +86,7 @@ class NixlLanding:
             self._reads.popleft()
             if read.transfer.failure is not None:
                 raise read.transfer.failure
-            yield together([Landed(offer.index, offer.handle) for offer in read.offers])
+            yield together(read.blocks)
 
     async def settle(self) -> None:
         """Wait until no byte of this connection can land any more. As long as the holder stands still there is no end
@@ -104,20 +104,20 @@ class NixlLanding:
             if self._pool is not None:
                 self._known.give_back(self._pool.agent_name)
 
-    def _pieces(self, wire: Wire, offers: Sequence[Offer]) -> list[tuple[Offer, ...]]:
+    def _pieces(self, wire: Wire, blocks: tuple[Landed, ...]) -> list[tuple[Landed, ...]]:
         pool = self._pool
-        if pool is None or any(offer.handle.slot >= pool.blocks for offer in offers):
+        if pool is None or any(block.handle.slot >= pool.blocks for block in blocks):
             raise TandemError("transfer_failed", f"{wire.peer} offered a slot outside the pool it has shown")
         most = max(1, _PIECE_BYTES // pool.block_bytes)
-        return [tuple(offers[at : at + most]) for at in range(0, len(offers), most)]
+        return [blocks[at : at + most] for at in range(0, len(blocks), most)]
 
-    def _begin(self, offers: tuple[Offer, ...], sink: BlockSink) -> None:
+    def _begin(self, blocks: tuple[Landed, ...], sink: BlockSink) -> None:
         pool, agent = self._pool, self._known.agent
         assert pool is not None, "pieces are made of a pool"
-        here = [self._target(sink.block(offer.index), pool.block_bytes) for offer in offers]
-        there = [(pool.base + offer.handle.slot * pool.block_bytes, pool.block_bytes) for offer in offers]
-        notice = NOTICE.pack(pool.connection, len(offers))
-        self._reads.append(_Read(offers, agent.read(pool.agent_name, here, there, notice)))
+        here = [self._target(sink.block(block.index), pool.block_bytes) for block in blocks]
+        there = [(pool.base + block.handle.slot * pool.block_bytes, pool.block_bytes) for block in blocks]
+        notice = NOTICE.pack(pool.connection, len(blocks))
+        self._reads.append(_Read(blocks, agent.read(pool.agent_name, here, there, notice)))
 
     def _target(self, view: memoryview, size: int) -> tuple[int, int]:
         """Where a block goes, in memory that the agent knows."""

@@ -137,7 +137,7 @@ class StreamPull:
         while not self.whole:
             match decode_holder(await wire.frame(ANSWER_BYTES_MAX)):
                 case Offers() as offers:
-                    self._expect([offer.index for offer in offers.offers])
+                    self._expect(offers.indices)
                     async with aclosing(landing.land(wire, offers, self._sink)) as landed:
                         async for event in landed:
                             yield event

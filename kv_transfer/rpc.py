@@ -148,13 +148,13 @@ def _layout_heard(packed: bytes) -> Layout:
 
 
 def _read_offers(message: pb.Offers) -> Offers:
+    indices, packed = tuple(message.index), message.digests
     columns = list(message.epoch), _pieces(message.names, NAME_BYTES), list(message.slot), list(message.generation)
-    index, packed = list(message.index), message.digests
-    count = len(index)
+    count = len(indices)
     if count == 0 or any(len(column) != count for column in columns) or len(packed) % count:
         raise _broken("offers whose columns differ in length")
     digests = _pieces(packed, len(packed) // count) or (b"",) * count
-    return Offers(tuple(map(Offer, index, map(Handle, *columns, digests))))
+    return Offers(indices, tuple(map(Handle, *columns, digests)))
 
 
 def _read_first(row: pb.FirstToken) -> tuple[int, int, str | None]:

@@ -26,6 +26,7 @@ from kv_transfer.transport import BlockSink, Delivered, ExportSource, Landed, Of
 from kv_transfer.unix_wire import UnixWire
 from kv_transfer.wire import Wire, framed
 from tandem.core.errors import TandemError
+from tandem.core.kv import Handle
 from tandem.engine.protocol import BlockMemory
 
 _SCHEME: Final = "shm://"
@@ -173,11 +174,11 @@ class _ShmLanding:
     async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
         size, copied = self._block_bytes, 0
         most = max(1, (_SMALL_TOGETHER_BYTES if size <= _SMALL_BYTES else _TOGETHER_BYTES) // max(1, size))
-        for start in range(0, len(offers.offers), most):
-            some = offers.offers[start : start + most]
-            self._copy(wire, some, sink)
-            yield together([Landed(offer.index, offer.handle) for offer in some])
-            copied += len(some) * size
+        for start in range(0, len(offers.indices), most):
+            indices, handles = offers.indices[start : start + most], offers.handles[start : start + most]
+            self._copy(wire, indices, handles, sink)
+            yield together(tuple(map(Landed, indices, handles)))
+            copied += len(indices) * size
             if copied >= _COPY_BYTES_PER_TICK:
                 copied = 0
                 await asyncio.sleep(0)
@@ -187,14 +188,13 @@ class _ShmLanding:
             self._mappings.give_back(self._mapping)
             self._mapping = None
 
-    def _copy(self, wire: Wire, offers: Sequence[Offer], sink: BlockSink) -> None:
-        if self._mapping is None:
-            raise _outside(wire, offers[0].handle.slot)
-        pool, size, blocks = self._mapping.view, self._block_bytes, self._blocks
-        for offer in offers:
-            slot, target = offer.handle.slot, sink.block(offer.index)
-            if slot >= blocks:
-                raise _outside(wire, slot)
+    def _copy(self, wire: Wire, indices: Sequence[int], handles: Sequence[Handle], sink: BlockSink) -> None:
+        slots = [handle.slot for handle in handles]
+        if self._mapping is None or max(slots) >= self._blocks:
+            raise TandemError("transfer_failed", f"{wire.peer} offered slots outside the pool it has shown: {slots}")
+        pool, size = self._mapping.view, self._block_bytes
+        for index, slot in zip(indices, slots, strict=True):
+            target = sink.block(index)
             if target.nbytes != size:
                 problem = f"blocks of {wire.peer} have {size} bytes, ours have {target.nbytes}"
                 raise TandemError("protocol_mismatch", problem)
@@ -234,10 +234,6 @@ class _Mappings:
             del self._known[mapping.key]
             mapping.view.release()
             mapping.memory.close()
-
-
-def _outside(wire: Wire, slot: int) -> TandemError:
-    return TandemError("transfer_failed", f"{wire.peer} offered slot {slot} outside the pool it has shown")
 
 
 def _stranger(sock: socket.socket) -> str | None:

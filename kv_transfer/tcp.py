@@ -130,17 +130,16 @@ class _TcpLanding:
         raise TandemError("transfer_failed", f"{wire.peer} offered shared memory over TCP")
 
     async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
-        views: list[memoryview] = []
-        waiting: list[Offer] = []
-        room = _READ_BYTES
-        for offer in offers.offers:
-            views.append(sink.block(offer.index))
-            waiting.append(offer)
+        views, room, first, left = list[memoryview](), _READ_BYTES, 0, len(offers.indices)
+        for index in offers.indices:
+            views.append(sink.block(index))
             room -= views[-1].nbytes
-            if room <= 0 or offer is offers.offers[-1]:
+            left -= 1
+            if room <= 0 or not left:
                 await wire.receive_into(views)
-                yield together([Landed(landed.index, landed.handle) for landed in waiting])
-                views, waiting, room = [], [], _READ_BYTES
+                last = first + len(views)
+                yield together(tuple(map(Landed, offers.indices[first:last], offers.handles[first:last])))
+                views, room, first = [], _READ_BYTES, last
 
     def close(self) -> None:
         return None

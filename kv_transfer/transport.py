@@ -5,7 +5,7 @@ bytes travel together; `shm` sends descriptors only and the receiver copies. Imp
 `memory` for tests and simulation. `tests/contract/test_transport.py` defines the behaviour.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -58,9 +58,9 @@ class Delivered:
     blocks: tuple[Landed, ...]
 
 
-def together(landed: Sequence[Landed]) -> "Landed | Delivered":
+def together(landed: tuple[Landed, ...]) -> "Landed | Delivered":
     """Blocks that arrived together, at least one, as one event."""
-    return landed[0] if len(landed) == 1 else Delivered(tuple(landed))
+    return Delivered(landed) if len(landed) > 1 else landed[0]
 
 
 @dataclass(frozen=True)
