@@ -54,7 +54,9 @@ class PullClient:
     def __init__(self, connect: Callable[[str], Awaitable[Connection]], limits: ConnectionLimits) -> None:
         self._connect = connect
         self._limits = limits
-        self._idle: dict[str, list[tuple[Connection, asyncio.TimerHandle]]] = {}
+        self._idle: dict[str, list[tuple[Connection, float]]] = {}
+        """Connections fit for another pull, and since when: the latest last."""
+        self._sweep: asyncio.TimerHandle | None = None
         self._pulls: dict[StreamPull, None] = {}
         self._closed = False
 
@@ -83,17 +85,17 @@ class PullClient:
         self._closed = True
         for pull in tuple(self._pulls):
             await pull.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
         for waiting in self._idle.values():
-            for connection, timer in waiting:
-                timer.cancel()
+            for connection, _ in waiting:
                 connection.close()
         self._idle.clear()
 
     def _take(self, address: str) -> Connection | None:
         waiting = self._idle.get(address, [])
         while waiting:
-            connection, timer = waiting.pop()
-            timer.cancel()
+            connection, _ = waiting.pop()
             if connection.wire.quiet():
                 return connection
             connection.close()
@@ -105,15 +107,21 @@ class PullClient:
         if self._closed or not pull.whole or len(waiting) >= self._limits.idle_per_peer_max:
             pull.connection.close()
             return
-        # The holder's own bound must not fall before ours, else a pull could be sent into a closing connection.
-        timer = asyncio.get_running_loop().call_later(self._limits.idle_s / 2, self._expire, address, pull.connection)
-        waiting.append((pull.connection, timer))
+        loop = asyncio.get_running_loop()
+        waiting.append((pull.connection, loop.time()))
+        if self._sweep is None:
+            self._sweep = loop.call_later(self._limits.idle_s / 4, self._expire, loop)
 
-    def _expire(self, address: str, connection: Connection) -> None:
-        self._idle[address] = [entry for entry in self._idle[address] if entry[0] is not connection]
-        if not self._idle[address]:
-            del self._idle[address]
-        connection.close()
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has been idle for long. The holder's own bound must not fall before ours, else a pull could be
+        sent into a closing connection."""
+        oldest = loop.time() - self._limits.idle_s / 4
+        for address, waiting in tuple(self._idle.items()):
+            while waiting and waiting[0][1] <= oldest:
+                waiting.pop(0)[0].close()
+            if not waiting:
+                del self._idle[address]
+        self._sweep = loop.call_later(self._limits.idle_s / 4, self._expire, loop) if self._idle else None
 
 
 class StreamPull:

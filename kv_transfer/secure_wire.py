@@ -90,11 +90,7 @@ class SecureWire(Wire):
                 await self._wait("write", self._stall_s)
 
     def quiet(self) -> bool:
-        return self._tls is not None and not self.closed and not self._tls.pending() and super().quiet()
-
-    async def heard(self) -> None:
-        if self._tls is None or self.closed or not self._tls.pending():
-            await self._wait("read", None)
+        return self._tls is not None and not self.closed and super().quiet()
 
     def send_now(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
         return buffers  # What is encrypted by halves would have to be offered again as it was.
@@ -118,6 +114,9 @@ class SecureWire(Wire):
         got = await super()._read(attempt, wait_s)
         await self._take_turns(got if isinstance(got, int) else len(got))
         return got
+
+    def _buffered(self) -> bool:
+        return super()._buffered() or (self._tls is not None and not self.closed and self._tls.pending() > 0)
 
     def _some(self) -> bytes:
         try:

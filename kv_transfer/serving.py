@@ -135,27 +135,22 @@ class PullServer:
             wait_s = self._limits.idle_s
 
     async def _serve(self, wire: Wire, carrier: Carrier, request: PullOpen) -> tuple[str | None, bool]:
-        """Answer one pull. Gives the lease it may acknowledge, and whether the pull was carried to its end."""
+        """Answer one pull until the receiver says something. Gives the lease it may acknowledge, and whether the pull
+        was carried to its end."""
         loop = asyncio.get_running_loop()
-        sending = loop.create_task(self._send(wire, carrier, request))
+        called_off = asyncio.timeout(None)
         try:
-            # What is there goes out in one turn. Only what has to wait can be called off meanwhile.
-            await asyncio.sleep(0)
-            whole = sending.done() or await self._sent(wire, sending)
-        finally:
-            await _stop(sending)
-        if not whole:
+            async with called_off:
+                end = wire.listen(lambda: called_off.reschedule(loop.time()))
+                try:
+                    answered = await self._send(wire, carrier, request)
+                finally:
+                    end()
+        except TimeoutError:
+            if not called_off.expired():
+                raise
             return request.lease_id, False
-        return (request.lease_id if sending.result() else None), True
-
-    async def _sent(self, wire: Wire, sending: "asyncio.Task[bool]") -> bool:
-        """Whether an answer is sent to its end before the receiver says something."""
-        hearing = asyncio.get_running_loop().create_task(wire.heard())
-        try:
-            await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
-            return sending.done()
-        finally:
-            await _stop(hearing)
+        return (request.lease_id if answered else None), True
 
     async def _send(self, wire: Wire, carrier: Carrier, request: PullOpen) -> bool:
         """Send every answer. False when the source refused or gave up, which the receiver is told."""
@@ -183,10 +178,3 @@ def _buffers(carrier: Carrier, batch: tuple[Answer, ...]) -> list[memoryview]:
         else:
             buffers += framed(*map(encode_event, cast(Iterator[Missing | Alive | FirstTokens], group)))
     return buffers
-
-
-async def _stop(task: "asyncio.Task[bool] | asyncio.Task[None]") -> None:
-    """Cancel a task and wait for it. What it raised stays in it for whoever asks for its result."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait((task,))

@@ -66,7 +66,7 @@ class Wire:
 
     def quiet(self) -> bool:
         """Whether the peer is connected and has said nothing: a connection fit for another pull."""
-        if self._ahead:
+        if self._buffered():
             return False
         try:
             # Also below an encryption: whatever has come, it is not quiet.
@@ -77,10 +77,32 @@ class Wire:
             return False
         return False
 
-    async def heard(self) -> None:
-        """Wait without bound until the peer says something or hangs up. The caller bounds it."""
-        if not self._ahead:
-            await self._wait("read", None)
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None]:
+        """Call `heard` when the peer says something or hangs up, at the earliest in the next turn of the event loop:
+        that costs little where nothing is waited for. Gives what ends it; nobody may read before."""
+        listening = False
+
+        def listen() -> None:
+            nonlocal listening
+            if self._buffered():
+                heard()
+            elif not self.closed:
+                listening = True
+                self._loop.add_reader(self.socket.fileno(), tell)
+
+        def tell() -> None:
+            end()
+            heard()
+
+        def end() -> None:
+            nonlocal listening
+            beginning.cancel()
+            if listening and not self.closed:
+                self._loop.remove_reader(self.socket.fileno())
+            listening = False
+
+        beginning = self._loop.call_soon(listen)
+        return end
 
     async def send(self, buffers: Sequence[memoryview]) -> None:
         """Send all of `buffers`, in order, without joining them. Raises `WireLost`."""
@@ -128,6 +150,10 @@ class Wire:
         if size > bytes_max:
             raise WireLost(f"the KV peer {self.peer} announced a frame of {size} bytes; {bytes_max} are allowed")
         return await self.receive(size)
+
+    def _buffered(self) -> bool:
+        """Whether something has come that is not with the kernel any more."""
+        return bool(self._ahead)
 
     def _some(self) -> bytes:
         """What is there now of the stream, up to a bound; empty at its end."""
