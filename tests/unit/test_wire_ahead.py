@@ -68,10 +68,50 @@ async def test_a_wire_on_which_more_has_come_than_was_asked_for_is_not_quiet() -
         other.sendall(bytes(framed(b"one", b"two")[0]))
         assert await wire.frame(3) == b"one"
         assert not wire.quiet()
+        heard = asyncio.Event()
+        end = wire.listen(heard.set)
         async with asyncio.timeout(30):
-            await wire.heard()
+            await heard.wait()
+        end()
         assert await wire.frame(3) == b"two"
         assert wire.quiet()
+
+
+async def test_whoever_listens_hears_once_and_whoever_has_ended_that_hears_nothing() -> None:
+    async with wires() as (wire, other):
+        for ended in (True, False):
+            heard = list[str]()
+            end = wire.listen(lambda heard=heard: heard.append("x"))  # type: ignore[misc]
+            if ended:
+                end()
+            await asyncio.sleep(0)
+            other.sendall(b"a")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert heard == ([] if ended else ["x"])
+            end()
+            assert await wire.receive(1) == b"a"
+
+
+async def test_whoever_listens_hears_that_the_peer_hangs_up() -> None:
+    async with wires() as (wire, other):
+        heard = asyncio.Event()
+        end = wire.listen(heard.set)
+        other.close()
+        async with asyncio.timeout(30):
+            await heard.wait()
+        end()
+
+
+async def test_a_wire_that_is_closed_while_somebody_listens_stays_quiet() -> None:
+    async with wires() as (wire, _):
+        heard = list[str]()
+        end = wire.listen(lambda: heard.append("x"))
+        await asyncio.sleep(0)
+        wire.close()
+        end()
+        end()
+        assert heard == []
 
 
 async def test_a_descriptor_in_the_midst_of_frames_is_not_lost() -> None:
