@@ -100,6 +100,7 @@ lm-eval: setup-vllm
 
 bench-vllm: setup-vllm
 	$(VENV_VLLM)/bin/python -m benchmarks.vllm_overhead
+	$(VENV_VLLM)/bin/python -m benchmarks.vllm_bench_serve
 
 # The chart against the JSON schemas of three versions of Kubernetes, which are too large for every environment.
 test-schemas: setup

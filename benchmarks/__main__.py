@@ -19,6 +19,7 @@ from benchmarks.rounds import table
 NAMES: Final = (
     "engine",
     "chunking",
+    "sampling",
     "transfer",
     "stage_copies",
     "tiers",
