@@ -1,4 +1,5 @@
-"""Two revisions measured in turn (ABBA): digests against `memcpy` on one core, verified pulls against copies."""
+"""Two revisions measured in turn (ABBA): digests against `memcpy` on one core, verified pulls against copies, small
+pulls over shared memory without verification."""
 
 import os
 import subprocess
@@ -11,8 +12,8 @@ from typing import Final
 _PAIRS: Final = 6
 _END_S: Final = 30.0
 _PIECES: Final = (
-    (8 << 10, 32, ("copy", "digest", "shm", "tcp")),
-    (64 << 10, 32, ("copy", "digest", "shm", "tcp")),
+    (8 << 10, 32, ("copy", "digest", "pull", "shm", "tcp")),
+    (64 << 10, 32, ("copy", "digest", "pull", "shm", "tcp")),
     (1 << 20, 128, ("copy", "digest", "shm", "tcp")),
     (5 << 20, 24, ("copy", "digest", "shm", "tcp")),
 )

@@ -43,6 +43,7 @@ async def _serve() -> None:
         work: dict[str, Callable[[], Awaitable[None]]] = {
             "copy": receiver.memcpy,
             "digest": lambda receiver=receiver, case=case: _digest(receiver, case),  # type: ignore[misc]
+            "pull": lambda receiver=receiver: receiver.pull("shm"),  # type: ignore[misc]
             "shm": lambda receiver=receiver: receiver.fetch("shm"),  # type: ignore[misc]
             "tcp": lambda receiver=receiver: receiver.fetch("tcp"),  # type: ignore[misc]
         }
