@@ -27,6 +27,7 @@ from tests.contract.block_space import name_of, ready_lease
 from tests.contract.certificates import HAS_OPENSSL
 from tests.contract.transport_stage import (
     LIMITS,
+    PATIENT,
     Stage,
     collect,
     encrypted,
@@ -150,9 +151,9 @@ async def test_babble_ends_its_own_connection_and_nothing_else(kind: str) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_connections_over_the_bound_are_closed_and_room_comes_back(kind: str) -> None:
-    async with stage(kind) as s:
+    async with stage(kind, limits=PATIENT) as s:
         names = ready_lease(s.holder, 2)
-        socks = [await dial(s.address) for _ in range(LIMITS.connections_max + 8)]
+        socks = [await dial(s.address) for _ in range(PATIENT.connections_max + 8)]
         with pytest.raises(TandemError) as caught:
             await s.events(s.request(names))
         assert caught.value.code == "transfer_failed"
