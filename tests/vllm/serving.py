@@ -135,6 +135,8 @@ async def serving(
     `change` gets it before anything starts.
     """
     given = ["--engine", "vllm", "--model", str(model), "--dtype", "float32", *flags, "--port", "0"]
+    # What it is compared with draws neutrally, too.
+    given += ["--generation-config", "vllm"]
     settings = {**os.environ, **ONE_CORE, **(environment or {})}
     platform = Platform(parse(given).service, settings, drills=drills)
     change(platform)
