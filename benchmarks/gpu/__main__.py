@@ -21,8 +21,8 @@ import torch
 from benchmarks.gpu.figures import Section, as_json, as_markdown
 from benchmarks.gpu.target import Target
 
-BOUNDS_S: Final = {"ceilings": 60, "copies": 90, "engine": 180, "pair": 180, "tiers": 60, "nixl": 90}
-"""The steps, in order, and how long each may take: together less than two calls of nine minutes."""
+BOUNDS_S: Final = {"ceilings": 60, "copies": 90, "engine": 300, "pair": 180, "tiers": 60, "nixl": 90}
+"""The steps, in order, and how long each may take: two calls of nine minutes, the second for `pair` and `nixl`."""
 
 
 def measured(step: str, target: Target) -> Section:

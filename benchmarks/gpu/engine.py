@@ -69,8 +69,22 @@ def measure(target: Target) -> Iterator[Figure]:
     del reference
     if target.on_gpu:
         torch.cuda.empty_cache()
+    yield from _compiled(target, folder, dtype, count)
     yield from _step(target, folder, dtype)
     yield _sampling(target)
+
+
+def _compiled(target: Target, folder: Path, dtype: str, count: int) -> Iterator[Figure]:
+    """`transformers` at its fastest, at two sizes: each is compiled anew."""
+    reference = Reference(str(folder), dtype, 1, str(target.device), compiled=True)
+    for batch, context in ((1, 24),) if target.tiny else ((1, 128), (16, 128)):
+        prompts = _prompts(batch, context, target)
+        reference.rate(prompts, count)
+        name = f"transformers compiled, batch {batch}, context {context}"
+        yield Figure(name, reference.rate(prompts, count), "tokens/s", "SDPA, static cache, torch.compile")
+    del reference
+    if target.on_gpu:
+        torch.cuda.empty_cache()
 
 
 def random_model(target: Target, folder: Path, sizes: dict[str, Any]) -> Path:
