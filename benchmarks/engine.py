@@ -71,7 +71,8 @@ class Reference:
         self._how: dict[str, Any] = {}
         if compiled:
             on_gpu = torch.device(device).type != "cpu"
-            how = CompileConfig() if on_gpu else CompileConfig(backend="eager", mode=None)
+            options: Any = {} if on_gpu else {"backend": "eager", "mode": None}
+            how: Any = CompileConfig(**options)
             how._compile_all_devices = True
             self._how = {"cache_implementation": "static", "compile_config": how}
         path = open_model(model).path
