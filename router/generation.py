@@ -57,6 +57,9 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     """How its conversation began, the same for every turn; empty where it is not part of one."""
     revision: str = ""
     """The revision of its service that was asked for by name; empty for whichever is its turn."""
+    images: tuple[bytes, ...] = ()
+    """Files of the images that the prompt has places for, in their order. It grows where they are read: its tokens
+    are not those of a text, and no block of it is anybody else's."""
 
     @property
     def asked_model(self) -> str:

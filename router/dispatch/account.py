@@ -27,6 +27,7 @@ class Account:
         """Prompt tokens nobody had to compute, once a worker has told."""
         self._by_tier: Mapping[str, int] | None = None
         self._kept: tuple[Kept, ...] = ()
+        self._prompt_tokens = generation.prompt_tokens
         self.missed: Evidence | None = None
         """Of why not more of the prompt was to be had when it was first placed."""
 
@@ -67,19 +68,21 @@ class Account:
         if report.spans:
             self._tools.recorder.record(self._generation.request_id, report.spans)
             self._tools.costs.observe_spans(leg.peer.worker_id, report.spans, alone=leg.alone)
+        if report.prompt_tokens:
+            self._prompt_tokens = report.prompt_tokens
         if report.pinned_blocks:
             self._kept += (Kept(leg.peer.worker_id, leg.peer.epoch, report.pinned_blocks),)
         worked = report.tokens_computed or report.tokens_reused
         if leg.computes_prompt and worked and self.cached is None:
             # A worker that knows of no tiers has a pool.
             found = report.tokens_by_tier or {"hbm": report.tokens_reused}
-            self._by_tier = bounded(found, self._generation.prompt_tokens)
+            self._by_tier = bounded(found, self._prompt_tokens)
             self.cached = sum(self._by_tier.values())
 
     def usage(self, accepted: int) -> Usage:
         """Counts for the answer; without a report the cached tokens are those the first placement counted on."""
         cached = self.cached if self.cached is not None else self._cached_expected or 0
-        return Usage(self._generation.prompt_tokens, accepted, cached, self._by_tier, self._kept)
+        return Usage(self._prompt_tokens, accepted, cached, self._by_tier, self._kept)
 
     def close(self, outcome: str, reason: str, accepted: int, attempts: int) -> None:
         """The request is over: record its spans."""

@@ -23,7 +23,11 @@ def content_hash(workers: Sequence[WorkerView], adapter: str) -> str | None:
 
 def features_of(generation: Generation) -> tuple[str, ...]:
     """What the engine of a request's worker has to be able to do beyond the rest (`Hello.features`)."""
-    asked = {"grammar": generation.grammar, "prompt_logprobs": generation.sampling.prompt_logprobs}
+    asked = {
+        "grammar": generation.grammar,
+        "images": generation.images or None,
+        "prompt_logprobs": generation.sampling.prompt_logprobs,
+    }
     return tuple(feature for feature, value in asked.items() if value is not None)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kv_transfer.tickets import Keyring
-from router.dispatch.seal import Sealed, unseal
+from router.dispatch.seal import Sealed, images_digest, unseal
 from router.dispatch.takeover import Share, Takeover
 from router.fleet.peer import Peer
 from tandem.core.clock import Clock
@@ -103,7 +103,8 @@ class Claims:
         sealed, share = chosen
         received = clock.now() - (min(sealed.timeout_s, total_s) - share.claimed.left_s)
         shares = (decode[1] if decode is not None else None, prefill[1] if prefill is not None else None)
-        return Takeover(sealed.generation(received), sealed.cached_tokens, *shares)
+        generation = sealed.generation(received, share.claimed.images)
+        return Takeover(generation, sealed.cached_tokens, *shares)
 
     def release(self) -> None:
         """Let go of everything."""
@@ -127,6 +128,8 @@ class Claims:
             return None
         sealed = unseal(self._keyring, claimant.claimed.resume)
         if sealed is None or (sealed.request_id, sealed.tenant) != (self._request_id, self._tenant):
+            return None
+        if sealed.images != images_digest(claimant.claimed.images):
             return None
         return sealed, claimant.share(claimant.claimed)
 

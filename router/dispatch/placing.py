@@ -130,6 +130,8 @@ class Placing:
         return names, held
 
     def _names(self, generation: Generation) -> dict[bytes, Sequence[bytes]]:
+        if generation.images:
+            return {}  # Its tokens do not say which images they stand for.
         model, adapter = generation.model, generation.adapter
         adapters = {}
         if adapter and (found := content_hash(self._fleet.views(model), adapter)) is not None:

@@ -5,6 +5,7 @@ A key is an HMAC of tenant and request id, so another tenant's request cannot be
 is an HMAC over everything a router needs to go on. Both use the keys that sign KV tickets.
 """
 
+import hashlib
 import hmac
 import struct
 from typing import Final
@@ -46,8 +47,10 @@ class Sealed(msgspec.Struct, frozen=True):
     adapter: str = ""
     special_text: bool = False
     revision: str = ""
+    images: bytes = b""
+    """`images_digest` of its images, which workers keep beside what is sealed."""
 
-    def generation(self, received: float) -> Generation:
+    def generation(self, received: float, images: tuple[bytes, ...] = ()) -> Generation:
         """The request again; `received` is when it arrived, on this router's clock."""
         return Generation(
             request_id=self.request_id,
@@ -69,6 +72,7 @@ class Sealed(msgspec.Struct, frozen=True):
             adapter=self.adapter,
             special_text=self.special_text,
             revision=self.revision,
+            images=images,
         )
 
 
@@ -113,11 +117,19 @@ def seal(keyring: Keyring, generation: Generation, cached_tokens: int) -> bytes:
             adapter=generation.adapter,
             special_text=generation.special_text,
             revision=generation.revision,
+            images=images_digest(generation.images),
         )
     )
     name = keyring.current.key_id.encode()
     signed = _LENGTH.pack(len(name)) + name + body
     return _mac(keyring.current, signed) + signed
+
+
+def images_digest(images: tuple[bytes, ...]) -> bytes:
+    """What tells these images from all others; empty for none."""
+    if not images:
+        return b""
+    return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in images)).digest()
 
 
 def unseal(keyring: Keyring, sealed: bytes) -> Sealed | None:

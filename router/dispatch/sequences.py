@@ -50,7 +50,9 @@ class Sequences:
             max(1, generation.stopping.max_tokens - replayed),
             held,
             excluded,
-            (replayed > 0 and generation.n > 1) or generation.sampling.prompt_logprobs is not None,
+            (replayed > 0 and generation.n > 1)
+            or generation.sampling.prompt_logprobs is not None
+            or bool(generation.images),
             names,
             prompt_cache_key=generation.cache_key,
             request_id=generation.request_id,

@@ -145,4 +145,5 @@ def _submit(
         grammar=generation.grammar,
         adapter=generation.adapter,
         special_text=generation.special_text,
+        images=generation.images,
     )

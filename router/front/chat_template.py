@@ -17,8 +17,8 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 
 Message = Mapping[str, Any]
-"""`role`, `content` (text) and perhaps `name`, `tool_calls`, `tool_call_id`, `reasoning_content`, as templates expect
-them."""
+"""`role`, `content` (text, or a list of parts where images are among it) and perhaps `name`, `tool_calls`,
+`tool_call_id`, `reasoning_content`, as templates expect them."""
 Tools = Sequence[Mapping[str, Any]]
 """Functions that may be called, in OpenAI's form."""
 
@@ -26,7 +26,8 @@ _TAKES_TOOLS: Final = re.compile(r"\btools\b")
 _SAMPLE_ROLES: Final = (("user",), ("user", "assistant", "user"), ("system", "user"), ("developer", "user"))
 _PROBE: Final = "probe"
 _TEXT_PART: Final = {"type": "text", "text": _PROBE}
-_LEAKS: Final = re.compile(r"""['"]type['"]""")
+_IMAGE_PART: Final = {"type": "image"}
+_LEAKS: Final = re.compile(r"""['"](type|image)['"]""")
 """In a prompt: a list of parts was written out as it is."""
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
@@ -61,21 +62,38 @@ class ChatTemplate:
         """Whether it does anything with tools."""
         self._known = {**environment.globals, **special_tokens}
         self._known |= {"add_generation_prompt": True, "tools": None, "documents": None}
-        self._parts_alone = not self._shows(_PROBE) and self._shows([_TEXT_PART])
+        self._takes_parts = self._shows([_TEXT_PART])
+        self._takes_text = self._shows(_PROBE) or not self._takes_parts
         """Many templates of models with vision go through the parts of a message, and see nothing in a text."""
+        self.takes_images = self._takes_parts and self._has_place_for_images()
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         """The prompt, ending where the assistant's answer begins.
 
-        Raises `invalid_request` when the template refuses the messages (roles out of order, for example).
+        Raises `invalid_request` when the template refuses the messages (roles out of order, for example), and
+        `unsupported_parameter` for images that it has no place for.
         """
-        return self._render(_in_parts(messages) if self._parts_alone else messages, tools)
+        images = any(not isinstance(message["content"], str) for message in messages)
+        if images and not self.takes_images:
+            raise TandemError(
+                "unsupported_parameter",
+                "the model's chat template has no place for images: give the service one that has (chat_template)",
+                param="messages",
+            )
+        return self._render(messages if self._takes_text and not images else _in_parts(messages), tools)
 
     def _shows(self, content: object) -> bool:
         """Whether a message's content is part of the prompt, and not merely written out as an object."""
         with contextlib.suppress(TandemError):
             prompt = self._render([{"role": "user", "content": content}], None)
             return _PROBE in prompt and not _LEAKS.search(prompt)
+        return False
+
+    def _has_place_for_images(self) -> bool:
+        text, both = [_TEXT_PART], [_IMAGE_PART, _TEXT_PART]
+        with contextlib.suppress(TandemError):
+            found = [self._render([{"role": "user", "content": content}], None) for content in (text, both)]
+            return found[0] != found[1] and _PROBE in found[1] and not _LEAKS.search(found[1])
         return False
 
     def _render(self, messages: Sequence[Message], tools: Tools | None) -> str:
@@ -96,7 +114,12 @@ class ChatTemplate:
 
 def _in_parts(messages: Sequence[Message]) -> list[Message]:
     """The same conversation with every text as the one part of its message."""
-    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message["content"], str)
+        else message
+        for message in messages
+    ]
 
 
 def samples(template: ChatTemplate) -> list[str]:

@@ -39,7 +39,7 @@ class Conversations:
 
         Raises `invalid_request`, `unsupported_parameter`, `queue_full`, `deadline_exceeded`.
         """
-        characters = sum(len(message["content"]) for message in messages)
+        characters = sum(map(_text_characters, messages))
         if tools or any("tool_calls" in message for message in messages):
             characters += _tool_characters(messages, tools)
         cache = self._cache
@@ -81,6 +81,11 @@ class AllConversations:
             made = Conversations(renderer, self._tokenizing, self._meter, self._bytes_max)
             known = self._known[model] = renderer, made
         return known[1]
+
+
+def _text_characters(message: Message) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 def _tool_characters(messages: Sequence[Message], tools: Tools | None) -> int:

@@ -13,6 +13,7 @@ from router.front.exchange import Answer, Ended, Exchange, Reports
 from router.front.idempotency import IdempotencyKeys, fingerprint
 from router.front.ledger import Ledger
 from router.front.openai import parameters
+from router.front.openai.images import images
 from router.front.openai.schema import ChatRequest, CompletionRequest
 from router.front.openai.scoring import check_scored
 from router.front.prompt_texts import PromptTexts
@@ -113,6 +114,7 @@ class FrontDoor:
         """Everything up to token ids. Raises what DESIGN §11 lists, typed."""
         model, renderer = self.served(arrival.caller, request)
         wanted = wants(request, model, renderer.dialect)
+        files = images(request, model) if isinstance(request, ChatRequest) else ()
         started = self.services.clock.wall()
         timeout_s = self.bounded_s(request.timeout)
         left_s = arrival.received + timeout_s - self.services.clock.now()
@@ -148,6 +150,7 @@ class FrontDoor:
                 special_text=wanted.special_text,
                 beginning=begun,
                 revision=revision_asked(request.model, model),
+                images=files,
             )
             for number, prompt in enumerate(packed)
         )

@@ -110,6 +110,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Name of the LoRA adapter to compute with, one of `Hello.adapters`."""
     special_text: bool = False
     """Special tokens are part of the text."""
+    images: tuple[bytes, ...] = ()
+    """Files of the images that the prompt has places for; only with mode `local`, for workers whose `Hello.features`
+    has `images`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
@@ -304,6 +307,8 @@ class AttemptReport(msgspec.Struct, frozen=True, gc=False):
     `store`. What prefill computed and decode pulled is in none of them."""
     pinned_blocks: int = 0
     """How many leading blocks of the prompt are kept here as `Submit.pin` asked."""
+    prompt_tokens: int = 0
+    """Of a prompt with images, once they have taken their places; 0 for one that is as long as it was sent."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -319,6 +324,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """(sequence, first position) of every sequence the attempt was to generate."""
     transferred: bool = False
     """Its fetch has ended, which a router before this one has heard."""
+    images: tuple[bytes, ...] = ()
+    """As in its `Submit`."""
 
 
 class Unclaimed(msgspec.Struct, frozen=True):

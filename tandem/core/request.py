@@ -40,6 +40,9 @@ class Stopping(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    fills: bool = False
+    """No number of tokens was asked for: `max_tokens` is what the context leaves beside the prompt, and less where
+    images make the prompt longer."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,7 +28,7 @@ class EngineInfo:
     blocks: int
     layout: Layout
     features: tuple[str, ...] = ()
-    """What it can do beyond the rest, sorted: `adapters`, `grammar`, `prompt_logprobs`."""
+    """What it can do beyond the rest, sorted: `adapters`, `grammar`, `images`, `prompt_logprobs`."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it has loaded, or would load when asked."""
     columns: bool = False
@@ -64,6 +64,8 @@ class Work:
     grammar: Grammar | None = None
     adapter: str = ""
     """Name of the LoRA adapter to compute with; `root` includes its content hash."""
+    images: tuple[bytes, ...] = ()
+    """Files of the images that the prompt has places for. Such a work is `local` and `private`."""
 
 
 class Emitted(msgspec.Struct, frozen=True, gc=False):
@@ -108,6 +110,8 @@ class WorkStats:
     reasons: tuple[str, ...] = ()
     kv_waits: tuple[tuple[float, float], ...] = ()
     """From when until when it had its blocks and waited for their content, as far as the engine knows."""
+    prompt_tokens: int = 0
+    """Of a prompt with images, once they have taken their places; 0 for others."""
 
 
 @dataclass(frozen=True)

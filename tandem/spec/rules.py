@@ -178,6 +178,7 @@ RULES: Final = (
     _vllm_only_if_given("quantization"),
     _vllm_only_if_given("kv_dtype"),
     _vllm_only_if_given("kv_transfer"),
+    _vllm_only_if_given("images_per_prompt"),
     _vllm_only("adapters", "!has(self.adapters) || size(self.adapters) == 0", lambda engine: not engine.adapters),
     _vllm_only_if_given("speculative"),
     _vllm_only_if_given("eager"),

@@ -30,6 +30,7 @@ def vllm_settings(engine: EngineSpec) -> VllmSettings:
         "quantization": engine.quantization,
         "kv_dtype": engine.kv_dtype,
         "kv_transfer": engine.kv_transfer,
+        "images_per_prompt": engine.images_per_prompt,
         "speculative": _speculative(engine),
         "eager": engine.eager,
         "gpu_memory_share": engine.gpu_memory_share,

@@ -92,6 +92,7 @@ def _vllm(engine: EngineSpec) -> Settings:
         "vllm.quantization": engine.quantization,
         "vllm.kv_dtype": engine.kv_dtype,
         "vllm.kv_transfer": engine.kv_transfer,
+        "vllm.images_per_prompt": engine.images_per_prompt,
         "vllm.adapters": ",".join(engine.adapters) or None,
         **_speculative(engine),
         "vllm.eager": None if engine.eager is None else plain(engine.eager),

@@ -44,6 +44,7 @@ class SpanMaker:
             spans=self._spans(attempt, stages, stamp),
             tokens_by_tier={tier: tokens for tier, tokens in found.items() if tokens},
             pinned_blocks=attempt.pinned,
+            prompt_tokens=stats.prompt_tokens,
         )
 
     def _spans(self, attempt: Attempt, stages: "list[Stage]", stamp: Stamp) -> tuple[Span, ...]:

@@ -284,6 +284,8 @@ class AttemptDesk:
             raise _invalid("prompt", "the prompt is no sequence of packed token ids")
         if submit.grammar is not None and "grammar" not in self._identity.info.features:
             raise _invalid("grammar", "the engine of this worker cannot bind its output to a grammar")
+        if submit.images and ("images" not in self._identity.info.features or submit.mode != "local"):
+            raise _invalid("images", "images need mode local and an engine that takes them")
         if submit.sampling.prompt_logprobs is not None:
             self._check_scoring(submit)
         if self._table.by_handle(attempt.session_id, submit.handle) is not None:
@@ -320,10 +322,12 @@ class AttemptDesk:
             priority=submit.priority,
             lease_id=export.lease_id if export is not None else "",
             lease_s=export.lease_s if export is not None else 0.0,
-            # A prompt whose tokens are scored is computed whole: nothing cached may take the place of a step.
-            private=submit.canary or submit.sampling.prompt_logprobs is not None,
+            # A prompt whose tokens are scored is computed whole: nothing cached may take the place of a step. Tokens
+            # that stand for images do not say for which: no name that follows from them is right.
+            private=submit.canary or submit.sampling.prompt_logprobs is not None or bool(submit.images),
             grammar=submit.grammar,
             adapter=submit.adapter,
+            images=submit.images,
         )
 
     def _fail(self, attempt: Attempt, code: str, message: str, param: str | None = None) -> None:

@@ -67,7 +67,7 @@ class Handover:
         left_s = submit.deadline_s - (self._clock.now() - attempt.submitted)
         starts = tuple((branch.sequence, len(branch.forced) + 1) for branch in submit.branches)
         told = (submit.handle, submit.resume, submit.attempt, submit.mode, left_s, starts)
-        self._say(attempt.session_id, Claimed(*told, transferred=attempt.transferred))
+        self._say(attempt.session_id, Claimed(*told, transferred=attempt.transferred, images=submit.images))
         if held.failure is not None:
             self._say(attempt.session_id, msgspec.structs.replace(held.failure, handle=submit.handle))
         if held.report is not None:

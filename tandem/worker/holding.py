@@ -25,7 +25,8 @@ class Held:
     def size(self) -> int:
         """About how many bytes it takes besides its KV blocks."""
         submit, log = self.attempt.submit, self.attempt.log
-        return len(submit.prompt) + len(submit.resume) + (log.size if log is not None else 0)
+        files = sum(map(len, submit.images))
+        return len(submit.prompt) + len(submit.resume) + files + (log.size if log is not None else 0)
 
     @property
     def waits(self) -> bool:

@@ -150,6 +150,11 @@ def test_what_is_not_supported_is_refused_by_name_and_its_idle_values_are_not(na
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
             "unsupported_parameter",
+            "messages[0].content[0].image_url",
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]},
+            "unsupported_parameter",
             "messages[0].content[0].type",
         ),
     ],

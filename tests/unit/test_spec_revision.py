@@ -36,6 +36,7 @@ OTHERS: dict[str, Any] = {
     "engine.quantization": "awq",
     "engine.kvDtype": "fp8_e5m2",
     "engine.kvTransfer": "always",
+    "engine.imagesPerPrompt": 2,
     "engine.adapters": ["x=/x"],
     "engine.speculative": {"method": "mtp", "tokens": 7},
     "engine.eager": False,

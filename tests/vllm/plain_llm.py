@@ -1,9 +1,11 @@
 """Plain vLLM, as a reference: `python -m tests.vllm.plain_llm` reads requests and prints their tokens, as JSON.
 
-A request is {"prompt", "sampling", "grammar"?, "adapter"?}: token ids, keyword arguments of vLLM's own classes, and a
-directory. The argument is a JSON object of more keyword arguments of `LLM`.
+A request is {"prompt", "sampling", "grammar"?, "adapter"?, "images"?}: token ids, keyword arguments of vLLM's own
+classes, a directory, and files in base64. The argument is a JSON object of more keyword arguments of `LLM`.
 """
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -78,12 +80,20 @@ def main() -> None:
             sampling["structured_outputs"] = StructuredOutputsParams(**request["grammar"])
         place = request.get("adapter")
         adapter = LoRARequest(place, 1 + places.index(place), place) if place else None
-        prompt = {"prompt_token_ids": request["prompt"]}
+        prompt: dict[str, Any] = {"prompt_token_ids": request["prompt"]}
+        if request.get("images"):
+            prompt["multi_modal_data"] = {"image": [_picture(image) for image in request["images"]]}
         (output,) = llm.generate([prompt], SamplingParams(**sampling), use_tqdm=False, lora_request=adapter)
         found.append(list(output.outputs[0].token_ids))
     # Ranks that outlive this process would keep its output open, and whoever reads it waiting.
     llm.llm_engine.engine_core.shutdown()
     sys.stdout.write(f"ANSWERS {json.dumps(found)}\n")
+
+
+def _picture(image: str) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ _LLAMA_4: Final[dict[str, Any]] = {
     "attention_chunk_size": WINDOW,
     "use_qk_norm": True,
 }
-_SLIDING: Final = ["sliding_attention"] * 3 + ["full_attention"]
+SLIDING: Final = ["sliding_attention"] * 3 + ["full_attention"]
 
 KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("Llama", {}),
@@ -133,7 +133,7 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "deepseek-v2-lite": ("DeepseekV2", _LITE),
     "moonlight": ("DeepseekV3", {**_LATENTS, "q_lora_rank": None, "rope_parameters": _UNSCALED}),
     "gpt-oss": ("GptOss", _GPT_OSS),
-    "gemma-3": ("Gemma3Text", {"num_hidden_layers": 4, "layer_types": _SLIDING, "sliding_window": WINDOW}),
+    "gemma-3": ("Gemma3Text", {"num_hidden_layers": 4, "layer_types": SLIDING, "sliding_window": WINDOW}),
     "qwen3-next": ("Qwen3Next", _LINEAR),
     "glm-4-moe": (
         "Glm4Moe",
@@ -153,7 +153,7 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "granite-4": ("GraniteMoeHybrid", _MAMBA),
     "olmo-2": ("Olmo2", {}),
     "llama-4": ("Llama4Text", _LLAMA_4),
-    "cohere-2": ("Cohere2", {"num_hidden_layers": 4, "layer_types": _SLIDING, "sliding_window": WINDOW}),
+    "cohere-2": ("Cohere2", {"num_hidden_layers": 4, "layer_types": SLIDING, "sliding_window": WINDOW}),
 }
 """By name: the prefix of the classes in transformers, and what differs from the base."""
 _OF: Final = {"awq": "llama", "gptq": "llama", "int8": "llama", "w4a16": "llama", "fp8-channel": "llama"}

@@ -102,6 +102,7 @@ def stopping(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
+        fills=asked is None,
     )
 
 
@@ -204,7 +205,8 @@ def _call(call: ToolCall, place: str) -> dict[str, Any]:
     return {"id": call.id, **shown} if call.id else shown
 
 
-def _content(message: ChatMessage, place: str) -> str:
+def _content(message: ChatMessage, place: str) -> str | list[dict[str, str]]:
+    """Text, or, where there are images among it, the parts as templates of models with vision expect them."""
     content = message.content
     if isinstance(content, str):
         return content
@@ -213,12 +215,18 @@ def _content(message: ChatMessage, place: str) -> str:
     if content is None:
         raise _invalid(f"{place}.content", f"{place}.content is missing")
     for number, part in enumerate(content):
-        if part.type != "text":
+        if part.type not in ("text", "image_url"):
             where = f"{place}.content[{number}].type"
-            raise TandemError(
-                "unsupported_parameter", f"{where}: only text is supported, not {part.type!r}", param=where
-            )
-    return "".join(part.text for part in content)
+            problem = f"{where}: only text and image_url are supported, not {part.type!r}"
+            raise TandemError("unsupported_parameter", problem, param=where)
+        if part.type == "image_url" and message.role != "user":
+            where = f"{place}.content[{number}].image_url"
+            raise _invalid(where, f"{where}: only a user's turn has images")
+    if all(part.type == "text" for part in content):
+        return "".join(part.text for part in content)
+    return [
+        {"type": "image"} if part.type == "image_url" else {"type": "text", "text": part.text} for part in content
+    ]
 
 
 def _is_chat(request: Parameters) -> bool:

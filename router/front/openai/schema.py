@@ -101,11 +101,19 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt_cache_options: dict[str, Any] | None = None
 
 
+class ImageUrl(msgspec.Struct, frozen=True):
+    """An image as a `data:` URL; `detail` changes nothing."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True):
-    """A piece of a message. Only `text` parts are supported; the others are refused by name."""
+    """A piece of a message: `text` or `image_url`. The others are refused by name."""
 
     type: str
     text: str = ""
+    image_url: ImageUrl | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):

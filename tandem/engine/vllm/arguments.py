@@ -156,10 +156,18 @@ def _model(settings: VllmSettings, model: Path) -> dict[str, object]:
         "enforce_eager": settings.runs_eager,
         # The router has settled what requests leave out: here they are complete.
         "generation_config": "vllm",
-        # No request brings images or sound, so nothing of what reads them is loaded.
-        "language_model_only": True,
         "disable_log_stats": False,
+        **_media(settings),
     }
+
+
+def _media(settings: VllmSettings) -> dict[str, object]:
+    """Without images nothing of what reads them is loaded. With images none is kept as it was read: vLLM would count
+    on requests coming to its engine in the order in which their images were read, and here some never come."""
+    if settings.images_per_prompt == 0:
+        return {"language_model_only": True}
+    most = {"image": settings.images_per_prompt, "video": 0, "audio": 0}
+    return {"limit_mm_per_prompt": most, "mm_processor_cache_gb": 0}
 
 
 def _memory(settings: VllmSettings) -> dict[str, object]:

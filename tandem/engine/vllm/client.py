@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem.core.errors import TandemError
-from tandem.core.kv import Layout, unpack_tokens
+from tandem.core.kv import Layout, pack_tokens, unpack_tokens
 from tandem.engine.vllm.arguments import AdapterDirectory, EngineArguments
 from tandem.engine.vllm.failure import EngineGone
 from tandem.engine.vllm.internals import (
@@ -26,7 +26,8 @@ from tandem.engine.vllm.internals import (
     VLLMValidationError,
     engine_name,
 )
-from tandem.engine.vllm.requests import Request
+from tandem.engine.vllm.pictures import decoded
+from tandem.engine.vllm.requests import Expanded, Request
 
 _STOP_S: Final = 1.0
 
@@ -85,6 +86,12 @@ class VllmClient:
     def vocab_size(self) -> int:
         return int(self.config.model_config.get_vocab_size())
 
+    @property
+    def images_max(self) -> int:
+        """How many images a prompt may have; 0 for a model without vision, and where they are switched off."""
+        processor = self._llm.renderer.mm_processor
+        return 0 if processor is None else int(processor.info.allowed_mm_limits.get("image", 0))
+
     def layout(self) -> Layout:
         """What a block is inside vLLM. Where blocks are exchanged the stage knows better."""
         model, parallel = self.config.model_config, self.config.parallel_config
@@ -111,7 +118,7 @@ class VllmClient:
             if request.grammar is not None:
                 sampling["structured_outputs"] = StructuredOutputsParams(**request.grammar)
             prompt = {
-                "type": "token",
+                **(request.media or {"type": "token"}),
                 "prompt_token_ids": list(unpack_tokens(request.tokens)),
                 "cache_salt": request.cache_salt,
             }
@@ -125,6 +132,30 @@ class VllmClient:
             )
         except (VLLMValidationError, ValueError) as error:
             raise TandemError("invalid_request", " ".join(str(error).split())) from error
+
+    async def expand(self, prompt: bytes, files: tuple[bytes, ...]) -> Expanded:
+        """A prompt with its images in their places, read and prepared off the event loop. Call it for one prompt
+        after the other: decoded images are large.
+
+        Raises `invalid_request` for images that cannot be read or that the model does not take, `engine_failed` where
+        vLLM fails otherwise.
+        """
+        most = self.images_max
+        if len(files) > most:
+            problem = f"the prompt has {len(files)} images, and {most} are the most that are taken here"
+            raise TandemError("invalid_request", problem, param="messages")
+        pictures = await asyncio.to_thread(decoded, files)
+        asked = {"prompt_token_ids": list(unpack_tokens(prompt)), "multi_modal_data": {"image": pictures}}
+        try:
+            (found,) = await self._llm.renderer.render_cmpl_async([asked])
+        except (VLLMValidationError, ValueError) as error:
+            raise TandemError("invalid_request", " ".join(str(error).split()), param="messages") from error
+        # What reads images is the model's own code, and fails as it likes: no request may end the engine.
+        except Exception as error:
+            problem = f"vLLM could not prepare the images: {type(error).__name__}: {error}"
+            raise TandemError("engine_failed", " ".join(problem.split())) from error
+        media = {key: value for key, value in found.items() if key not in ("prompt_token_ids", "prompt")}
+        return Expanded(pack_tokens(found["prompt_token_ids"]), media)
 
     def attach(self, prepared: EngineCoreRequest, transfer: Mapping[str, object]) -> None:
         """Add what the connector is to know."""

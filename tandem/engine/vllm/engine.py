@@ -28,7 +28,7 @@ from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, V
 
 _OVERDUE_SILENCE_S: Final = 5.0
 """A step that hangs is told of before an engine that is silent for some other reason."""
-_FEATURES: Final = ("adapters", "grammar", "prompt_logprobs")
+_FEATURES: Final = ("grammar", "prompt_logprobs")
 
 
 def _silent(_fraction: float, _stage: str) -> None:
@@ -64,6 +64,8 @@ class VllmEngine:
         self._listener: Listener | None = None
         self._problem: str | None = None
         self._wake = asyncio.Event()
+        self._images = asyncio.Event()
+        """Works wait for their images to be read."""
         self._ended = asyncio.Event()
         self._stopping = False
         self._loaded.on_lost = self._lost
@@ -116,7 +118,7 @@ class VllmEngine:
             eos_token_ids=model.eos_token_ids,
             blocks=client.blocks,
             layout=client.layout() if stage is None else stage.layout,
-            features=_FEATURES if model.adapters else _FEATURES[1:],
+            features=_features(images=client.images_max > 0, adapters=bool(model.adapters)),
             adapters=tuple(each.adapter for each in model.adapters),
             kv_events=self._loaded.exchange.kv_events or not client.caches_prefixes,
             not_exchanged=self._loaded.exchange.reason,
@@ -141,6 +143,7 @@ class VllmEngine:
                 roots = [group.create_task(self._hear(), name="vllm-outputs")]
                 if self._loaded.events is not None:
                     roots.append(group.create_task(self._hear_names(), name="vllm-events"))
+                roots.append(group.create_task(self._expand(), name="vllm-images"))
                 await self._serve()
                 for task in roots:
                     task.cancel()
@@ -245,6 +248,8 @@ class VllmEngine:
             self._watch()
             if ledger.next_look() <= (now := self._clock.now()):
                 ledger.look(now, _said(self._loaded.pulses))
+            if ledger.to_expand:
+                self._images.set()
             while ledger.to_send:
                 order = ledger.to_send.pop(0)
                 order.branch.sent = self._clock.now()
@@ -254,6 +259,24 @@ class VllmEngine:
                 await client.abort(aborts)
             self._flush()
             await self._idle(ledger.next_look())
+
+    async def _expand(self) -> None:
+        """Have the images of works take their places in their prompts, in the order of the works."""
+        client, ledger = self._loaded.client, self.ledger
+        while True:
+            await self._images.wait()
+            self._images.clear()
+            while ledger.to_expand:
+                work = ledger.to_expand.pop(0)
+                if not ledger.runs_work(work.work_id):
+                    continue
+                try:
+                    found = await client.expand(work.prompt, work.images)
+                except TandemError as error:
+                    ledger.not_expanded(work.work_id, error, self._clock.now())
+                else:
+                    ledger.expanded(work.work_id, found, self._clock.now())
+                self._changed()
 
     def _watch(self) -> None:
         """Whether vLLM's processes live and get on. Raises `EngineGone` when they do not."""
@@ -344,6 +367,11 @@ class VllmEngine:
 def _said(signs: Iterable[Sign]) -> int:
     """Messages of notices."""
     return sum(sign.said for sign in signs)
+
+
+def _features(*, images: bool, adapters: bool) -> tuple[str, ...]:
+    more = [name for name, there in (("adapters", adapters), ("images", images)) if there]
+    return tuple(sorted((*_FEATURES, *more)))
 
 
 _NOTHING: Final = StepReport(kv=KvChange())

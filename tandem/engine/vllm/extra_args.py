@@ -70,6 +70,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "gpu_memory_utilization": "gpu_memory_share (gpuMemoryShare in a ModelService)",
     "kv_cache_dtype": "kv_dtype",
     "kv_cache_memory_bytes": "kv_memory_bytes",
+    "limit_mm_per_prompt": "images_per_prompt (imagesPerPrompt in a ModelService)",
     "master_addr": "nodes.leader",
     "master_port": "nodes.port",
     "max_lora_rank": "adapter_rank_max",

@@ -28,6 +28,7 @@ _FRONT: Final = {
     "EngineDeadError": "vllm.v1.engine.exceptions",
     "KVEventsConfig": "vllm.config",
     "KVTransferConfig": "vllm.config",
+    "ImageMediaIO": "vllm.multimodal.media",
     "LoRARequest": "vllm.lora.request",
     "SamplingParams": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",

@@ -16,7 +16,15 @@ from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.notices import Notice, notice_of
 from tandem.engine.vllm.outputs import new_positions, note_figures
-from tandem.engine.vllm.requests import Request, as_prompted, make_request, owner_of, refuse_under_speculation
+from tandem.engine.vllm.requests import (
+    Expanded,
+    Request,
+    as_prompted,
+    make_request,
+    owner_of,
+    refuse_under_speculation,
+    with_images,
+)
 from tandem.engine.vllm.running import BranchRun, WorkRun
 from tandem.engine.vllm.settings import Runner
 from tandem.engine.vllm.stage import Stage
@@ -69,6 +77,8 @@ class Ledger:
         self.outbox = Outbox()
         self.to_send: list[Order] = []
         self.to_abort: list[str] = []
+        self.to_expand: list[Work] = []
+        """Works whose images are to take their places; `expanded` or `not_expanded` follows."""
         self._info = info
         self._settings = settings
         self._maker = maker
@@ -91,6 +101,10 @@ class Ledger:
     def runs(self) -> tuple[WorkRun, ...]:
         return tuple(self._runs.values())
 
+    def runs_work(self, work_id: int) -> bool:
+        """Whether the work is still wanted."""
+        return work_id in self._runs
+
     @property
     def computing(self) -> bool:
         """Whether vLLM has something to compute that waits for nobody else."""
@@ -109,17 +123,47 @@ class Ledger:
         assert work.work_id not in self._runs, f"work {work.work_id} is here already"
         self._refuse(work)
         run = WorkRun(work, now, self._info.eos_token_ids)
-        orders = [self._prepared(run, branch) for branch in work.branches]
-        if self._stage is not None:
-            self._stage.open(as_prompted(work), computed_here=work.mode == "local" and not work.private)
+        orders = [] if run.expanding else self._open(run)
         self._runs[work.work_id] = run
         self._later[work.work_id] = orders
         self._deadlines.watch(run, now)
+        if run.expanding:
+            self.to_expand.append(work)
+        elif self._stage is None:
+            self._send(orders.pop(0))
+
+    def expanded(self, work_id: int, found: Expanded, now: float) -> None:
+        """The images of a work are in their places."""
+        run = self._runs.get(work_id)
+        if run is None:
+            return
+        work = with_images(run.work, found, self._info.context_tokens)
+        try:
+            refuse_impossible(work, self._info)
+            run.expanded(work, now)
+            self._later[work_id] = orders = self._open(run, found.media)
+        except TandemError as error:
+            self.not_expanded(work_id, error, now)
+            return
+        self._deadlines.watch_wait(run)
         if self._stage is None:
             self._send(orders.pop(0))
 
-    def _prepared(self, run: WorkRun, branch: Branch) -> Order:
-        request = make_request(run.work, branch, run.end_tokens, self._runner)
+    def not_expanded(self, work_id: int, error: TandemError, now: float) -> None:
+        """The images of a work cannot take their places."""
+        if (run := self._runs.get(work_id)) is not None:
+            self._fail(run, error.code, error.message, now, "messages" if error.kind.http == 400 else None)
+
+    def _open(self, run: WorkRun, media: Mapping[str, Any] | None = None) -> list[Order]:
+        """Its requests; the stage knows of it then. Raises what both refuse."""
+        work = run.work
+        orders = [self._prepared(run, branch, media) for branch in work.branches]
+        if self._stage is not None:
+            self._stage.open(as_prompted(work), computed_here=work.mode == "local" and not work.private)
+        return orders
+
+    def _prepared(self, run: WorkRun, branch: Branch, media: Mapping[str, Any] | None) -> Order:
+        request = make_request(run.work, branch, run.end_tokens, self._runner, media)
         return Order(run.branches[branch.sequence], self._maker.prepare(request))
 
     def _refuse(self, work: Work) -> None:
@@ -132,6 +176,8 @@ class Ledger:
             raise TandemError("queue_full", f"{len(self._runs)} works are here already")
         if work.adapter and work.adapter not in [adapter.name for adapter in self._info.adapters]:
             raise TandemError("invalid_request", f"adapter {work.adapter!r} is not loaded here", param="adapter")
+        if work.images and (work.mode != "local" or "images" not in self._info.features):
+            raise TandemError("invalid_request", "this engine takes no images", param="messages")
         if self._runner.speculates:
             refuse_under_speculation(work, self._runner)
 
@@ -262,7 +308,7 @@ class Ledger:
         moving = [
             run
             for run in self._runs.values()
-            if (run.wait is Wait.NOTHING and stepping and run.brought < now - _SILENT_S)
+            if (run.wait is Wait.NOTHING and (stepping or run.expanding) and run.brought < now - _SILENT_S)
             or (run.wait is Wait.PLACE and prompts)
             or (run.wait is Wait.KV and self._stage is not None and self._stage.fetches(run.work_id))
         ]
@@ -278,7 +324,9 @@ class Ledger:
 
     @property
     def _prompts_run(self) -> bool:
-        return any(run.wait is Wait.NOTHING and run.prefilled is None for run in self._runs.values())
+        return any(
+            run.wait is Wait.NOTHING and run.prefilled is None and not run.expanding for run in self._runs.values()
+        )
 
     def look(self, now: float, said: int) -> None:
         """End works whose time is over. vLLM has `said` so many messages of notices: while the last has not come any

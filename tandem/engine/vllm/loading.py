@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +54,9 @@ class Loaded:
         progress: Progress,
         role: str = "unified",
     ) -> None:
+        if role != "unified":
+            # A prompt with images is computed where its answer is.
+            settings = replace(settings, images_per_prompt=0)
         self._settings = with_threads(settings)
         self._scheduler = scheduler
         self._progress = progress

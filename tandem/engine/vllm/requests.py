@@ -7,7 +7,7 @@ vLLM draw the known tokens again, one step each.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -73,6 +73,17 @@ class Request:
     cache_salt: str
     priority: int
     adapter: str
+    media: Mapping[str, Any] | None = None
+    """What goes with a prompt that has images; see `Expanded`."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A prompt (packed) in which images have taken their places. `media` is the rest of vLLM's own input for it,
+    which says what stands where in the prompt; what is appended to that changes nothing of it."""
+
+    prompt: bytes
+    media: Mapping[str, Any]
 
 
 def request_id(work_id: int, sequence: int) -> str:
@@ -133,7 +144,13 @@ def refuse_under_speculation(work: Work, runner: Runner) -> None:
         )
 
 
-def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], runner: Runner) -> Request:
+def make_request(
+    work: Work,
+    branch: Branch,
+    end_tokens: tuple[int, ...],
+    runner: Runner,
+    media: Mapping[str, Any] | None = None,
+) -> Request:
     """The vLLM request of one branch. Raises `invalid_request`."""
     again = draws_again(work)
     base = 0 if again else len(branch.forced)
@@ -164,7 +181,16 @@ def make_request(work: Work, branch: Branch, end_tokens: tuple[int, ...], runner
         cache_salt=cache_salt(work),
         priority=-work.priority,
         adapter=work.adapter,
+        media=media,
     )
+
+
+def with_images(work: Work, found: Expanded, context_tokens: int) -> Work:
+    """The work with the prompt that its images have made longer; one that was to fill the context has less left."""
+    stopping, prompt = work.stopping, len(found.prompt) // 4
+    if stopping.fills and prompt < context_tokens:
+        stopping = msgspec.structs.replace(stopping, max_tokens=min(stopping.max_tokens, context_tokens - prompt))
+    return replace(work, prompt=found.prompt, stopping=stopping)
 
 
 def scores_prompt(work: Work, branch: Branch) -> bool:
@@ -174,7 +200,11 @@ def scores_prompt(work: Work, branch: Branch) -> bool:
 
 
 def cache_salt(work: Work) -> str:
-    """What keeps tenants and adapters apart in vLLM's prefix cache; a private work has one of its own."""
+    """What keeps tenants and adapters apart in vLLM's prefix cache; a private work has one of its own. Those with
+    images share what a tenant's have in common: vLLM names their blocks by the content of images too. Nobody else can
+    name these, so the salt stands for no root."""
+    if work.images and work.sampling.prompt_logprobs is None:
+        return f"images-{work.root.hex()}"
     return f"private-{work.work_id}" if work.private else work.root.hex()
 
 

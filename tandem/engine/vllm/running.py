@@ -43,7 +43,7 @@ class WorkRun:
         self.first: list[tuple[int, int, str | None]] = []
         """What prefill drew: (sequence, token, finish)."""
         self.queued = now
-        self.wait = Wait.PLACE
+        self.wait = Wait.NOTHING if work.images else Wait.PLACE
         self.waits_since = now
         self.admitted: float | None = None
         """When vLLM first gave it its blocks."""
@@ -59,6 +59,13 @@ class WorkRun:
         self._loads = False
         """Some of its blocks were awaited from the stage."""
         self._reasons: dict[str, None] = {}
+        self.expanding = bool(work.images)
+        """Its images have not taken their places in its prompt yet."""
+
+    def expanded(self, work: Work, now: float) -> None:
+        """Its images are in their places in the prompt of `work`: it waits for its turn from now on."""
+        self.work, self.expanding = work, False
+        self.wait, self.waits_since = Wait.PLACE, now
 
     @property
     def prompt_tokens(self) -> int:
@@ -121,4 +128,5 @@ class WorkRun:
             preemptions=self.preemptions,
             reasons=tuple(self._reasons),
             kv_waits=(*self._kv_waits, *([(self._kv_from, now)] if self.wait is Wait.KV else [])),
+            prompt_tokens=self.prompt_tokens if self.work.images and not self.expanding else 0,
         )

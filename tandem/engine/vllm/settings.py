@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 from tandem.core.errors import TandemError
+from tandem.core.images import IMAGES_MAX
 from tandem.engine.vllm.exchange import TRANSFERS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -173,6 +174,9 @@ class VllmSettings:
     kv_transfer: str = "auto"
     """`auto` exchanges KV with other workers and with tiers where the model's caches can be, and where that costs a
     unified worker nothing; `always` insists; `never` runs vLLM without a KV connector."""
+    images_per_prompt: int = 4
+    """Of a model with vision in a unified worker: the most images that a prompt may have; 0 does not load what reads
+    them."""
     adapters: tuple[str, ...] = ()
     """Directories of LoRA adapters; each is served under the directory's name, or as `NAME=DIRECTORY` says."""
     adapter_rank_max: int = 16
@@ -204,6 +208,7 @@ class VllmSettings:
         for name in ("block_tokens", "blocks", "kv_memory_bytes", "context_tokens", "threads"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "at least 1")
+        self._require("images_per_prompt", 0 <= self.images_per_prompt <= IMAGES_MAX, f"0 to {IMAGES_MAX}")
         self._require("adapter_rank_max", self.adapter_rank_max >= 1, "at least 1")
         self._require("gpu_memory_share", 0 < self.gpu_memory_share <= 1, "above 0 and at most 1")
         for name in ("start_timeout_s", "step_timeout_s", "step_timeout_min_s"):
