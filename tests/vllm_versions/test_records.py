@@ -66,8 +66,8 @@ def test_an_attribute_is_set(module: str, name: str, read: tuple[str, ...]) -> N
 def test_numbers_mean_what_they_meant() -> None:
     engine: Any = import_module("vllm.v1.engine")
     assert engine.EngineCoreEventType.PREEMPTED == outputs._PREEMPTED
-    ends = engine.FinishReason.STOP, engine.FinishReason.LENGTH
-    assert tuple(int(each) for each in ends) == outputs._STOP_KINDS
+    for reason in ("stop", "length"):
+        assert outputs._FINISHES[int(engine.FinishReason[reason.upper()])] == reason
 
 
 def test_events_about_blocks_are_read() -> None:
