@@ -22,7 +22,8 @@ class _Request:
 
     @property
     def saves(self) -> bool:
-        return self.params.save < len(self.params.slots)
+        """Whether a later step may have blocks of it to save."""
+        return self.saved < len(self.params.slots)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class RequestBook:
         self._block_tokens = block_tokens
         self._whole = whole
         self._requests: dict[str, _Request] = {}
+        self._saving: dict[str, None] = {}
+        """Those of which blocks are still to be saved: few, as a request that generates is not among them."""
         self._loads: list[LoadOrder] = []
         self._new: dict[str, tuple[int, int]] = {}
         self._outputs: list[OutputOrder] = []
@@ -65,12 +68,19 @@ class RequestBook:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def saving(self) -> tuple[str, ...]:
+        """Requests whose progress `step` has to be told; that of others changes nothing."""
+        return tuple(self._saving)
+
     def add(self, request_id: str, params: StageParams, prompt_tokens: int) -> None:
         """A request that the stage takes part in came."""
         assert request_id not in self._requests, f"request {request_id} is here already"
         request = _Request(params, prompt_tokens, frozenset(params.held))
         request.saved = params.save
         self._requests[request_id] = request
+        if request.saves:
+            self._saving[request_id] = None
         self._new[request_id] = (params.work, params.sequence)
 
     def matched(self, request_id: str, cached: int) -> int:
@@ -107,17 +117,21 @@ class RequestBook:
     def step(
         self, computing: Iterable[Progress], preempted: Iterable[str] = (), *, decoding: bool = False, idle: bool
     ) -> StepOrders:
-        """What the workers have to do in the step that is being scheduled. `preempted` are requests whose blocks the
+        """What the workers have to do in the step that is being scheduled: `computing` says how far those of `saving`
+        get in it that are in it. `preempted` are requests whose blocks the
         engine has just taken away, `decoding` says that some of its requests generate."""
         saves, blank = list[SaveOrder](), list[int]()
         fence = any(request.copied_from for each in preempted if (request := self._requests.get(each)) is not None)
         for progress in computing:
             request = self._requests.get(progress.request_id)
-            if request is not None and request.saves:
-                blank += self._blanks(request, progress)
-                if targets := self._saves(request, progress):
-                    request.copied_from = True
-                    saves.append(SaveOrder(progress.request_id, request.params.work, targets))
+            if request is None or not request.saves:
+                continue
+            blank += self._blanks(request, progress)
+            if targets := self._saves(request, progress):
+                request.copied_from = True
+                saves.append(SaveOrder(progress.request_id, request.params.work, targets))
+            if not request.saves:
+                del self._saving[progress.request_id]
         orders = StepOrders(
             tuple(self._loads), tuple(saves), tuple(blank), self._new, tuple(self._outputs), tuple(self._held),
             fence, decoding, idle,
@@ -129,6 +143,7 @@ class RequestBook:
         """The request is over; a load of it that no worker has heard of yet is none. Whether the engine must keep its
         blocks until the workers report that they are done with them."""
         request = self._requests.pop(over.request_id, None)
+        self._saving.pop(over.request_id, None)
         self._loads = [load for load in self._loads if load.request_id != over.request_id]
         if request is None:
             return False

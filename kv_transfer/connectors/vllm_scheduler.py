@@ -1,6 +1,6 @@
 """The connector in vLLM's scheduler: turns its calls into those of a `RequestBook`. Holds no socket and no bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kv_transfer.connectors.orders import StepOrders
@@ -36,7 +36,7 @@ class SchedulerSide:
         idle = scheduled.total_num_scheduled_tokens == 0
         decoding = any(count > 0 for count in scheduled.scheduled_cached_reqs.num_output_tokens)
         return self._book.step(
-            _progress(scheduled) if len(self._book) else (),
+            _progress(scheduled, self._book.saving),
             scheduled.preempted_req_ids or (),
             decoding=decoding,
             idle=idle,
@@ -49,14 +49,18 @@ class SchedulerSide:
         )
 
 
-def _progress(scheduled: "SchedulerOutput") -> Iterator[Progress]:
-    """Every request that computes something in the step."""
+def _progress(scheduled: "SchedulerOutput", saving: Sequence[str]) -> Iterator[Progress]:
+    """Of those requests that compute something in the step. vLLM is asked for the blocks of no others: that takes
+    as long as a kernel."""
+    if not saving:
+        return
     state, counts = scheduled.kv_connector_block_state, scheduled.num_scheduled_tokens
     assert state is not None, "blocks are shown while orders are made"
     cached = scheduled.scheduled_cached_reqs
     starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
     starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    for request_id, start in starts.items():
-        blocks = state.get_block_ids(request_id)
-        if blocks is not None:
+    for request_id in saving:
+        start = starts.get(request_id)
+        blocks = None if start is None else state.get_block_ids(request_id)
+        if start is not None and blocks is not None:
             yield Progress(request_id, start, start + counts[request_id], blocks[0])

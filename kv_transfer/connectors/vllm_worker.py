@@ -120,7 +120,6 @@ class WorkerSide:
         """After everything has been computed, or launched: save the rest, then load what has come."""
         if self._experts is not None and (balance := self._experts.balance()) is not None:
             self._client.send(Routed(balance))
-        self._listen()
         self._save_until(self._copies.groups[-1].stop)
         for save in self._saves or ():
             self._fly(save.copyings, frozenset({save.order.request_id}), self._saved(save))
