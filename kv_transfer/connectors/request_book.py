@@ -117,9 +117,9 @@ class RequestBook:
     def step(
         self, computing: Iterable[Progress], preempted: Iterable[str] = (), *, decoding: bool = False, idle: bool
     ) -> StepOrders:
-        """What the workers have to do in the step that is being scheduled: `computing` says how far those of `saving`
-        get in it that are in it. `preempted` are requests whose blocks the
-        engine has just taken away, `decoding` says that some of its requests generate."""
+        """What the workers have to do in the step that is being scheduled. `computing` says how far those of `saving`
+        get that are in it, `preempted` are requests whose blocks the engine has just taken away, `decoding` says that
+        some of its requests generate."""
         saves, blank = list[SaveOrder](), list[int]()
         fence = any(request.copied_from for each in preempted if (request := self._requests.get(each)) is not None)
         for progress in computing:

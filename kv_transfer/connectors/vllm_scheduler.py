@@ -50,8 +50,8 @@ class SchedulerSide:
 
 
 def _progress(scheduled: "SchedulerOutput", saving: Sequence[str]) -> Iterator[Progress]:
-    """Of those requests that compute something in the step. vLLM is asked for the blocks of no others: that takes
-    as long as a kernel."""
+    """Of those requests that compute something in the step. vLLM is asked for the blocks of no others: with every
+    request of every step that took a hundredth of the step."""
     if not saving:
         return
     state, counts = scheduled.kv_connector_block_state, scheduled.num_scheduled_tokens

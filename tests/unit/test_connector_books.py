@@ -345,9 +345,11 @@ def test_blocks_are_saved_as_they_complete_and_the_tail_at_the_end() -> None:
     step = book.step([Progress("a", 10, 18, blocks)], idle=False)
     assert [target.index for target in step.saves[0].targets] == [1]
     assert step.blank == (52,), "the tail's block is blanked in the step that writes to it first"
+    assert book.saving == ("a",)
     step = book.step([Progress("a", 18, 20, blocks)], idle=False)
     assert [target.index for target in step.saves[0].targets] == [2]
     assert step.blank == ()
+    assert book.saving == (), "nothing more needs to be known of how far it gets"
     assert book.step([Progress("a", 20, 21, blocks)], idle=False).saves == ()
 
 
@@ -370,6 +372,7 @@ def test_a_request_that_ends_before_its_step_loads_nothing() -> None:
     assert (step.loads, step.saves) == ((), ())
     assert step.tracked == {"a": (1, 0)}, "the workers hear of its end too"
     assert len(book) == 0
+    assert book.saving == ()
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,8 @@ class Schedules(RuleBasedStateMachine):
             progress.append(Progress(name, request.computed, end, list(request.blocks)))
             computing.append((request, end))
         decoding = any(request.computed >= request.prompt for request, _ in computing)
-        orders = self.book.step(progress, self.preempted, decoding=decoding, idle=not computing)
+        told = [each for each in progress if each.request_id in self.book.saving]
+        orders = self.book.step(told, self.preempted, decoding=decoding, idle=not computing)
         finished, self.finished, self.preempted = self.finished, set(), set()
         self.worker.begin_step(orders)
         for layer in range(2):
