@@ -8,7 +8,7 @@ does not verify, is computed by the engine instead: a fetch never fails a reques
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -47,6 +47,12 @@ class Bringing:
 
 _NOTHING = Bringing()
 
+Whole = Callable[[FetchReport], None]
+
+
+def unheard(_report: FetchReport) -> None:
+    """Nobody wants to know."""
+
 
 class Fetcher:
     """Runs fetches for one engine. Transports are asked in the order of the holder's addresses; without `hashing`
@@ -74,8 +80,13 @@ class Fetcher:
         self._tiers = tiers
         self._settling: dict[asyncio.Task[None], None] = {}
 
-    async def fetch(self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing = _NOTHING) -> FetchReport:
+    async def fetch(
+        self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing = _NOTHING, whole: Whole = unheard
+    ) -> FetchReport:
         """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
+
+        `whole` hears what a hand-off has brought when its last block has landed, right before the engine does: what
+        is still to be said to the holder then may take longer than a short answer.
 
         Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
         the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says
@@ -87,7 +98,7 @@ class Fetcher:
             if remote is None or run.stuck:
                 report, settling = self._ended(run, remote)
             else:
-                report, settling = await self._hand_over(run, remote)
+                report, settling = await self._hand_over(run, remote, whole)
         except asyncio.CancelledError:
             self._end(run, "cancelled")
             raise
@@ -140,9 +151,15 @@ class Fetcher:
 
     # -- what is computed for this request --
 
-    async def _hand_over(self, run: "_Fetch", remote: RemoteKv) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
+    async def _hand_over(
+        self, run: "_Fetch", remote: RemoteKv, whole: Whole
+    ) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
         progress = self._progress(run, run.open_below(None), inf)
-        leg = run.leg = PullLeg(self._receiver, progress, remote, hand_off=True)
+
+        def landed() -> None:
+            whole(replace(progress.report(None, False, self._clock.now()), brought=tuple(run.brought)))
+
+        leg = run.leg = PullLeg(self._receiver, progress, remote, hand_off=True, whole=landed)
         failure = await leg.run()
         acknowledged = failure is None and await leg.acknowledge()
         reason = None if failure is None else _told(failure)

@@ -1,7 +1,7 @@
 """The part of a fetch that another process brings: pulls over its transports, believing only what verifies."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -48,8 +48,18 @@ class PullLeg(Leg[Pull]):
     """Pulls the targets of `progress` from one holder. With `hand_off` the holder computes them meanwhile, all of
     them have to come, and its first tokens come last; otherwise what the holder does not have now is missed."""
 
-    def __init__(self, receiver: Receiver, progress: FetchProgress, holder: RemoteKv, *, hand_off: bool) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        progress: FetchProgress,
+        holder: RemoteKv,
+        *,
+        hand_off: bool,
+        whole: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(progress)
+        self._whole = whole
+        """Hears that the last block has landed, before the engine does."""
         self.holder = holder
         self.hand_off = hand_off
         self._space = receiver.space
@@ -225,6 +235,8 @@ class PullLeg(Leg[Pull]):
 
     def _believe(self, target: FetchTarget, words: bytes) -> None:
         self.progress.landed(target.index, self._clock.now())
+        if self._whole is not None and self.progress.whole:
+            self._whole()
         self._space.landed(self.progress.job.work_id, target.index, words)
 
 

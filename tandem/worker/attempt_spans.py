@@ -31,7 +31,7 @@ class SpanMaker:
 
     def report(self, attempt: Attempt, stats: WorkStats, stamp: Stamp) -> AttemptReport:
         """The attempt's figures with its spans, oldest first. No spans without a valid `traceparent`."""
-        fetched = attempt.fetch
+        fetched = attempt.brought
         stages = _stages(attempt, stats, stamp.now)
         brought = _brought_tokens(fetched, stats.tokens_pulled)
         found = {"hbm": stats.tokens_reused, **brought}
@@ -95,10 +95,10 @@ def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
     stages += [Stage("kv.wait", begin, over, {}) for begin, over in stats.kv_waits]
     if admitted is not None and (stats.tokens_computed or attempt.submit.mode != "decode"):
         stages.append(_prefill(attempt, stats, _computing_from(attempt, admitted), end))
-    if attempt.fetch is not None:
-        stages += [_brought(brought) for brought in attempt.fetch.brought]
-        if attempt.fetch.handed_over:
-            stages.append(_pull(attempt.fetch))
+    if (fetched := attempt.brought) is not None:
+        stages += [_brought(brought) for brought in fetched.brought]
+        if fetched.handed_over:
+            stages.append(_pull(fetched))
     if attempt.submit.mode != "prefill" and stats.first_token is not None:
         known = sum(len(branch.forced) for branch in attempt.submit.branches)
         produced = sum(output.position - 1 for output in attempt.outputs.values()) - known
@@ -108,7 +108,7 @@ def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
 
 def _computing_from(attempt: Attempt, admitted: float) -> float:
     """When a prompt could be computed whose leading blocks were brought first."""
-    fetch = attempt.fetch
+    fetch = attempt.brought
     if fetch is None or fetch.handed_over:
         return admitted
     return max(admitted, fetch.ended)

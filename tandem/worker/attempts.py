@@ -50,9 +50,21 @@ class Attempt:
     pinned: int = 0
     """How many leading blocks of its prompt are kept as it asked."""
     fetch: FetchReport | None = None
+    """How its fetch has ended."""
+    whole: FetchReport | None = None
+    """What its hand-off had brought when the last block was there, which is before its fetch ends."""
     failed: bool = False
     log: OutputLog | None = None
     """What was said of it, when it is resumable."""
+
+    def landed(self, whole: FetchReport) -> None:
+        """Its hand-off has brought its last block."""
+        self.whole = whole
+
+    @property
+    def brought(self) -> FetchReport | None:
+        """What its fetch has brought: nothing (None) before that has ended or the whole hand-off is there."""
+        return self.fetch or self.whole
 
     @property
     def transferred(self) -> bool:

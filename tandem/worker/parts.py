@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kv_transfer.fetch import Bringing
+from kv_transfer.fetch import Bringing, Whole
 from kv_transfer.fetch_progress import FetchReport
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.clock import Clock
@@ -22,8 +22,9 @@ from tandem.worker.settings import HostSettings
 class KvFetcher(Protocol):
     """Brings the blocks of a work (`kv_transfer.fetch.Fetcher`)."""
 
-    async def fetch(self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing) -> FetchReport:
-        """Always ends with `fetch_ended` on the block space, also when cancelled."""
+    async def fetch(self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing, whole: Whole) -> FetchReport:
+        """Always ends with `fetch_ended` on the block space, also when cancelled. `whole` hears what a hand-off has
+        brought once its last block has landed."""
         ...
 
 

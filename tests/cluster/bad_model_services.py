@@ -156,6 +156,11 @@ BAD: Final = (
     Bad("8 bits in torch", "spec: {engine: {type: torch, kvDtype: fp8}}", "kvDtype is for engine type vllm"),
     Bad("torch alone", "spec: {engine: {type: torch, kvTransfer: always}}", "kvTransfer is for engine type vllm"),
     Bad(
+        "images in torch",
+        "spec: {engine: {type: torch, imagesPerPrompt: 2}}",
+        "imagesPerPrompt is for engine type vllm",
+    ),
+    Bad(
         "handing over what stays",
         "spec: {engine: {type: vllm, device: cuda, kvTransfer: never}}",
         "kvTransfer never is for pools of role unified",

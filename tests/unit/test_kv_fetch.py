@@ -124,6 +124,29 @@ def test_a_whole_fetch_lands_verified_blocks_and_reports_what_it_cost() -> None:
     on_virtual_time(main)
 
 
+def test_what_a_hand_off_has_brought_is_told_with_its_last_block_though_the_fetch_is_cancelled_then() -> None:
+    """A short answer may be over before the holder has heard that it may let go."""
+
+    async def main(world: World) -> None:
+        names = ready_lease(world.holder, 10)
+        told: list[tuple[FetchReport, int]] = []
+
+        def whole(report: FetchReport) -> None:
+            told.append((report, len(world.receiver.landed_words)))
+            task.cancel()
+
+        job, remote = fetch_job(names, LAYOUT), remote_kv(world.holder, world.receiver, (world.address,))
+        task = asyncio.ensure_future(world.fetcher.fetch(job, remote, whole=whole))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ((report, before),) = told
+        assert (report.blocks, report.bytes, report.path, report.handed_over) == (10, 20480, "mem", True)
+        assert (report.acknowledged, before) == (False, 9)
+        assert len(world.receiver.landed_words) == 10
+
+    on_virtual_time(main)
+
+
 def test_only_what_comes_after_the_last_wait_for_prefill_is_exposed() -> None:
     async def main(world: World) -> None:
         names = tuple(name_of(i) for i in range(8))
