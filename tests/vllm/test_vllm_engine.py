@@ -175,9 +175,10 @@ async def test_a_cancel_frees_what_it_held(driver: Driver) -> None:
         driver.engine.cancel(each.work_id)
     await driver.until(lambda: all(each.work_id in driver.ended for each in works))
     await driver.answers([work(prompt(40, 9), GREEDY, max_tokens=4)])
-    await driver.until(lambda: driver.load is not None and driver.load.running == 0)
+    # The latest load may be from before the answer.
+    await driver.until(lambda: driver.load is not None and driver.load.blocks_free == driver.engine.info.blocks)
     assert driver.load is not None
-    assert driver.load.blocks_free == driver.engine.info.blocks
+    assert driver.load.running == 0
     assert not driver.failed
 
 
