@@ -25,8 +25,8 @@ from tests.e2e.up_stage import Up, environment_in, nothing_in, root, up
 __all__ = ["root"]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and relies on the parent-death signal")
-SHORT, LONG = 60, 400
-"""Tokens of an answer: some 0.3 s and some 2 s."""
+SHORT, LONG = 60, 1600
+"""Tokens of an answer: some 0.3 s and some 8 s, so that a busy client hears of all before the first has ended."""
 
 
 @dataclass
@@ -101,9 +101,9 @@ async def test_scaling_down_and_up_under_load_breaks_no_stream(root: Path) -> No
         asking.begun = 0
         streams = asyncio.create_task(asking.streams(lengths))
         await asking.all_begun(len(lengths))
-        # Without a process in between, whose start could take as long as the streams do.
+        # Time enough for all of them to move, a few at once, and too little to end.
         said: list[str] = []
-        change = await ask_for(asking.platform(root), Wish(scale={"decode": 1}, within_s=0.8), said.append)
+        change = await ask_for(asking.platform(root), Wish(scale={"decode": 1}, within_s=3.0), said.append)
         printed = "\n".join((*said, *sentences(change)))
         assert "decode-1 left after" in printed
         assert "went on on another worker" in printed, printed
@@ -164,7 +164,7 @@ async def test_a_second_signal_hurries_and_the_stream_goes_on_in_the_next_life(r
 
 
 async def test_stopping_lets_streams_end_and_ends_the_rest_with_a_typed_error(root: Path) -> None:
-    bound = {"TANDEM_CORE__DEADLINES__DRAIN_S": "2", "TANDEM_DEADLINES__DRAIN_S": "2"}
+    bound = {"TANDEM_CORE__DEADLINES__DRAIN_S": "5", "TANDEM_DEADLINES__DRAIN_S": "5"}
     async with up(root, "--prefill", "1", "--decode", "1", settings=bound) as running:
         await running.line("is served at")
         asking = Asking(running)
@@ -186,7 +186,7 @@ async def test_stopping_lets_streams_end_and_ends_the_rest_with_a_typed_error(ro
 
 async def until_refused(url: str) -> httpx.Response:
     """Ask until the router refuses."""
-    async with httpx.AsyncClient() as client, asyncio.timeout(10):
+    async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
             answer = await client.post(
                 f"{url}/v1/completions", json={"model": "demo", "prompt": "x", "max_tokens": 1}
