@@ -20,6 +20,9 @@ _NO_SIZE_FOLLOWS: Final = (0xC4, 0xC8, 0xCC)
 """JPEG markers among those of frames that are none: tables of codes, an extension, arithmetic conditions."""
 _ALONE: Final = (0x01, *range(0xD0, 0xD8))
 """JPEG markers without a length."""
+_MARKERS_MAX: Final = 1024
+"""Of a JPEG file before its first scan. Cameras write some dozens; a file of nothing else would be looked through for
+a second."""
 
 
 class Size(NamedTuple):
@@ -55,8 +58,8 @@ def _jpeg(data: bytes) -> Size | None:
 
 def _frames(data: bytes) -> Iterator[Size | None]:
     at = 2
-    while at + 4 <= len(data):
-        if data[at] != 0xFF:
+    for _ in range(_MARKERS_MAX):
+        if at + 4 > len(data) or data[at] != 0xFF:
             return
         marker = data[at + 1]
         if marker == 0xFF:

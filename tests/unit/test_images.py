@@ -195,3 +195,10 @@ def test_a_template_without_a_place_for_images_refuses_them(source: str) -> None
 @given(st.lists(st.binary(max_size=4), max_size=3), st.lists(st.binary(max_size=4), max_size=3))
 def test_other_images_have_another_digest(first: list[bytes], second: list[bytes]) -> None:
     assert (images_digest(tuple(first)) == images_digest(tuple(second))) == (first == second)
+
+
+@pytest.mark.parametrize("filler", [b"\xff", b"\xff\xd0", b"\xff\xe1\x00\x02"])
+def test_a_jpeg_of_nothing_but_markers_is_not_looked_through(filler: bytes) -> None:
+    whole = file("JPEG", 40, 30)
+    assert size_of(whole[:2] + filler * 100 + whole[2:]) == Size(40, 30)
+    assert size_of(whole[:2] + filler * 2000 + whole[2:]) is None
