@@ -204,6 +204,10 @@ def windows_of(text: Json, context_tokens: int | None = None) -> Windows:
 
 def _windows_by_layer(text: Json) -> Windows:
     kinds = layer_types(text)
+    first, layers = text.get("max_window_layers"), text.get("num_hidden_layers")
+    if not kinds and _is_count(first) and _is_count(layers) and first >= layers:
+        # Of Qwen: layers before this one see everything.
+        return Windows.NONE
     if kinds:
         sliding = [kind == "sliding_attention" for kind in kinds]
         return Windows.ALL if all(sliding) else Windows.SOME if any(sliding) else Windows.NONE

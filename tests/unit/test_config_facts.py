@@ -46,6 +46,12 @@ def test_a_window_that_is_not_smaller_than_the_context_is_none() -> None:
     assert cache_kinds(mistral, 4096).windows is Windows.NONE
 
 
+def test_windows_that_begin_after_the_last_layer_are_none() -> None:
+    qwen = {"sliding_window": 4096, "use_sliding_window": True, "num_hidden_layers": 28}
+    assert cache_kinds({**qwen, "max_window_layers": 28}).windows is Windows.NONE
+    assert cache_kinds({**qwen, "max_window_layers": 27}).windows is Windows.ALL
+
+
 @pytest.mark.parametrize(
     ("config", "other"),
     [

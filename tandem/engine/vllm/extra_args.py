@@ -51,6 +51,7 @@ ALLOWED: Final[dict[str, Callable[[str], object]]] = {
     "max_logprobs": int,
     "model_loader_extra_config": _object,
     "moe_backend": str,
+    "numa_bind": _flag,
     "optimization_level": int,
     "quantization_config": _object,
     "revision": str,
