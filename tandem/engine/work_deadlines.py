@@ -12,8 +12,8 @@ _ENTRIES_SPARE: Final = 1024
 
 
 class Wait(Enum):
-    """`PLACE`: for a place in the batch, or for blocks of its own. `KV`: it has blocks, and their content is being
-    brought. `NOTHING`: it is being computed, or has been."""
+    """`PLACE`: for a place in the batch, for blocks of its own, or for its images to have their turn. `KV`: it has
+    blocks, and their content is being brought. `NOTHING`: it is being computed, or has been, or its images are."""
 
     PLACE = "place"
     KV = "kv"
@@ -65,7 +65,7 @@ class WorkDeadlines(Generic[TimedJob]):
         """When the wait of a work is looked at next."""
 
     def watch(self, job: TimedJob, now: float) -> None:
-        """A work begins, and waits for its place."""
+        """A work begins, and waits."""
         if len(self._moments) > 4 * len(self._jobs) + _ENTRIES_SPARE:
             self._moments = [entry for entry in self._moments if entry[1] in self._jobs]
             heapq.heapify(self._moments)

@@ -78,7 +78,7 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         )
     finally:
         telemetry.close()
-    if NIXL in settings.kv.transports or settings.vllm.nodes.count > 1:
+    if NIXL in settings.kv.transports or settings.vllm.nodes.count > 1 or (status and settings.engine == "vllm"):
         _leave(status)
     return status
 
@@ -99,7 +99,8 @@ def _follow(settings: WorkerSettings, events: EventLines, health: Health) -> NoR
 
 def _leave(status: int) -> NoReturn:
     """End without the interpreter's own way out, on which the nixl library crashes once a peer has died, and where a
-    thread in which vLLM is still loading for nodes that are gone would not let itself be ended."""
+    thread in which vLLM is still loading for nodes that are gone, or reads images for ever, would not let itself be
+    ended."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

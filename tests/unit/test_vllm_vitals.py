@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.engine.vllm.pulse import Pulse, Sign, read_sign
-from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, Vitals, activity_of
+from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, Vitals, activity_of, family_of
 
 BOUNDS = Bounds(beat_lost_s=2.0, step_min_s=30.0, step_max_s=600.0)
 PID = 7
@@ -153,3 +153,28 @@ def test_a_pulse_shows_its_process_its_step_and_the_heavier_of_two_loads(tmp_pat
     assert ended is not None
     assert ended.step_since is None
     assert read_sign(tmp_path / "1") is None
+
+
+def test_messages_are_counted_beyond_what_32_bits_hold(tmp_path: Path) -> None:
+    """They come to that within months, in the engine's own loop."""
+    pulse, path = Pulse(tmp_path), tmp_path / str(os.getpid())
+    pulse._said = (1 << 32) - 1
+    pulse.says()
+    pulse.scheduled(3, 64)
+    sign = read_sign(path)
+    assert sign is not None
+    assert (sign.said, sign.rows, sign.prompt_tokens) == (1 << 32, 3, 64)
+
+
+def test_a_thread_that_ends_while_a_family_is_looked_for_hides_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    listed = os.listdir
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", lambda path: ["0", *listed(path)])
+            assert child.pid in family_of(os.getpid())
+            found = activity_of(child.pid)
+        assert found is not None
+    finally:
+        child.communicate(b"\n")
+    assert family_of(child.pid) == [child.pid]

@@ -3,7 +3,7 @@ requests whose KV comes from elsewhere, preemption, and messages that come late 
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -49,7 +49,6 @@ class Asked:
     status: str = "waiting"
     num_computed_tokens: int = 0
     drawn: int = 0
-    told_awaiting: bool = field(default=False)
 
     @property
     def num_tokens(self) -> int:
@@ -402,3 +401,43 @@ def test_nobody_is_ended_for_want_of_a_place_while_there_is_news() -> None:
     world.time_passes(seconds=6.0)
     (left,) = world.ledger.runs
     assert left.wait is Wait.NOTHING
+
+
+def heard(ledger: Ledger, now: float, tokens: list[int], kind: str = "") -> None:
+    notice = {"tandem_step": [kind, 0, 1 if kind == "computes" else 0]} if kind else None
+    ledger.hear([record("1.0", tokens, notice)], now)
+
+
+def test_a_token_of_the_step_before_a_preemption_gives_nobody_his_place_back() -> None:
+    """vLLM schedules a step ahead, and delivers what the last one drew after it has said who lost his place."""
+    stage = cast(Stage, FakeStage())
+    ledger = Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), Maker(), stage, Runner())
+    work = Work(
+        1, "local", pack_tokens((5, 6)), (Branch(0, 1),), Sampling(), Stopping(9, ignore_eos=True), bytes(16), 60.0
+    )
+    ledger.submit(work, 0.0)
+    ledger.admitted(1, None)
+    (run,) = ledger.runs
+    heard(ledger, 1.0, [], "computes")
+    heard(ledger, 2.0, [7])
+    assert run.wait is Wait.NOTHING
+    heard(ledger, 3.0, [], "preempted")
+    heard(ledger, 3.1, [7])
+    assert (run.wait, run.waits_since) == (Wait.PLACE, 3.0)
+    ledger.outbox.take(NO_CHANGE)
+    ledger.tell_progress(4.0, stepping=True, said=4)
+    report = ledger.outbox.take(NO_CHANGE)
+    assert report is None or not report.progressed
+    # It goes on where its blocks were found again: nothing says so but what is drawn.
+    heard(ledger, 5.0, [7])
+    assert run.wait is Wait.NOTHING
+    heard(ledger, 6.0, [], "preempted")
+    heard(ledger, 6.1, [], "computes")
+    heard(ledger, 6.2, [7])
+    assert run.wait is Wait.NOTHING
+    heard(ledger, 7.0, [], "preempted")
+    heard(ledger, 7.1, [7])
+    ledger.look(7.0 + QUEUE_S, 6)
+    report = ledger.outbox.take(NO_CHANGE)
+    assert report is not None
+    assert [each.code for each in report.failed] == ["deadline_exceeded"]

@@ -127,7 +127,7 @@ def _kind(accelerator: str, known: Iterable[str]) -> str | None:
 
 
 def arguments_of(case: Case, model: Path, directory: Path) -> EngineArguments:
-    """As a worker gives them, without adapters: these lie elsewhere. Raises `bad_setting`."""
+    """As a worker of the pool gives them, without adapters: these lie elsewhere. Raises `bad_setting`."""
     transfer = None
     if hands_over(case) is None:
         transfer = {
@@ -137,5 +137,5 @@ def arguments_of(case: Case, model: Path, directory: Path) -> EngineArguments:
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"socket": str(directory / "stage")},
         }
-    settings = vllm_settings(case.engine)
+    settings = vllm_settings(case.engine).of_role(case.pool.role)
     return engine_arguments(settings, SchedulerSettings(), model, (), Sockets(directory), transfer)

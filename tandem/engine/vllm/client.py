@@ -112,7 +112,8 @@ class VllmClient:
         )
 
     def prepare(self, request: Request) -> EngineCoreRequest:
-        """A request as the engine process takes it. Raises `invalid_request`."""
+        """A request as the engine process takes it. Raises `invalid_request`, and `engine_failed` where vLLM fails
+        otherwise on what it has made of images."""
         sampling = dict(request.sampling)
         try:
             if request.grammar is not None:
@@ -132,6 +133,11 @@ class VllmClient:
             )
         except (VLLMValidationError, ValueError) as error:
             raise TandemError("invalid_request", " ".join(str(error).split())) from error
+        # The media are what the model's own code has made of images, of whatever kind.
+        except Exception as error:
+            if request.media is None:
+                raise
+            raise _unprepared(error) from error
 
     async def expand(self, prompt: bytes, files: tuple[bytes, ...]) -> Expanded:
         """A prompt with its images in their places, read and prepared off the event loop. Call it for one prompt
@@ -148,14 +154,13 @@ class VllmClient:
         asked = {"prompt_token_ids": list(unpack_tokens(prompt)), "multi_modal_data": {"image": pictures}}
         try:
             (found,) = await self._llm.renderer.render_cmpl_async([asked])
+            media = {key: value for key, value in found.items() if key not in ("prompt_token_ids", "prompt")}
+            return Expanded(pack_tokens(found["prompt_token_ids"]), media)
         except (VLLMValidationError, ValueError) as error:
             raise TandemError("invalid_request", " ".join(str(error).split()), param="messages") from error
         # What reads images is the model's own code, and fails as it likes: no request may end the engine.
         except Exception as error:
-            problem = f"vLLM could not prepare the images: {type(error).__name__}: {error}"
-            raise TandemError("engine_failed", " ".join(problem.split())) from error
-        media = {key: value for key, value in found.items() if key not in ("prompt_token_ids", "prompt")}
-        return Expanded(pack_tokens(found["prompt_token_ids"]), media)
+            raise _unprepared(error) from error
 
     def attach(self, prepared: EngineCoreRequest, transfer: Mapping[str, object]) -> None:
         """Add what the connector is to know."""
@@ -206,6 +211,11 @@ class VllmClient:
         await asyncio.to_thread(self._llm.shutdown, _STOP_S)
         # Its finalizer would shut down once more, while the interpreter is leaving.
         self._llm.shutdown = _nothing
+
+
+def _unprepared(error: Exception) -> TandemError:
+    problem = f"vLLM could not prepare the images: {type(error).__name__}: {error}"
+    return TandemError("engine_failed", " ".join(problem.split()))
 
 
 def _nothing(timeout: float | None = None) -> None:

@@ -14,9 +14,10 @@ import msgspec
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
-from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, KvChange, Listener, StepReport, Work
+from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, Listener, StepReport, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.failure import EngineGone
+from tandem.engine.vllm.image_reader import ImageReader
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.load import Figures
 from tandem.engine.vllm.loading import Loaded, Progress
@@ -28,7 +29,6 @@ from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, V
 
 _OVERDUE_SILENCE_S: Final = 5.0
 """A step that hangs is told of before an engine that is silent for some other reason."""
-_FEATURES: Final = ("grammar", "prompt_logprobs")
 
 
 def _silent(_fraction: float, _stage: str) -> None:
@@ -60,12 +60,11 @@ class VllmEngine:
         self._ledger: Ledger | None = None
         self._figures: Figures | None = None
         self._cached: CachedNames | None = None
+        self._images: ImageReader | None = None
         self._names = NameUnion()
         self._listener: Listener | None = None
         self._problem: str | None = None
         self._wake = asyncio.Event()
-        self._images = asyncio.Event()
-        """Works wait for their images to be read."""
         self._ended = asyncio.Event()
         self._stopping = False
         self._loaded.on_lost = self._lost
@@ -109,22 +108,11 @@ class VllmEngine:
             await self._loaded.close()
             raise
         self._stage = self._loaded.stage
-        client, model, stage = self._loaded.client, self._loaded.model, self._stage
-        self._info = EngineInfo(
-            model=model.name,
-            model_hash=model.content_hash,
-            vocab_size=client.vocab_size,
-            context_tokens=client.context_tokens,
-            eos_token_ids=model.eos_token_ids,
-            blocks=client.blocks,
-            layout=client.layout() if stage is None else stage.layout,
-            features=_features(images=client.images_max > 0, adapters=bool(model.adapters)),
-            adapters=tuple(each.adapter for each in model.adapters),
-            kv_events=self._loaded.exchange.kv_events or not client.caches_prefixes,
-            not_exchanged=self._loaded.exchange.reason,
-        )
+        client, stage = self._loaded.client, self._stage
+        self._info = self._loaded.info()
         heard = _said(self._loaded.pulses)
         self._ledger = Ledger(self._info, self._scheduler, client, stage, self._settings.runner, heard)
+        self._images = ImageReader(self._ledger, client.expand, self._clock, self._changed)
         self._figures = Figures(client.blocks, self._loaded.seconds_per_token)
         self._cached = CachedNames(client.block_tokens)
         if stage is not None:
@@ -137,13 +125,14 @@ class VllmEngine:
     async def run(self, listener: Listener) -> None:
         """Report until `stop`. Raises `engine_failed`."""
         assert self._listener is None, "the engine runs already"
+        assert self._images is not None, "start() has not returned yet"
         self._listener = listener
         try:
             async with asyncio.TaskGroup() as group:
                 roots = [group.create_task(self._hear(), name="vllm-outputs")]
                 if self._loaded.events is not None:
                     roots.append(group.create_task(self._hear_names(), name="vllm-events"))
-                roots.append(group.create_task(self._expand(), name="vllm-images"))
+                roots.append(group.create_task(self._images.run(), name="vllm-images"))
                 await self._serve()
                 for task in roots:
                     task.cancel()
@@ -240,7 +229,8 @@ class VllmEngine:
 
     async def _serve(self) -> None:
         """Give vLLM what it is to do, and look after deadlines. Raises `EngineGone`."""
-        client, ledger = self._loaded.client, self.ledger
+        client, ledger, images = self._loaded.client, self.ledger, self._images
+        assert images is not None
         while not self._stopping:
             self._wake.clear()
             if self._problem is not None:
@@ -248,8 +238,8 @@ class VllmEngine:
             self._watch()
             if ledger.next_look() <= (now := self._clock.now()):
                 ledger.look(now, _said(self._loaded.pulses))
-            if ledger.to_expand:
-                self._images.set()
+            if ledger.unread:
+                images.wake()
             while ledger.to_send:
                 order = ledger.to_send.pop(0)
                 order.branch.sent = self._clock.now()
@@ -259,24 +249,6 @@ class VllmEngine:
                 await client.abort(aborts)
             self._flush()
             await self._idle(ledger.next_look())
-
-    async def _expand(self) -> None:
-        """Have the images of works take their places in their prompts, in the order of the works."""
-        client, ledger = self._loaded.client, self.ledger
-        while True:
-            await self._images.wait()
-            self._images.clear()
-            while ledger.to_expand:
-                work = ledger.to_expand.pop(0)
-                if not ledger.runs_work(work.work_id):
-                    continue
-                try:
-                    found = await client.expand(work.prompt, work.images)
-                except TandemError as error:
-                    ledger.not_expanded(work.work_id, error, self._clock.now())
-                else:
-                    ledger.expanded(work.work_id, found, self._clock.now())
-                self._changed()
 
     def _watch(self) -> None:
         """Whether vLLM's processes live and get on. Raises `EngineGone` when they do not."""
@@ -290,15 +262,18 @@ class VllmEngine:
             self._load_sent = float("-inf")
         self._overdue_s = verdict.overdue_s
         bound = self._bounds.hung_s(longest_s)
+        assert self._images is not None
+        images_hang = self._images.look(bound)
         if not self.ledger.computing:
             self._heard = now
         elif verdict.problem is None and now - self._heard > bound + _OVERDUE_SILENCE_S:
             verdict = Verdict(f"vLLM has work and was silent for more than {bound:g} s")
-        if verdict.problem is None:
+        if (problem := verdict.problem or images_hang) is None:
             stepping = any(sign.step_since is not None for sign in signs) or now - self._heard < 2 * LOOK_EVERY_S
             self.ledger.tell_progress(now, stepping=stepping, said=_said(signs))
         else:
-            self._problem = verdict.problem
+            self._problem = problem
+            self._flush()
             self._loaded.kill()
             raise EngineGone
 
@@ -348,7 +323,7 @@ class VllmEngine:
         if now - self._load_sent >= every:
             self._load_sent, self._load_stale = now, False
             report = msgspec.structs.replace(report or StepReport(), load=self._load(), **self._counts())
-        if report is not None and report != _NOTHING:
+        if report is not None and report not in _NOTHING:
             self._listener(report)
 
     def _load(self) -> Load:
@@ -369,9 +344,4 @@ def _said(signs: Iterable[Sign]) -> int:
     return sum(sign.said for sign in signs)
 
 
-def _features(*, images: bool, adapters: bool) -> tuple[str, ...]:
-    more = [name for name, there in (("adapters", adapters), ("images", images)) if there]
-    return tuple(sorted((*_FEATURES, *more)))
-
-
-_NOTHING: Final = StepReport(kv=KvChange())
+_NOTHING: Final = (StepReport(), StepReport(space=NO_CHANGE))

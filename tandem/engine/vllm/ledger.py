@@ -1,12 +1,12 @@
 """The works that vLLM has: what to send it, what its answers mean, when a work is over. Synchronous, no clock.
 
-What has to be done outside is left in `to_send` and `to_abort`, which the shell empties in this order.
+What has to be done outside is left in `to_send` and `to_abort`, which the shell empties in this order, and in
+`unread`, from which it takes one work after the other.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tandem.core.errors import TandemError
 from tandem.core.request import Branch
@@ -15,20 +15,21 @@ from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.notices import Notice, notice_of
+from tandem.engine.vllm.orders import Maker, Order
 from tandem.engine.vllm.outputs import new_positions, note_figures
+from tandem.engine.vllm.refusing import refuse_unservable
 from tandem.engine.vllm.requests import (
     Expanded,
-    Request,
     as_prompted,
     make_request,
     owner_of,
-    refuse_under_speculation,
     with_images,
 )
 from tandem.engine.vllm.running import BranchRun, WorkRun
 from tandem.engine.vllm.settings import Runner
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import for_sequence
+from tandem.engine.vllm.unread import Unread
 from tandem.engine.work_deadlines import Wait, WorkDeadlines
 
 _WAITS: Final[Mapping[str, Wait]] = {
@@ -40,26 +41,6 @@ _WAITS: Final[Mapping[str, Wait]] = {
 _NO_SLOTS: Final = ": no slots of the stage were free"
 _SILENT_S: Final = 0.5
 """What has brought a token since then needs nobody to speak for it."""
-
-
-class Maker(Protocol):
-    """Makes what vLLM's engine process takes; `client.VllmClient` is one."""
-
-    def prepare(self, request: Request) -> Any:
-        """Raises `invalid_request`."""
-        ...
-
-    def attach(self, prepared: Any, transfer: Mapping[str, object]) -> None:
-        """Add the connector's parameters."""
-        ...
-
-
-@dataclass(frozen=True)
-class Order:
-    """A request for vLLM."""
-
-    branch: BranchRun
-    request: Any
 
 
 class Ledger:
@@ -77,8 +58,7 @@ class Ledger:
         self.outbox = Outbox()
         self.to_send: list[Order] = []
         self.to_abort: list[str] = []
-        self.to_expand: list[Work] = []
-        """Works whose images are to take their places; `expanded` or `not_expanded` follows."""
+        self._unread = Unread()
         self._info = info
         self._settings = settings
         self._maker = maker
@@ -101,9 +81,10 @@ class Ledger:
     def runs(self) -> tuple[WorkRun, ...]:
         return tuple(self._runs.values())
 
-    def runs_work(self, work_id: int) -> bool:
-        """Whether the work is still wanted."""
-        return work_id in self._runs
+    @property
+    def unread(self) -> int:
+        """How many works wait for their images to be read."""
+        return len(self._unread)
 
     @property
     def computing(self) -> bool:
@@ -121,16 +102,22 @@ class Ledger:
     def submit(self, work: Work, now: float) -> None:
         """Take a work; see `Engine.submit` for what it raises."""
         assert work.work_id not in self._runs, f"work {work.work_id} is here already"
-        self._refuse(work)
+        refuse_unservable(work, self._info, self._runner, staged=self._stage is not None)
+        if len(self._runs) >= self._settings.max_waiting + self._settings.max_sequences:
+            raise TandemError("queue_full", f"{len(self._runs)} works are here already")
         run = WorkRun(work, now, self._info.eos_token_ids)
         orders = [] if run.expanding else self._open(run)
         self._runs[work.work_id] = run
         self._later[work.work_id] = orders
         self._deadlines.watch(run, now)
         if run.expanding:
-            self.to_expand.append(work)
+            self._unread.add(run)
         elif self._stage is None:
             self._send(orders.pop(0))
+
+    def next_to_read(self, now: float) -> Work | None:
+        """The work whose images are to take their places next; `expanded` or `refused` follows."""
+        return self._unread.take(now)
 
     def expanded(self, work_id: int, found: Expanded, now: float) -> None:
         """The images of a work are in their places."""
@@ -143,16 +130,11 @@ class Ledger:
             run.expanded(work, now)
             self._later[work_id] = orders = self._open(run, found.media)
         except TandemError as error:
-            self.not_expanded(work_id, error, now)
+            self.refused(work_id, error, now)
             return
         self._deadlines.watch_wait(run)
         if self._stage is None:
             self._send(orders.pop(0))
-
-    def not_expanded(self, work_id: int, error: TandemError, now: float) -> None:
-        """The images of a work cannot take their places."""
-        if (run := self._runs.get(work_id)) is not None:
-            self._fail(run, error.code, error.message, now, "messages" if error.kind.http == 400 else None)
 
     def _open(self, run: WorkRun, media: Mapping[str, Any] | None = None) -> list[Order]:
         """Its requests; the stage knows of it then. Raises what both refuse."""
@@ -165,21 +147,6 @@ class Ledger:
     def _prepared(self, run: WorkRun, branch: Branch, media: Mapping[str, Any] | None) -> Order:
         request = make_request(run.work, branch, run.end_tokens, self._runner, media)
         return Order(run.branches[branch.sequence], self._maker.prepare(request))
-
-    def _refuse(self, work: Work) -> None:
-        refuse_impossible(work, self._info)
-        if self._stage is None and work.mode != "local":
-            raise TandemError(
-                "invalid_request", "this engine has no stage: its KV cannot be handed over", param="mode"
-            )
-        if len(self._runs) >= self._settings.max_waiting + self._settings.max_sequences:
-            raise TandemError("queue_full", f"{len(self._runs)} works are here already")
-        if work.adapter and work.adapter not in [adapter.name for adapter in self._info.adapters]:
-            raise TandemError("invalid_request", f"adapter {work.adapter!r} is not loaded here", param="adapter")
-        if work.images and (work.mode != "local" or "images" not in self._info.features):
-            raise TandemError("invalid_request", "this engine takes no images", param="messages")
-        if self._runner.speculates:
-            refuse_under_speculation(work, self._runner)
 
     def admitted(self, work_id: int, params: dict[str, object] | None) -> None:
         """The stage has slots for a work, or has nothing to do with it."""
@@ -200,7 +167,7 @@ class Ledger:
         self._deadlines.moved(now)
 
     def refused(self, work_id: int, error: TandemError, now: float) -> None:
-        """The stage could not take a work in time, and has closed it."""
+        """The stage could not take a work in time, and has closed it; or its images cannot take their places."""
         if (run := self._runs.get(work_id)) is not None:
             self._fail(run, error.code, error.message, now, error.param)
 
@@ -262,7 +229,7 @@ class Ledger:
         if branch is run.root:
             note_figures(run, output)
             if output.new_token_ids:
-                run.waits(Wait.NOTHING, now)
+                run.drew(now)
         if output.new_token_ids:
             self._prompt_computed(run, now)
         for emitted in new_positions(run, branch, output):
@@ -294,29 +261,31 @@ class Ledger:
             self._deadlines.moved(now)
         if branch is not run.root:
             return
-        if run.waits(_WAITS[notice.kind], now):
+        if run.noticed(_WAITS[notice.kind], now, preempted=notice.kind == "preempted"):
             self._deadlines.watch_wait(run)
         if notice.kind == "computes" and run.prefilled is None:
             run.computes(notice.start, notice.tokens)
 
     def tell_progress(self, now: float, *, stepping: bool, said: int) -> None:
         """Tell which works get on although they have nothing to show for it: with `stepping` those that are computed,
-        for the engine is in a step that may take its time; those that wait for a place while prompts get on; and
-        those whose blocks are being brought. `said` is as for `look`."""
+        for the engine is in a step that may take its time; those that wait for a place while prompts get on; those
+        whose blocks are being brought; and those whose images are being read, or wait behind others whose are. `said`
+        is as for `look`."""
         prompts = self._moved > self._told or (stepping and self._prompts_run) or said > self._heard
         self._told = now
         moving = [
             run
             for run in self._runs.values()
             if (run.wait is Wait.NOTHING and (stepping or run.expanding) and run.brought < now - _SILENT_S)
-            or (run.wait is Wait.PLACE and prompts)
+            or (run.wait is Wait.PLACE and (prompts or self._unread.waits_behind(run)))
             or (run.wait is Wait.KV and self._stage is not None and self._stage.fetches(run.work_id))
         ]
         if prompts:
             self._deadlines.moved(now)
         for run in moving:
-            if run.wait is Wait.KV:
-                # What has come is loaded and has its turn after the fetch: its wait counts from there.
+            if run.wait is Wait.KV or run.expanding:
+                # What has come is loaded and has its turn after the fetch: its wait counts from there. Who waits
+                # behind the images of others waits for what has a bound of its own.
                 run.waits_since = now
         self.outbox.progress(run.work_id for run in moving)
         if self._stage is not None:
@@ -369,6 +338,7 @@ class Ledger:
 
     def _end(self, run: WorkRun, now: float) -> None:
         del self._runs[run.work_id]
+        self._unread.discard(run.work_id)
         self._later.pop(run.work_id, None)
         for branch in run.branches.values():
             if not branch.done:

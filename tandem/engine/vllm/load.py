@@ -1,6 +1,6 @@
 """How busy vLLM is, from what it says after every step and from the works we gave it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from tandem.core.messages import Load
@@ -82,14 +82,15 @@ class Figures:
             came = speculation_of(drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens_per_pos)
             self._speculation = came if self._speculation is None else self._speculation + came
 
-    def load(self, runs: Iterable[WorkRun], cached: int, exported: int, overdue_s: float) -> Load:
+    def load(self, runs: Collection[WorkRun], cached: int, exported: int, overdue_s: float) -> Load:
         """`cached` names are in vLLM's prefix cache, `exported` blocks under leases; `overdue_s` is the age of a step
         that takes too long."""
         queued = sum(run.prompt_tokens for run in runs if run.prefilled is None and run.work.mode != "decode")
         free = round(self._blocks * (1 - self.usage))
         return Load(
             running=self.running,
-            waiting=self.waiting,
+            # vLLM does not know yet of those whose images are to be read.
+            waiting=self.waiting + sum(run.expanding for run in runs),
             queued_prompt_tokens=queued,
             blocks_free=free,
             blocks_cached=min(free, cached),

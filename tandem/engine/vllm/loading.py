@@ -8,13 +8,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tandem.core.config_facts import CacheKinds
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
+from tandem.engine.protocol import EngineInfo
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments, facts_of, with_threads
 from tandem.engine.vllm.exchange import Exchange, decide
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[float, str], None]
+_FEATURES: Final = ("grammar", "prompt_logprobs")
 _WARM_UP_TOKENS: Final = 3
 _WARM_UP: Final = "warm-up"
 _WORD_S: Final = 2.0
@@ -54,10 +55,7 @@ class Loaded:
         progress: Progress,
         role: str = "unified",
     ) -> None:
-        if role != "unified":
-            # A prompt with images is computed where its answer is.
-            settings = replace(settings, images_per_prompt=0)
-        self._settings = with_threads(settings)
+        self._settings = with_threads(settings.of_role(role))
         self._scheduler = scheduler
         self._progress = progress
         self._role = role
@@ -100,6 +98,23 @@ class Loaded:
     def model(self) -> ServedModel:
         assert self._model is not None, "load() has not returned yet"
         return self._model
+
+    def info(self) -> EngineInfo:
+        """Of the engine that has been loaded."""
+        client, model, stage = self.client, self.model, self.stage
+        return EngineInfo(
+            model=model.name,
+            model_hash=model.content_hash,
+            vocab_size=client.vocab_size,
+            context_tokens=client.context_tokens,
+            eos_token_ids=model.eos_token_ids,
+            blocks=client.blocks,
+            layout=client.layout() if stage is None else stage.layout,
+            features=_features(images=client.images_max > 0, adapters=bool(model.adapters)),
+            adapters=tuple(each.adapter for each in model.adapters),
+            kv_events=self.exchange.kv_events or not client.caches_prefixes,
+            not_exchanged=self.exchange.reason,
+        )
 
     async def why_gone(self, known: str | None = None) -> TandemError:
         """For an engine that has died, of what is `known` where anything is."""
@@ -277,6 +292,11 @@ class Loaded:
             self._hearing = None
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._directory)
+
+
+def _features(*, images: bool, adapters: bool) -> tuple[str, ...]:
+    more = [name for name, there in (("adapters", adapters), ("images", images)) if there]
+    return tuple(sorted((*_FEATURES, *more)))
 
 
 def _nobody(_sentence: str) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 BEAT_EVERY_S: Final = 0.1
-_PULSE: Final = struct.Struct("=ddIII")
+_PULSE: Final = struct.Struct("=ddIIQ")
 _TIME: Final = struct.Struct("=d")
 _LOAD: Final = struct.Struct("=II")
-_NUMBER: Final = struct.Struct("=I")
+_NUMBER: Final = struct.Struct("=Q")
 _STEP_AT: Final = 8
 _LOAD_AT: Final = 16
 _SAID_AT: Final = 24

@@ -43,7 +43,7 @@ class WorkRun:
         self.first: list[tuple[int, int, str | None]] = []
         """What prefill drew: (sequence, token, finish)."""
         self.queued = now
-        self.wait = Wait.NOTHING if work.images else Wait.PLACE
+        self.wait = Wait.PLACE
         self.waits_since = now
         self.admitted: float | None = None
         """When vLLM first gave it its blocks."""
@@ -61,6 +61,12 @@ class WorkRun:
         self._reasons: dict[str, None] = {}
         self.expanding = bool(work.images)
         """Its images have not taken their places in its prompt yet."""
+        self._lost_place = False
+        """It was preempted, and nothing has been heard of it since."""
+
+    def reads(self, now: float) -> None:
+        """Its images are being read."""
+        self.wait, self.waits_since = Wait.NOTHING, now
 
     def expanded(self, work: Work, now: float) -> None:
         """Its images are in their places in the prompt of `work`: it waits for its turn from now on."""
@@ -90,6 +96,19 @@ class WorkRun:
         if wait is not Wait.PLACE:
             self.admitted = self.admitted or now
         return True
+
+    def noticed(self, wait: Wait, now: float, *, preempted: bool) -> bool:
+        """vLLM says what it does with it; False when it did so before."""
+        self._lost_place = preempted
+        return self.waits(wait, now)
+
+    def drew(self, now: float) -> None:
+        """vLLM drew tokens for it, so it has a place; but not for those of the step before it was preempted, which
+        come afterwards where vLLM schedules a step ahead."""
+        if self._lost_place:
+            self._lost_place = False
+        else:
+            self.waits(Wait.NOTHING, now)
 
     def computes(self, start: int, tokens: int) -> None:
         """A step computes a piece of the prompt. vLLM's own figures come with the last of them: a work that ends

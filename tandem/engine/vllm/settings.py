@@ -1,7 +1,7 @@
 """Settings of vLLM as the engine. Nothing here imports vLLM."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -217,6 +217,10 @@ class VllmSettings:
         if self.device == "cpu":
             fits = self.block_tokens is None or self.block_tokens % CPU_BLOCK_TOKENS == 0
             self._require("block_tokens", fits, f"a multiple of {CPU_BLOCK_TOKENS} on a CPU")
+
+    def of_role(self, role: str) -> "VllmSettings":
+        """As a worker of this role gives them to vLLM: a prompt with images is computed where its answer is."""
+        return self if role == "unified" else replace(self, images_per_prompt=0)
 
     @property
     def runs_eager(self) -> bool:

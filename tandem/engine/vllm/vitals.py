@@ -19,7 +19,7 @@ from typing import Final
 from tandem.engine.vllm.pulse import BEAT_EVERY_S, Sign
 
 LOOK_EVERY_S: Final = 0.25
-_GAP_MAX_S: Final = 2 * LOOK_EVERY_S
+GAP_MAX_S: Final = 2 * LOOK_EVERY_S
 """No look counts for more."""
 _MISSED_S: Final = 5 * BEAT_EVERY_S
 """From here on a process is asked whether it runs at all."""
@@ -89,7 +89,7 @@ class Vitals:
 
     def look(self, signs: Iterable[Sign], longest_s: float, now: float) -> Verdict:
         """What the signs of all processes come to; `longest_s` is what the longest step is predicted to take."""
-        gap_s = min(_GAP_MAX_S, now - self._looked) if self._looked is not None else 0.0
+        gap_s = min(GAP_MAX_S, now - self._looked) if self._looked is not None else 0.0
         self._looked = now
         overdue_s = 0.0
         for sign in signs:
@@ -150,24 +150,37 @@ def family_of(pid: int, left_out: frozenset[int] = frozenset()) -> list[int]:
     """A process and all its descendants, but for those in `left_out` and below."""
     found, at = [pid], 0
     while at < len(found):
-        with contextlib.suppress(OSError, ValueError):
-            for task in os.listdir(f"/proc/{found[at]}/task"):
-                with open(f"/proc/{found[at]}/task/{task}/children", encoding="ascii") as file:
-                    found += [int(child) for child in file.read().split() if int(child) not in left_out]
+        for task in _tasks(found[at]):
+            found += [child for child in _children(found[at], task) if child not in left_out]
         at += 1
     return found
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _children(pid: int, task: str) -> list[int]:
+    """Of one thread; none when it has ended meanwhile, which its siblings' children outlive."""
+    try:
+        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
 
 
 def _threads(pid: int) -> list[tuple[str, int]]:
     """(state, ticks of processor time) of every thread."""
     found = list[tuple[str, int]]()
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with (
-                contextlib.suppress(OSError, IndexError),
-                open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file,
-            ):
-                # The name before the last parenthesis may contain anything.
-                fields = file.read().rpartition(")")[2].split()
-                found.append((fields[0], int(fields[11]) + int(fields[12])))
+    for task in _tasks(pid):
+        with (
+            contextlib.suppress(OSError, IndexError),
+            open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file,
+        ):
+            # The name before the last parenthesis may contain anything.
+            fields = file.read().rpartition(")")[2].split()
+            found.append((fields[0], int(fields[11]) + int(fields[12])))
     return found
