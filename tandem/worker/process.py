@@ -78,9 +78,15 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         )
     finally:
         telemetry.close()
-    if NIXL in settings.kv.transports or settings.vllm.nodes.count > 1 or (status and settings.engine == "vllm"):
+    if _threads_stay(settings, status):
         _leave(status)
     return status
+
+
+def _threads_stay(settings: WorkerSettings, status: int) -> bool:
+    """Whether there may be threads on which the interpreter's own way out hangs or crashes."""
+    of_vllm = settings.engine == "vllm" and (status != 0 or settings.vllm.nodes.count > 1)
+    return of_vllm or NIXL in settings.kv.transports
 
 
 def _follow(settings: WorkerSettings, events: EventLines, health: Health) -> NoReturn:

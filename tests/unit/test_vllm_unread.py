@@ -1,4 +1,4 @@
-"""Works with images in the ledger: whose turn it is, what they wait for, and what is left of those that have ended."""
+"""Works with images in the ledger: whose turn it is, what they wait for, what is left of those that have ended."""
 
 import asyncio
 import gc
@@ -161,16 +161,16 @@ class SetClock:
 
 async def test_time_in_which_the_worker_itself_did_not_run_is_not_held_against_the_reader() -> None:
     async def never(_prompt: bytes, _files: tuple[bytes, ...]) -> Expanded:
+        begun.set()
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
-    books, clock = ledger(), SetClock()
+    books, clock, begun = ledger(), SetClock(), asyncio.Event()
     reader = ImageReader(books, never, clock, lambda: None)
     task = asyncio.create_task(reader.run())
     books.submit(work(1), now=0.0)
     reader.wake()
-    while books.unread:
-        await asyncio.sleep(0)
+    await begun.wait()
     clock.time = 3600.0
     assert reader.look(30.0) is None
     while clock.time < 3625.0:

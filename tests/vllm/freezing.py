@@ -8,6 +8,7 @@ from typing import Final
 import psutil
 
 from tandem.cli.drill.pages import router_linked
+from tests.vllm.none_left import none_left
 from tests.vllm.serving import LOOK_S, Serving
 
 WAIT_S: Final = 60.0
@@ -33,17 +34,18 @@ async def freeze(
     running = [asyncio.create_task(each.whole(place, prompt)) for each, prompt in zip(streams, prompts, strict=True)]
     await until(_sure(lambda: all(len(each.pieces) >= 5 for each in streams)))
     frozen = process(member.pid)
-    frozen.suspend()
 
     async def left() -> bool:
         return await router_linked(place.platform.target) < linked
 
-    out_s = await until(left)
-    again_s = await until(_sure(lambda: member.restarts > restarts and member.state != "restarting"))
-    record("out_of_placement_s", out_s)
-    record("started_again_s", again_s)
-    assert await asyncio.gather(*running) == right
-    assert not frozen.is_running()
+    with none_left([frozen]):
+        frozen.suspend()
+        out_s = await until(left)
+        again_s = await until(_sure(lambda: member.restarts > restarts and member.state != "restarting"))
+        record("out_of_placement_s", out_s)
+        record("started_again_s", again_s)
+        assert await asyncio.gather(*running) == right
+        assert not frozen.is_running()
     await place.whole()
     await place.at_rest()
 

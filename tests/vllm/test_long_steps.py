@@ -16,6 +16,7 @@ from tandem.service.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.freezing import engine_process, freeze
 from tests.vllm.lending import SCHEDULER, Running, settings
+from tests.vllm.none_left import none_left
 from tests.vllm.serving import Serving, serving, token_ids
 from tests.vllm.slowness import Slowness, environment
 
@@ -43,18 +44,19 @@ async def test_a_step_of_fifteen_seconds_is_never_ended(
         await running.start()
     driver = Driver(running)
     first, behind = (work(range(5 + n, 40 + n), GREEDY, max_tokens=1) for n in range(2))
-    Slowness(per_step_s=STEP_S, holding=holding).write(steps)
-    driver.submit(first)
-    await asyncio.sleep(1.0)
-    assert [len(answer) for answer in await driver.answers([behind])] == [1]
-    assert len(driver.tokens(first.work_id)) == 1
-    for each in (first, behind):
-        ended = driver.ended[each.work_id]
-        assert ended.prefilled is not None
-        record_property("answered_after_s", ended.prefilled - ended.submitted)
-    assert driver.ended[behind.work_id].submitted < driver.ended[first.work_id].submitted + STEP_S
-    Slowness().write(steps)
-    await running.stop()
+    with none_left([psutil.Process(pid) for pid in running.engine.pids]):
+        Slowness(per_step_s=STEP_S, holding=holding).write(steps)
+        driver.submit(first)
+        await asyncio.sleep(1.0)
+        assert [len(answer) for answer in await driver.answers([behind])] == [1]
+        assert len(driver.tokens(first.work_id)) == 1
+        for each in (first, behind):
+            ended = driver.ended[each.work_id]
+            assert ended.prefilled is not None
+            record_property("answered_after_s", ended.prefilled - ended.submitted)
+        assert driver.ended[behind.work_id].submitted < driver.ended[first.work_id].submitted + STEP_S
+        Slowness().write(steps)
+        await running.stop()
 
 
 async def test_a_prompt_of_thirty_seconds_and_one_behind_it_are_answered_at_the_first_attempt(

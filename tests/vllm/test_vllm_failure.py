@@ -19,6 +19,7 @@ from tandem.engine.vllm.settings import Parallelism, VllmSettings
 from tandem.service.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.lending import SCHEDULER, Running, settings
+from tests.vllm.none_left import none_left
 from tests.vllm.slowness import Slowness, environment
 
 pytestmark = pytest.mark.timeout(300)
@@ -73,14 +74,15 @@ async def test_a_stopped_rank_ends_the_engine_and_all_its_processes() -> None:
     driver = Driver(running)
     driver.submit(work(range(3, 60), GREEDY, max_tokens=1500))
     await driver.until(lambda: len(driver.emitted) > 3)
-    rank.suspend()
-    with pytest.raises(TandemError) as failed:
-        async with asyncio.timeout(ENDS_S):
-            await running.ending()
-    assert failed.value.code == "engine_failed"
-    assert f"{rank.pid} is stopped" in failed.value.message
-    _, left = psutil.wait_procs(family, GONE_S)
-    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    with none_left(family):
+        rank.suspend()
+        with pytest.raises(TandemError) as failed:
+            async with asyncio.timeout(ENDS_S):
+                await running.ending()
+        assert failed.value.code == "engine_failed"
+        assert f"{rank.pid} is stopped" in failed.value.message
+        _, left = psutil.wait_procs(family, GONE_S)
+        assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
     await engine.stop()
 
 
@@ -97,11 +99,12 @@ async def test_an_engine_that_spins_in_a_step_is_ended_by_the_step_timeout(tmp_p
         running = Running(engine)
         await running.start()
     driver = Driver(running)
-    Slowness(per_step_s=10 * HUNG_MAX_S, holding=True).write(steps)
-    driver.submit(work(range(3, 20), GREEDY))
-    with pytest.raises(TandemError) as failed:
-        async with asyncio.timeout(ENDS_S):
-            await running.ending()
+    with none_left([psutil.Process(pid) for pid in engine.pids]):
+        Slowness(per_step_s=10 * HUNG_MAX_S, holding=True).write(steps)
+        driver.submit(work(range(3, 20), GREEDY))
+        with pytest.raises(TandemError) as failed:
+            async with asyncio.timeout(ENDS_S):
+                await running.ending()
     assert failed.value.code == "engine_failed"
     assert "a step of vLLM has taken" in failed.value.message
     assert driver.load is not None
