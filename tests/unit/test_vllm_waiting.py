@@ -421,11 +421,12 @@ def test_a_token_of_the_step_before_a_preemption_gives_nobody_his_place_back() -
     heard(ledger, 1.0, [], "computes")
     heard(ledger, 2.0, [7])
     assert run.wait is Wait.NOTHING
+    ledger.tell_progress(2.5, stepping=True, said=1)
     heard(ledger, 3.0, [], "preempted")
     heard(ledger, 3.1, [7])
     assert (run.wait, run.waits_since) == (Wait.PLACE, 3.0)
     ledger.outbox.take(NO_CHANGE)
-    ledger.tell_progress(4.0, stepping=True, said=4)
+    ledger.tell_progress(4.0, stepping=True, said=2)
     report = ledger.outbox.take(NO_CHANGE)
     assert report is None or not report.progressed
     # It goes on where its blocks were found again: nothing says so but what is drawn.
@@ -437,7 +438,7 @@ def test_a_token_of_the_step_before_a_preemption_gives_nobody_his_place_back() -
     assert run.wait is Wait.NOTHING
     heard(ledger, 7.0, [], "preempted")
     heard(ledger, 7.1, [7])
-    ledger.look(7.0 + QUEUE_S, 6)
+    ledger.look(7.0 + QUEUE_S, 5)
     report = ledger.outbox.take(NO_CHANGE)
     assert report is not None
     assert [each.code for each in report.failed] == ["deadline_exceeded"]
