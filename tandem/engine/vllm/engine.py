@@ -268,12 +268,14 @@ class VllmEngine:
             self._heard = now
         elif verdict.problem is None and now - self._heard > bound + _OVERDUE_SILENCE_S:
             verdict = Verdict(f"vLLM has work and was silent for more than {bound:g} s")
+        if images_hang is not None:
+            # Whose images these are hears of it while there is an engine that can tell.
+            self._flush()
         if (problem := verdict.problem or images_hang) is None:
             stepping = any(sign.step_since is not None for sign in signs) or now - self._heard < 2 * LOOK_EVERY_S
             self.ledger.tell_progress(now, stepping=stepping, said=_said(signs))
         else:
             self._problem = problem
-            self._flush()
             self._loaded.kill()
             raise EngineGone
 
