@@ -4,6 +4,7 @@ Contenders run one after the other inside every round, so that a ratio compares 
 A check prints as `name: value (at least limit)`; `python -m benchmarks` collects these lines.
 """
 
+import random
 import statistics
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,14 @@ async def alternate(
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The median over rounds of the ratio within each round."""
     return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def median_interval(values: Sequence[float], share: float = 0.95, draws: int = 4000) -> tuple[float, float]:
+    """Between what the median of `values` lies with this probability, by a bootstrap that always draws the same."""
+    entropy = random.Random(0)
+    medians = sorted(statistics.median(entropy.choices(values, k=len(values))) for _ in range(draws))
+    outside = int(draws * (1 - share) / 2)
+    return medians[outside], medians[-1 - outside]
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -1,12 +1,13 @@
 """`vllm bench serve`, unmodified, against Tandem (one unified worker) and against vLLM's own server.
 
-Servers and settings are those of `benchmarks.vllm_overhead`; here the client is vLLM's, in a process of its own for
-every round. Rounds alternate as A B B A, and the ratio is the median over rounds of the same number, so other work on
-the machine meets both. Run it in the environment of `make setup-vllm`.
+Servers and settings are those of `benchmarks.vllm_overhead`, and what vLLM makes of them is printed; the client is
+vLLM's, in a process of its own. Rounds alternate as A B B A, and the ratio is the median over rounds of the same
+number, with a bootstrap interval, so other work on the machine meets both. `--priority` keeps most of such work away.
+Run it in the environment of `make setup-vllm`.
 """
 
 import argparse
-import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -18,16 +19,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 import tandem.models
 from benchmarks.live import Live, run_live
-from benchmarks.rounds import Check, median_ratio, table, verdict
-from benchmarks.vllm_overhead import TANDEM, VLLM, environment, tandem_flags, vllm_server
+from benchmarks.priority import prefer
+from benchmarks.rounds import Check, median_interval, median_ratio, table, verdict
+from benchmarks.vllm_bench_client import Client, client
+from benchmarks.vllm_engine_facts import resolved
+from benchmarks.vllm_overhead import TANDEM, VLLM, environment, server_flags, tandem_flags, vllm_server
 from tandem.bench.client import Target
 from tandem.cli.platform import cores
 
 RATIO_MIN: Final = 0.98
 _DEMO: Final = Path(tandem.models.__file__).parent / "demo"
-_CLIENT_S: Final = 400.0
 _START_S: Final = 600.0
 
 
@@ -47,38 +52,31 @@ class Figures:
 
     tokens_per_s: float
     ttft_p50_ms: float
+    itl_p50_ms: float
     tpot_p50_ms: float
 
 
-async def bench(target: Target, model: Path, load: Load, seed: int, shim: Path) -> Figures:
+@dataclass(frozen=True)
+class Results:
+    """Rounds of both servers by load, and the memory of their processes afterwards, in MiB of their own."""
+
+    rounds: dict[Load, dict[str, list[Figures]]]
+    memory_mib: dict[str, float]
+
+
+async def bench(asked: Client, target: Target, model: Path, load: Load, seed: int) -> Figures:
     """One run of the client. Raises `RuntimeError` when it does not end well or a request fails."""
-    with tempfile.TemporaryDirectory() as place:
-        argv = [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve",
-            "--backend", "openai", "--base-url", f"http://{target.host}:{target.port}", "--model", "model",
-            "--tokenizer", str(model), "--dataset-name", "random", "--num-prompts", str(load.requests),
-            "--random-input-len", str(load.input_tokens), "--random-output-len", str(load.output_tokens),
-            "--max-concurrency", str(load.streams), "--ignore-eos", "--seed", str(seed), "--disable-tqdm",
-            "--num-warmups", str(min(4, load.streams)),
-            "--save-result", "--result-dir", place, "--result-filename", "told.json",
-        ]  # fmt: skip
-        path = os.pathsep.join([str(shim), *filter(None, [os.environ.get("PYTHONPATH")])])
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **environment(), "PYTHONPATH": path},
-        )  # fmt: skip
-        try:
-            said, _ = await asyncio.wait_for(process.communicate(), _CLIENT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise RuntimeError(f"vllm bench serve took longer than {_CLIENT_S:g} s") from None
-        if process.returncode != 0:
-            raise RuntimeError(f"vllm bench serve ended with {process.returncode}: {said.decode()[-2000:]}")
-        told = json.loads((Path(place) / "told.json").read_text("utf-8"))
+    told = await asked.ask([
+        "--backend", "openai", "--base-url", f"http://{target.host}:{target.port}", "--model", "model",
+        "--tokenizer", str(model), "--dataset-name", "random", "--num-prompts", str(load.requests),
+        "--random-input-len", str(load.input_tokens), "--random-output-len", str(load.output_tokens),
+        "--max-concurrency", str(load.streams), "--ignore-eos", "--seed", str(seed), "--disable-tqdm",
+        "--num-warmups", str(min(4, load.streams)),
+    ])  # fmt: skip
     if told["completed"] != load.requests:
         raise RuntimeError(f"{told['completed']} of {load.requests} requests were answered")
-    return Figures(told["output_throughput"], told["median_ttft_ms"], told["median_tpot_ms"])
+    names = ("output_throughput", "median_ttft_ms", "median_itl_ms", "median_tpot_ms")
+    return Figures(*(told[name] for name in names))
 
 
 def shimmed(place: Path) -> Path:
@@ -94,53 +92,96 @@ def shimmed(place: Path) -> Path:
     return place
 
 
-def measure(model: Path, loads: Sequence[Load], rounds: int) -> dict[Load, dict[str, list[Figures]]]:
-    """Every load's rounds of both servers, which run all the while."""
+def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, priority: bool) -> Results:
+    """Every load's rounds of both servers, which run all the while; `warm` rounds before them do not count."""
     found: dict[Load, dict[str, list[Figures]]] = {load: {TANDEM: [], VLLM: []} for load in loads}
 
-    async def contest(live: Live, server: Target, shim: Path) -> None:
+    async def contest(live: Live, server: Target, shim: Path) -> dict[str, float]:
         targets = {TANDEM: Target(live.host, live.port, False, ""), VLLM: server}
-        for load in loads:
-            for number in range(-1, rounds):
-                order = (TANDEM, VLLM) if number % 2 == 0 else (VLLM, TANDEM)
-                for name in order:
-                    figures = await bench(targets[name], model, load, number + 2, shim)
-                    if number >= 0:
-                        found[load][name].append(figures)
-                        print(f"{load.streams} streams, round {number + 1}, {name}: {figures}", flush=True)
+        sides = _sides(live)
+        show_facts(live, model)
+        path = os.pathsep.join([str(shim), *filter(None, [os.environ.get("PYTHONPATH")])])
+        async with client({**environment(), "PYTHONPATH": path}) as asked:
+            if priority:
+                for pids in (*sides.values(), [asked.pid]):
+                    prefer(pids)
+                print("both servers and the client have the highest priority, each side's sessions together the same")
+            for load in loads:
+                for number in range(-warm, rounds):
+                    order = (TANDEM, VLLM) if number % 2 == 0 else (VLLM, TANDEM)
+                    for name in order:
+                        figures = await bench(asked, targets[name], model, load, number + warm + 1)
+                        if number >= 0:
+                            found[load][name].append(figures)
+                            print(f"{load.streams} streams, round {number + 1}, {name}: {figures}", flush=True)
+        return {name: sum(own_mib(pid) for pid in pids) for name, pids in sides.items()}
 
     with tempfile.TemporaryDirectory() as place, vllm_server(model, "auto") as server:
         shim = shimmed(Path(place))
-        run_live(tandem_flags(model, "auto"), lambda live: contest(live, server, shim), environment(), _START_S)
-    return found
+        memory = run_live(
+            tandem_flags(model, "auto"), lambda live: contest(live, server, shim), environment(), _START_S
+        )
+    return Results(found, memory)
+
+
+def _sides(live: Live) -> dict[str, list[int]]:
+    """The processes of both servers, which are all children of this one."""
+    heads = [live.process(member) for member in (live.router, *live.workers)]
+    ours = [each.pid for head in heads for each in (head, *head.children(recursive=True))]
+    return {
+        TANDEM: ours,
+        VLLM: [each.pid for each in psutil.Process().children(recursive=True) if each.pid not in ours],
+    }
+
+
+def own_mib(pid: int) -> float:
+    """What a process has in memory, shared pages in part; 0 for one that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return float(psutil.Process(pid).memory_full_info().pss) / (1 << 20)
+    return 0.0
+
+
+def show_facts(live: Live, model: Path) -> None:
+    """Print what vLLM makes of both sides' arguments, and mark what differs."""
+    flags = live.process(live.workers[0]).cmdline()
+    after = next(index for index, flag in enumerate(flags) if flag.startswith("--") and flag != "--events")
+    ours, theirs = resolved(flags[after:], server_flags(model, "auto", 1), environment())
+    rows = [(name, ours[name], theirs[name], "" if ours[name] == theirs[name] else "differs") for name in ours]
+    print(table(("vLLM's configuration", TANDEM, VLLM, ""), rows), flush=True)
 
 
 def main() -> int:
     """Measure and give the verdict."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_bench_serve", description=__doc__)
     parser.add_argument("--model", type=Path, default=_DEMO, help="directory (default: the demo model)")
-    parser.add_argument("--rounds", type=int, default=4, help="that count (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="that count (default %(default)s)")
+    parser.add_argument("--warm", type=int, default=4, help="that do not, before them (default %(default)s)")
+    parser.add_argument("--priority", action="store_true", help="prefer both servers and the client; takes root")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="(default 1 64)")
     parser.add_argument("--input-tokens", type=int, default=200, help="(default %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=64, help="(default %(default)s)")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     given = parser.parse_args()
     loads = [Load(each, max(32, 3 * each), given.input_tokens, given.output_tokens) for each in given.streams]
-    results = measure(given.model, loads, given.rounds)
-    checks, rows = [], []
-    for load, servers in results.items():
+    results = measure(given.model, loads, given.rounds, given.warm, priority=given.priority)
+    checks, rows, intervals = list[Check](), [], list[str]()
+    for load, servers in results.rounds.items():
         speeds = {name: [each.tokens_per_s for each in rounds] for name, rounds in servers.items()}
         what = f"tokens/s at {load.streams} streams, Tandem / vLLM's server (V1, sync)"
         checks.append(Check(what, median_ratio(speeds[TANDEM], speeds[VLLM]), RATIO_MIN, True))
+        low, high = median_interval([ours / theirs for ours, theirs in zip(*speeds.values(), strict=True)])
+        intervals.append(f"{load.streams} streams: 95 % interval of the ratio {low:.3f} to {high:.3f}")
         for name, figures in servers.items():
             medians = [statistics.median(values) for values in zip(*(asdict(each).values() for each in figures))]  # noqa: B905
             rows.append((str(load.streams), name, *(f"{value:.2f}" for value in medians)))
     print(f"vllm bench serve, {given.rounds} rounds each, {cores()} cores, V1, sync")
-    print(table(("streams", "server", "tokens/s", "TTFT p50 ms", "TPOT p50 ms"), rows))
+    print(table(("streams", "server", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "TPOT p50 ms"), rows))
+    print("\n".join(intervals))
+    print("; ".join(f"{name} takes {mib:.0f} MiB" for name, mib in results.memory_mib.items()))
     if given.json is not None:
         told = {
             str(load.streams): {name: [asdict(each) for each in rounds] for name, rounds in servers.items()}
-            for load, servers in results.items()
+            for load, servers in results.rounds.items()
         }
         given.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return verdict(checks, "vllm bench serve sees as many tokens through Tandem as from vLLM's own server")
