@@ -72,3 +72,8 @@ class StepOrders:
     fence: bool = False
     decoding: bool = False
     idle: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether a worker has something to do after the step has been computed."""
+        return bool(self.tracked or self.saves or self.loads or self.outputs or self.held)

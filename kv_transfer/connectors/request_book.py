@@ -73,6 +73,11 @@ class RequestBook:
         """Requests whose progress `step` has to be told; that of others changes nothing."""
         return tuple(self._saving)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether a step in which nothing is preempted has no orders."""
+        return not (self._saving or self._new or self._loads or self._outputs or self._held)
+
     def add(self, request_id: str, params: StageParams, prompt_tokens: int) -> None:
         """A request that the stage takes part in came."""
         assert request_id not in self._requests, f"request {request_id} is here already"

@@ -120,6 +120,9 @@ class WorkerSide:
         """After everything has been computed, or launched: save the rest, then load what has come."""
         if self._experts is not None and (balance := self._experts.balance()) is not None:
             self._client.send(Routed(balance))
+        if not (self._orders.asks or self._book.waiting or self._flights or self._offers):
+            # Most steps. What the stage says meanwhile is read with the next request at the latest.
+            return
         self._save_until(self._copies.groups[-1].stop)
         for save in self._saves or ():
             self._fly(save.copyings, frozenset({save.order.request_id}), self._saved(save))
@@ -138,6 +141,9 @@ class WorkerSide:
         """Requests that are over and that nothing copies from any more, of those whose blocks the engine keeps until
         it hears that, and requests whose load is reported now, given those that are finished. Call once per step,
         before `failed_blocks`."""
+        if not (finished or self._left or self._held or self._book.waiting):
+            self._ended = []
+            return set(), set()
         for request_id in sorted(finished):
             if request_id in self._tracked:
                 self._left[request_id] = None

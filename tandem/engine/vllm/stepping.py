@@ -103,7 +103,7 @@ class StepTeller:
         """Requests that wait for KV since this step, and those that have it and are not in the step all the same.
 
         vLLM leaves a request in its status until there is room to look at it."""
-        if self._scheduler.connector is None:
+        if self._scheduler.connector is None or not (self._awaiting or self._scheduler.kv_holding_waiting):
             return
         requests, came = self._scheduler.requests, self._scheduler.finished_recving_kv_req_ids
         found = {
