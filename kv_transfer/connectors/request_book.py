@@ -1,12 +1,19 @@
 """Scheduler side, pure: which requests take part, what they may load, and what each step saves."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kv_transfer.connectors.orders import LoadOrder, OutputOrder, PageTarget, SaveOrder, StepOrders
 from tandem.core.kv import child_name, pack_tokens
 from tandem.engine.vllm.conduit_messages import OUTPUT_BLOCKS_MAX
 from tandem.engine.vllm.stage_params import StageParams
+
+
+_QUIET: Final = {
+    (decoding, idle): StepOrders(decoding=decoding, idle=idle) for decoding in (False, True) for idle in (False, True)
+}
+"""Most steps have no orders, and making some would take longer than all else that is done here in them."""
 
 
 @dataclass
@@ -73,11 +80,6 @@ class RequestBook:
         """Requests whose progress `step` has to be told; that of others changes nothing."""
         return tuple(self._saving)
 
-    @property
-    def quiet(self) -> bool:
-        """Whether a step in which nothing is preempted has no orders."""
-        return not (self._saving or self._new or self._loads or self._outputs or self._held)
-
     def add(self, request_id: str, params: StageParams, prompt_tokens: int) -> None:
         """A request that the stage takes part in came."""
         assert request_id not in self._requests, f"request {request_id} is here already"
@@ -120,11 +122,13 @@ class RequestBook:
         )
 
     def step(
-        self, computing: Iterable[Progress], preempted: Iterable[str] = (), *, decoding: bool = False, idle: bool
+        self, computing: Iterable[Progress], preempted: Collection[str] = (), *, decoding: bool = False, idle: bool
     ) -> StepOrders:
         """What the workers have to do in the step that is being scheduled. `computing` says how far those of `saving`
         get that are in it, `preempted` are requests whose blocks the engine has just taken away, `decoding` says that
         some of its requests generate."""
+        if not (preempted or self._saving or self._new or self._loads or self._outputs or self._held):
+            return _QUIET[decoding, idle]
         saves, blank = list[SaveOrder](), list[int]()
         fence = any(request.copied_from for each in preempted if (request := self._requests.get(each)) is not None)
         for progress in computing:

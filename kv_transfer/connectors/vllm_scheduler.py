@@ -1,7 +1,7 @@
 """The connector in vLLM's scheduler: turns its calls into those of a `RequestBook`. Holds no socket and no bytes."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kv_transfer.connectors.orders import StepOrders
 from kv_transfer.connectors.request_book import Finished, Progress, RequestBook
@@ -9,12 +9,6 @@ from tandem.engine.vllm.stage_params import stage_params
 
 if TYPE_CHECKING:
     from tandem.engine.vllm.internals import KVCacheBlocks, Request, SchedulerOutput
-
-
-_QUIET: Final = {
-    (decoding, idle): StepOrders(decoding=decoding, idle=idle) for decoding in (False, True) for idle in (False, True)
-}
-"""Most steps have no orders, and making some takes longer than all else that is done here in them."""
 
 
 class SchedulerSide:
@@ -42,8 +36,6 @@ class SchedulerSide:
         idle = scheduled.total_num_scheduled_tokens == 0
         decoding = any(scheduled.scheduled_cached_reqs.num_output_tokens)
         preempted = scheduled.preempted_req_ids or ()
-        if self._book.quiet and not preempted:
-            return _QUIET[decoding, idle]
         return self._book.step(_progress(scheduled, self._book.saving), preempted, decoding=decoding, idle=idle)
 
     def finished(self, request: "Request", blocks: list[int]) -> bool:

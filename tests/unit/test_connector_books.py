@@ -411,8 +411,10 @@ def test_blocks_of_a_request_that_was_saved_are_held_and_those_of_a_preempted_on
     assert book.step([], ["a"], idle=True).fence
     assert not book.step([], ["b"], idle=True).fence
     assert book.finished(Finished("a", range(20), 0, []))
-    assert book.step([], idle=True).held == ("a",)
-    assert book.step([], idle=True).held == ()
+    orders = book.step([], idle=True)
+    assert orders.held == ("a",)
+    assert orders.asks
+    assert not book.step([], idle=True).asks
 
 
 @settings(max_examples=200, deadline=None)

@@ -68,6 +68,11 @@ class Model:
         self.finished_recving_kv_req_ids: set[str] = set()
         self.step: Any = None
 
+    @property
+    def kv_holding_waiting(self) -> list[Asked]:
+        """Requests that wait with blocks of their own."""
+        return [each for each in self.requests.values() if each.status == AWAITS_KV]
+
     def held(self) -> int:
         return sum(each.blocks for each in self.requests.values() if each.status != "waiting")
 

@@ -50,6 +50,10 @@ def test_a_field_is_there(module: str, record: str, read: str) -> None:
     ("module", "name", "read"),
     [
         ("vllm.v1.request", "Request", ("request_id", "kv_transfer_params", "num_prompt_tokens")),
+        (
+            "vllm.v1.core.sched.scheduler", "Scheduler",
+            ("connector", "requests", "finished_recving_kv_req_ids", "kv_holding_waiting"),
+        ),
         ("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue", "resources")),
         ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor", ("workers",)),
         ("vllm.v1.engine.async_llm", "AsyncLLM", ("engine_core", "input_processor", "vllm_config")),
