@@ -1,5 +1,12 @@
-"""A rank's end of the conduit: a packet socket used from the engine's own thread, with every wait bounded."""
+"""A rank's end of the conduit: a packet socket used from the engine's own thread, with every wait bounded.
 
+A call of the `socket` module lets go of Python's lock, and vLLM's thread that sends its outputs takes it: a step then
+waits for hundreds of microseconds for a call of one. So what does not wait is asked of the C library with the lock
+held.
+"""
+
+import ctypes
+import errno
 import os
 import select
 import socket
@@ -24,6 +31,11 @@ _SEND_TIMEOUT: Final = struct.pack("ll", 5, 0)
 """Seconds and microseconds for which a stage may leave its packets unread."""
 _DESCRIPTOR: Final = array("i")
 _WELCOME_S: Final = 30.0
+_AT_ONCE: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_LIBC: Final = ctypes.PyDLL(None, use_errno=True)
+"""Its functions are called with Python's lock held."""
+_LIBC.recv.argtypes = _LIBC.send.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_LIBC.recv.restype = _LIBC.send.restype = ctypes.c_ssize_t
 
 
 class ConduitClient:
@@ -38,6 +50,7 @@ class ConduitClient:
         # A timeout of Python's own would make even a read that is not to wait wait.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         self._heard: list[ToRank] = []
+        self._packet = ctypes.create_string_buffer(PACKET_BYTES_MAX)
         self._poll = select.poll()
         try:
             self._socket.connect(path)
@@ -51,8 +64,12 @@ class ConduitClient:
         """Tell the stage; for one that is gone, or does not read for long, nothing is sent and `lost` is set."""
         if self.lost:
             return
+        packet = encode(message)
+        if _LIBC.send(self._socket.fileno(), packet, len(packet), _AT_ONCE) == len(packet):
+            return
         try:
-            self._socket.send(encode(message))
+            # Says what is wrong, or waits for room.
+            self._socket.send(packet)
         except OSError:
             self._lose()
 
@@ -86,6 +103,17 @@ class ConduitClient:
 
     def _read(self) -> bool:
         """Take one packet if there is one."""
+        if self.memory is None:
+            return self._read_first()
+        length = _LIBC.recv(self._socket.fileno(), self._packet, PACKET_BYTES_MAX, _AT_ONCE)
+        if length > 0:
+            self._heard.append(decode_to_rank(ctypes.string_at(self._packet, length)))
+        elif length == 0 or ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
+            self._lose()
+        return length > 0
+
+    def _read_first(self) -> bool:
+        """Take one packet if there is one, the stage's memory perhaps with it."""
         try:
             packet, extra, _, _ = self._socket.recvmsg(
                 PACKET_BYTES_MAX, socket.CMSG_SPACE(_DESCRIPTOR.itemsize), socket.MSG_DONTWAIT

@@ -9,7 +9,6 @@ from tandem.core.kv import child_name, pack_tokens
 from tandem.engine.vllm.conduit_messages import OUTPUT_BLOCKS_MAX
 from tandem.engine.vllm.stage_params import StageParams
 
-
 _QUIET: Final = {
     (decoding, idle): StepOrders(decoding=decoding, idle=idle) for decoding in (False, True) for idle in (False, True)
 }
