@@ -51,7 +51,8 @@ def test_a_field_is_there(module: str, record: str, read: str) -> None:
     [
         ("vllm.v1.request", "Request", ("request_id", "kv_transfer_params", "num_prompt_tokens")),
         (
-            "vllm.v1.core.sched.scheduler", "Scheduler",
+            "vllm.v1.core.sched.scheduler",
+            "Scheduler",
             ("connector", "requests", "finished_recving_kv_req_ids", "kv_holding_waiting"),
         ),
         ("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue", "resources")),
