@@ -105,7 +105,7 @@ class ConduitClient:
         """Take one packet if there is one."""
         if self.memory is None:
             return self._read_first()
-        length = _LIBC.recv(self._socket.fileno(), self._packet, PACKET_BYTES_MAX, _AT_ONCE)
+        length: int = _LIBC.recv(self._socket.fileno(), self._packet, PACKET_BYTES_MAX, _AT_ONCE)
         if length > 0:
             self._heard.append(decode_to_rank(ctypes.string_at(self._packet, length)))
         elif length == 0 or ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
