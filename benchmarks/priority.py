@@ -4,11 +4,14 @@ Two sides of a contest have unlike numbers of sessions. Theirs weigh the same to
 busy machine than the other.
 """
 
+import contextlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 _NICEST: Final = -19
 _STEP: Final = 1.25
@@ -31,3 +34,11 @@ def prefer(pids: Iterable[int]) -> None:
             Path(f"/proc/{pid}/autogroup").write_text(str(level_of(len(leaders))), encoding="ascii")
         except OSError as error:
             raise RuntimeError(f"--priority: process {pid} cannot be preferred ({error}); it takes root") from error
+
+
+def keep_to(pids: Iterable[int], cores: Collection[int]) -> None:
+    """These processes, with all their threads of now and later, run on these cores alone."""
+    for pid in pids:
+        for thread in psutil.Process(pid).threads():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, cores)

@@ -23,7 +23,7 @@ import psutil
 
 import tandem.models
 from benchmarks.live import Live, run_live
-from benchmarks.priority import prefer
+from benchmarks.priority import keep_to, prefer
 from benchmarks.rounds import Check, median_interval, median_ratio, table, verdict
 from benchmarks.vllm_bench_client import Client, client
 from benchmarks.vllm_engine_facts import resolved
@@ -92,7 +92,7 @@ def shimmed(place: Path) -> Path:
     return place
 
 
-def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, priority: bool) -> Results:
+def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, priority: bool, apart: bool) -> Results:
     """Every load's rounds of both servers, which run all the while; `warm` rounds before them do not count."""
     found: dict[Load, dict[str, list[Figures]]] = {load: {TANDEM: [], VLLM: []} for load in loads}
 
@@ -106,6 +106,8 @@ def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, prior
                 for pids in (*sides.values(), [asked.pid]):
                     prefer(pids)
                 print("both servers and the client have the highest priority, each side's sessions together the same")
+            if apart:
+                _keep_apart([pid for pids in sides.values() for pid in pids], asked.pid)
             for load in loads:
                 for number in range(-warm, rounds):
                     order = (TANDEM, VLLM) if number % 2 == 0 else (VLLM, TANDEM)
@@ -122,6 +124,15 @@ def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, prior
             tandem_flags(model, "auto"), lambda live: contest(live, server, shim), environment(), _START_S
         )
     return Results(found, memory)
+
+
+def _keep_apart(servers: Sequence[int], client: int) -> None:
+    """Both engines, of which one at a time computes, on the first core; everything else on the others."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    engines = [pid for pid in servers if psutil.Process(pid).name().startswith("VLLM::")]
+    keep_to(engines, [first])
+    keep_to([pid for pid in (*servers, client) if pid not in engines], others)
+    print("the engines have a core of their own; servers and client share the others")
 
 
 def _sides(live: Live) -> dict[str, list[int]]:
@@ -157,13 +168,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12, help="that count (default %(default)s)")
     parser.add_argument("--warm", type=int, default=4, help="that do not, before them (default %(default)s)")
     parser.add_argument("--priority", action="store_true", help="prefer both servers and the client; takes root")
+    parser.add_argument("--apart", action="store_true", help="engines on the first core, all else on the others")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64], help="(default 1 64)")
     parser.add_argument("--input-tokens", type=int, default=200, help="(default %(default)s)")
     parser.add_argument("--output-tokens", type=int, default=64, help="(default %(default)s)")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     given = parser.parse_args()
     loads = [Load(each, max(32, 3 * each), given.input_tokens, given.output_tokens) for each in given.streams]
-    results = measure(given.model, loads, given.rounds, given.warm, priority=given.priority)
+    results = measure(given.model, loads, given.rounds, given.warm, priority=given.priority, apart=given.apart)
     checks, rows, intervals = list[Check](), [], list[str]()
     for load, servers in results.rounds.items():
         speeds = {name: [each.tokens_per_s for each in rounds] for name, rounds in servers.items()}
