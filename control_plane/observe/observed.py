@@ -5,6 +5,7 @@ Objects are as the API server gave them and never changed in place. Times are wa
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from control_plane.objects.revisions import RevisionRecord
 from control_plane.rollout.model import GateResult, Health
@@ -16,13 +17,13 @@ from tandem.spec.service import ModelService
 @dataclass(frozen=True)
 class ModelFacts:
     """What is known of a model before it is loaded; `dtype` is that of its weights, `context` the longest one. None
-    is what is not known; `unread` is why there is no shape, `not_exchanged` why its KV cannot be handed over."""
+    is what is not known; `unread` is why there is no shape. `config` is its `config.json`."""
 
     shape: Shape | None
     dtype: str | None = "bfloat16"
     context: int | None = None
     unread: str = ""
-    not_exchanged: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from control_plane.observe.observed import ModelFacts
 from tandem.core.clock import Clock
-from tandem.core.config_facts import CacheKinds, cache_kinds, cannot_exchange
 from tandem.core.config_facts import facts_of as read
 from tandem.core.errors import TandemError
 from tandem.core.quantization import weight_type
@@ -38,11 +37,10 @@ Fetch = Callable[[str, str | None], Mapping[str, Any]]
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     """What the formulas make of a configuration; of one that they do not know, why."""
     context, dtype = read(config).context_tokens, weight_type(config)
-    parted = cannot_exchange(CacheKinds(cache_kinds(config).other))
     try:
-        return ModelFacts(shape_of(config), dtype, context, not_exchanged=parted)
+        return ModelFacts(shape_of(config), dtype, context, config=config)
     except TandemError as error:
-        return ModelFacts(None, dtype, context, unread=error.message, not_exchanged=parted)
+        return ModelFacts(None, dtype, context, unread=error.message, config=config)
 
 
 def annotated(obj: Json) -> ModelFacts | None:

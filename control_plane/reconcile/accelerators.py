@@ -61,8 +61,7 @@ _STATED: Final = re.compile(r"(?:^|-)(\d+)-?g(?:i?b)?(?:-|$)")
 
 def memory_of_type(name: str) -> int | None:
     """Bytes of one; None for a name that says nothing."""
-    words = re.split(r"[-_\s]+", name.lower())
-    plain = "-".join(word for word in words if word not in _MAKERS)
+    plain = plain_name(name)
     if found := _SLICE.search(plain):
         return int(found[1]) << 30
     known = _by_table(plain)
@@ -70,6 +69,11 @@ def memory_of_type(name: str) -> int | None:
         return known
     stated = _STATED.search(plain)
     return int(stated[1]) << 30 if stated is not None else known
+
+
+def plain_name(name: str) -> str:
+    """Without the maker's, in small letters, words with a hyphen between: `h100-80gb-hbm3`."""
+    return "-".join(word for word in re.split(r"[-_\s]+", name.lower()) if word not in _MAKERS)
 
 
 def _by_table(plain: str) -> int | None:

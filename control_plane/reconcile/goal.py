@@ -10,7 +10,7 @@ from control_plane.objects.installation import Installation
 from control_plane.objects.placing import nodes_of
 from control_plane.objects.revisions import PoolRecord, RevisionRecord, rendered
 from control_plane.objects.workload import record_of
-from control_plane.observe.observed import Observed
+from control_plane.observe.observed import ModelFacts, Observed
 from control_plane.reconcile.align import Alignment
 from control_plane.reconcile.fitting import misfits
 from control_plane.rollout import (
@@ -23,9 +23,12 @@ from control_plane.rollout import (
     RolloutState,
     pool_goal,
 )
+from tandem.core.config_facts import cannot_exchange
+from tandem.spec.pool import engine_of
 from tandem.spec.rollout import Rollout
 from tandem.spec.service import ModelService
 from tandem.spec.status import ModelServiceStatus, RolloutStatus
+from tandem.spec.vllm import kinds_served
 
 INVALID: Final = "InvalidSpec"
 _UNKNOWN: Final = "unknown"
@@ -90,10 +93,7 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
     if parted:
         why = f"Workers of pool {parted[0]} span nodes, and ranks on other nodes cannot hand their KV over"
         return Blocked("CannotHandOver", f"{why}: use role unified, fewer ranks or larger nodes.", {})
-    parted = [pool.name for pool in wish.service.spec.pools if pool.role != "unified"]
-    alone = "" if observed.model is None else observed.model.not_exchanged
-    if parted and alone and wish.service.spec.engine.type == "vllm":
-        why = f"Workers of pool {parted[0]} would hand KV over, and cannot: {alone}"
+    if (why := _cannot_hand_over(wish.service, observed.model)) is not None:
         return Blocked("CannotHandOver", f"{why}. Use role unified.", {})
     # What runs evidently fits, whatever the arithmetic says.
     found = {} if wish.revision == status.current_revision else misfits(wish.service, observed.model)
@@ -101,6 +101,16 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
         return None
     pool, why = next(iter(found.items()))
     return Blocked("DoesNotFit", f"Pool {pool} does not fit: {why}.", found)
+
+
+def _cannot_hand_over(service: ModelService, model: ModelFacts | None) -> str | None:
+    for pool in service.spec.pools:
+        engine = engine_of(service.spec.engine, pool)
+        if model is None or pool.role == "unified" or engine.type != "vllm":
+            continue
+        if alone := cannot_exchange(kinds_served(model.config, engine)):
+            return f"Workers of pool {pool.name} would hand KV over, and cannot: {alone}"
+    return None
 
 
 def _without_record(observed: Observed) -> dict[str, RevisionRecord]:

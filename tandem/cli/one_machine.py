@@ -7,12 +7,13 @@ from typing import Any, Final
 import msgspec
 
 from tandem.cli.model_here import model_config, model_directory
-from tandem.core.config_facts import CacheKinds, cache_kinds, cannot_exchange
+from tandem.core.config_facts import cannot_exchange
 from tandem.core.errors import TandemError
-from tandem.spec.pool import Pool
+from tandem.spec.pool import Pool, engine_of
 from tandem.spec.reading import read_service
 from tandem.spec.service import ModelService
 from tandem.spec.text import camel
+from tandem.spec.vllm import kinds_served
 
 REPLICAS_MAX: Final = 256
 _MODEL: Final = ("revision", "digest", "credentials_secret")
@@ -51,11 +52,14 @@ def check_hand_over(service: ModelService) -> None:
     """Raises `bad_setting` for prefill and decode workers of a model whose KV cannot be handed over, as far as a
     `config.json` on this machine says so: in the model's directory, or where the hub's files are kept. Of any other
     model the workers find out when they start."""
-    parted, config = _parted(service), _config(service)
-    why = "" if not parted or config is None else cannot_exchange(CacheKinds(cache_kinds(config).other))
-    if why:
-        problem = f"pool {parted[0]} would hand KV over, and cannot: {why}; use unified workers (--prefill 0)"
-        raise TandemError("bad_setting", problem, param="pools")
+    config = _config(service)
+    if config is None:
+        return
+    for pool in _parted(service):
+        why = cannot_exchange(kinds_served(config, engine_of(service.spec.engine, pool)))
+        if why:
+            problem = f"pool {pool.name} would hand KV over, and cannot: {why}; use unified workers (--prefill 0)"
+            raise TandemError("bad_setting", problem, param="pools")
 
 
 def unchecked_hand_over(service: ModelService) -> str | None:
@@ -64,15 +68,15 @@ def unchecked_hand_over(service: ModelService) -> str | None:
     if not parted or _config(service) is not None:
         return None
     return (
-        f"not checked: whether {' and '.join(parted)} can hand KV over, as no config.json of "
+        f"not checked: whether {' and '.join(pool.name for pool in parted)} can hand KV over, as no config.json of "
         f"{source_here(service.spec.model.source)} can be read on this machine yet; workers that cannot will say so"
     )
 
 
-def _parted(service: ModelService) -> tuple[str, ...]:
+def _parted(service: ModelService) -> tuple[Pool, ...]:
     """Pools whose vLLM workers hand KV over."""
     pools = service.spec.pools if service.spec.engine.type == "vllm" else ()
-    return tuple(pool.name for pool in pools if pool.role != "unified" and pool.first_replicas)
+    return tuple(pool for pool in pools if pool.role != "unified" and pool.first_replicas)
 
 
 def _config(service: ModelService) -> Mapping[str, Any] | None:

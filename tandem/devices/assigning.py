@@ -28,8 +28,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker gets. `reasons` say, too, which CPUs and network devices lie next to its GPUs: it binds itself to
-    them when it starts (`binding`)."""
+    """What a worker gets. `reasons` say, too, which CPUs and network devices lie next to its GPUs; which of them it
+    keeps to it decides when it starts (`binding`)."""
 
     name: str
     role: str

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from tandem.devices.topology import Gpu, Nic, Topology, distance
+from tandem.devices.topology import Gpu, Nic, Path, Topology, distance
 
 NET_DEVICES: Final = "UCX_NET_DEVICES"
 """The network devices that UCX, and nixl with it, may use."""
+_UNCHOSEN: Final = 7 / 8
+"""A process that has this part of a machine's CPUs has all but those that are kept for the system."""
+_NEAR_ENOUGH: Final = 3 / 4
+"""Of the CPUs that were chosen for a process; with fewer of them it would leave too many idle."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,15 @@ def binding_of(
 ) -> Binding:
     """What a process on `gpus` does, which may run on the CPUs `allowed`.
 
-    What was chosen outside stays: a list of network devices, and CPUs of which less than half of those next to the
-    GPUs are left. `ranks_bind`: vLLM binds each of its ranks itself, so that CPUs and memory are its affair.
+    What was chosen outside stays: a list of network devices, and CPUs where too few of them lie next to the GPUs
+    (`_left_alone`). `ranks_bind`: vLLM binds each of its ranks itself, so that CPUs and memory are its affair.
     """
     near = nearest(topology, gpus)
     where = f"{', '.join(map(str, gpus))}: "
-    cpus, why_cpus = ((), "CPUs and memory: vLLM binds its ranks itself") if ranks_bind else _kept(near, allowed)
+    if ranks_bind:
+        cpus, why_cpus = (), "CPUs and memory: vLLM binds its ranks itself"
+    else:
+        cpus, why_cpus = _kept(topology, near, frozenset(allowed))
     told, why_nics = _net_devices(topology, near, environment)
     return Binding(cpus, near.nodes if cpus else (), told, (f"{where}{why_cpus}", f"{where}{why_nics}"))
 
@@ -72,15 +79,29 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _kept(near: Near, allowed: Iterable[int]) -> tuple[tuple[int, ...], str]:
+def _kept(topology: Topology, near: Near, allowed: frozenset[int]) -> tuple[tuple[int, ...], str]:
+    stay = "CPUs and memory stay as they are"
     if not near.cpus:
-        return (), "CPUs and memory stay as they are: no NUMA node is nearer than the others"
-    usable = tuple(sorted(set(near.cpus) & set(allowed)))
+        return (), f"{stay}: no NUMA node is nearer than the others"
+    usable = tuple(sorted(allowed.intersection(near.cpus)))
     nodes = f"NUMA node {' and '.join(map(str, near.nodes))}"
-    if 2 * len(usable) < len(near.cpus):
-        left = f"of the {len(near.cpus)} of {nodes} this process was given {len(usable)}"
-        return (), f"CPUs and memory stay as they are: {left}"
+    if why := _left_alone(topology, near, allowed, len(usable)):
+        return (), f"{stay}: {why} of {nodes}"
     return usable, f"CPUs {ranges(usable)} and memory of {nodes}"
+
+
+def _left_alone(topology: Topology, near: Near, allowed: frozenset[int], usable: int) -> str:
+    """Why CPUs that were given from outside stay as they are; empty where `usable` of them are enough.
+
+    A choice of clearly fewer CPUs than the machine has may be this process's alone: those elsewhere would be idle.
+    """
+    if 2 * usable < len(near.cpus):
+        return f"this process was given {usable} of the {len(near.cpus)}"
+    given = [cpu for each in topology.cpus.values() for cpu in each if cpu in allowed]
+    every = sum(map(len, topology.cpus.values()))
+    if len(given) < _UNCHOSEN * every and usable < _NEAR_ENOUGH * len(given):
+        return f"only {usable} of the {len(given)} that this process was given are"
+    return ""
 
 
 def _net_devices(topology: Topology, near: Near, environment: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -89,37 +110,50 @@ def _net_devices(topology: Topology, near: Near, environment: Mapping[str, str])
     if not topology.nics:
         return {}, "no RDMA port that is up and given to this process"
     if not near.nics:
-        return {}, f"every RDMA port ({', '.join(nic.name for nic in topology.nics)}) is as near as the others"
-    names = ",".join(nic.name for nic in near.nics)
-    return {
-        NET_DEVICES: names
-    }, f"{NET_DEVICES}={names}, of {len(topology.nics)} ports those with the fewest PCI links"
+        return {}, f"no RDMA port is known to be nearer than the others ({', '.join(map(str, topology.nics))})"
+    names = ",".join(map(str, near.nics))
+    return {NET_DEVICES: names}, f"{NET_DEVICES}={names}, the nearest of {len(topology.nics)} ports"
 
 
 def _cpus(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
     """Nodes and their CPUs, where there are several nodes."""
     nodes = tuple(sorted({gpu.numa for gpu in gpus if gpu.numa is not None}))
-    known = all(gpu.numa is not None and topology.cpus.get(gpu.numa) for gpu in gpus)
+    known = bool(gpus) and all(gpu.numa is not None and topology.cpus.get(gpu.numa) for gpu in gpus)
     if len(topology.cpus) < 2 or not known:
         return (), (), ()
     cpus = tuple(sorted(cpu for node in nodes for cpu in topology.cpus[node]))
     if set(cpus) == {cpu for each in topology.cpus.values() for cpu in each}:
         return (), (), ()
-    return nodes, cpus, (f"CPUs {ranges(cpus)} of NUMA node {' and '.join(map(str, nodes))}",)
+    return nodes, cpus, (f"next to CPUs {ranges(cpus)} of NUMA node {' and '.join(map(str, nodes))}",)
 
 
 def _nics(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[Nic, ...], tuple[str, ...]]:
-    """Of each GPU those at the shortest PCI distance."""
-    near: dict[str, tuple[Nic, int]] = {}
+    """Those next to one of the GPUs at least; none where that is all of them, or not known of each GPU."""
+    near: dict[str, str] = {}
     for gpu in gpus:
-        ways = [(distance(gpu.path, nic.path), nic) for nic in topology.nics if gpu.path and nic.path]
-        # Without a bridge in common it is the NUMA node that tells.
-        same = [way for way in ways if way[1].numa == gpu.numa]
-        for links, nic in same or ways:
-            if links == min(way[0] for way in same or ways):
-                near[nic.name] = nic, links
+        found = _ports_next_to(gpu, topology.nics)
+        if not found:
+            return (), ()
+        near |= found
     chosen = tuple(nic for nic in topology.nics if nic.name in near)
     if not chosen or len(chosen) == len(topology.nics):
         return (), ()
-    told = ", ".join(f"{nic.name} ({near[nic.name][1]} PCI links away)" for nic in chosen)
-    return chosen, (f"network devices {told}",)
+    told = ", ".join(f"{nic} ({near[nic.name]})" for nic in chosen)
+    return chosen, (f"next to network devices {told}",)
+
+
+def _ports_next_to(gpu: Gpu, nics: Sequence[Nic]) -> dict[str, str]:
+    """Names, each with how near: the fewest PCI links away below a bridge in common, otherwise all of the GPU's NUMA
+    node. Without such a bridge the number of links says how deep a device lies, and nothing of how near."""
+    if not gpu.path:
+        return {}
+    links = {nic.name: distance(gpu.path, nic.path) for nic in nics if _bridge_in_common(gpu.path, nic.path)}
+    if links:
+        fewest = min(links.values())
+        return {name: f"{fewest} PCI links away" for name, count in links.items() if count == fewest}
+    return {nic.name: f"NUMA node {gpu.numa}" for nic in nics if gpu.numa is not None and nic.numa == gpu.numa}
+
+
+def _bridge_in_common(one: Path, other: Path) -> bool:
+    """Below the root complex, with which a path begins."""
+    return len(one) > 1 and one[:2] == other[:2]

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import logging
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,17 +28,29 @@ _CARD: Final = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>GPU-[\w-]+)\)")
 _SLICE: Final = re.compile(r"\s+MIG (?P<profile>\S+)\s.*\(UUID: (?P<uuid>MIG-[\w/-]+)\)")
 _SLICE_GB: Final = re.compile(r"\.(\d+)gb")
 
+_log = logging.getLogger(__name__)
+
 Run = Callable[[Sequence[str]], str | None]
 """A command's standard output; None where it cannot be run, fails or takes too long."""
 
 
 def run(command: Sequence[str]) -> str | None:
-    """Run a vendor's tool, for at most 20 s."""
+    """Run a vendor's tool, for at most 20 s. One that hangs in its driver dies of no signal: it is left behind."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        tool = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    except OSError:
         return None
-    return done.stdout if done.returncode == 0 else None
+    try:
+        told, _ = tool.communicate(timeout=_BOUND_S)
+    except subprocess.TimeoutExpired:
+        _log.warning("devices: %s said nothing within %g s: its driver may hang", command[0], _BOUND_S)
+        tool.kill()
+        # Collects it if it ever ends.
+        threading.Thread(target=tool.communicate, daemon=True, name="late device tool").start()
+        return None
+    return told if tool.returncode == 0 else None
 
 
 def read_topology(ask: Run = run, root: Path = Path("/")) -> Topology | None:
@@ -88,11 +102,19 @@ def _amd(ask: Run, root: Path) -> tuple[Gpu, ...]:
     except ValueError:
         return ()
     numbered = sorted((int(key[4:]), card) for key, card in cards.items() if re.fullmatch(r"card\d+", key))
-    return tuple(_amd_card(index, card, root) for index, (_, card) in enumerate(numbered))
+    told = [{key.lower(): str(value) for key, value in card.items()} for _, card in numbered]
+    opened = [card for card in told if _may_open(root, card.get("pci bus", ""))]
+    return tuple(_amd_card(index, card, root) for index, card in enumerate(opened))
 
 
-def _amd_card(index: int, card: dict[str, Any], root: Path) -> Gpu:
-    told = {key.lower(): str(value) for key, value in card.items()}
+def _may_open(root: Path, bus: str) -> bool:
+    """Whether this process may open an AMD card: in a pod rocm-smi tells of those of the whole machine, of which HIP
+    counts these only. True where sysfs does not say."""
+    nodes = [each.name for each in (_device_link(root, bus) / "drm").glob("renderD*")]
+    return not nodes or any(os.access(root / "dev/dri" / name, os.R_OK | os.W_OK) for name in nodes)
+
+
+def _amd_card(index: int, told: Mapping[str, str], root: Path) -> Gpu:
     bus, unique = told.get("pci bus", ""), told.get("unique id", "").removeprefix("0x")
     size = told.get("vram total memory (b)", "")
     path, numa = _place(root, bus)
@@ -103,8 +125,12 @@ def _amd_card(index: int, card: dict[str, Any], root: Path) -> Gpu:
 
 def _place(root: Path, bus: str) -> tuple[PciPath, int | None]:
     """PCI path and NUMA node of an address such as `00000000:1B:00.0`."""
+    return _of_device(_device_link(root, bus))
+
+
+def _device_link(root: Path, bus: str) -> Path:
     domain, _, rest = bus.lower().partition(":")
-    return _of_device(root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}")
+    return root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}"
 
 
 def _of_device(link: Path) -> tuple[PciPath, int | None]:

@@ -43,6 +43,9 @@ class Nic:
     numa: int | None = None
     path: Path = ()
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True)
 class Topology:

@@ -26,10 +26,10 @@ def restricted(topology: Topology, environment: Mapping[str, str]) -> Topology:
     return replace(topology, gpus=_located(_named(topology.gpus, value, name), topology, environment))
 
 
-def first_seen(topology: Topology, environment: Mapping[str, str], count: int) -> tuple[Gpu, ...]:
-    """The first GPUs that a process with this environment sees: those which it takes when it is told of a number
-    alone. Raises `bad_setting` as `restricted` does."""
-    seen = restricted(topology, environment).gpus[:count]
+def seen_at(topology: Topology, environment: Mapping[str, str], positions: range) -> tuple[Gpu, ...]:
+    """The GPUs at these positions, from 0, among those that a process with this environment sees; fewer where it does
+    not see so many. Raises `bad_setting` as `restricted` does."""
+    seen = restricted(topology, environment).gpus[positions.start : positions.stop]
     return _located(seen, topology, environment)
 
 

@@ -1,11 +1,19 @@
 """An engine specification as vLLM's settings; what they refuse is refused before a worker starts."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, facts_of
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.arguments import refuse_unfit
 from tandem.engine.vllm.extra_args import read_extra
 from tandem.engine.vllm.settings import Parallelism as RankCounts
 from tandem.engine.vllm.settings import Speculative, VllmSettings
 from tandem.spec.engine import EngineSpec
+
+_REWRITING: Final = ("disable_sliding_window", "hf_overrides")
+"""Extra arguments after which the windows are not those of the file."""
 
 
 def vllm_problem(engine: EngineSpec) -> str | None:
@@ -41,6 +49,15 @@ def vllm_settings(engine: EngineSpec) -> VllmSettings:
         adapters=engine.adapters,
         **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
+
+
+def kinds_served(config: Mapping[str, Any], engine: EngineSpec) -> CacheKinds:
+    """What layers keep of a model with this `config.json`, served as `engine` says. A sliding window that is not
+    smaller than the served context is none, and neither is one that an extra argument may take away."""
+    found = cache_kinds(config, engine.context_tokens or facts_of(config).context_tokens)
+    if any(name in engine.extra_args for name in _REWRITING):
+        return replace(found, windows=Windows.NONE)
+    return found
 
 
 def _speculative(engine: EngineSpec) -> Speculative | None:

@@ -36,6 +36,8 @@ class Machine:
     vendor: str = "nvidia"
     given: frozenset[str] | None = None
     """In a pod: the RDMA devices that it may open, of all that sysfs shows. None: all."""
+    opened: frozenset[int] | None = None
+    """Likewise the cards of AMD, of all that rocm-smi tells of."""
 
     def ask(self, command: Sequence[str]) -> str | None:
         """What a vendor's tool prints."""
@@ -47,15 +49,17 @@ class Machine:
 
     def read(self, root: Path) -> Topology:
         """The topology, from a sysfs made in the empty folder `root`."""
-        for card in self.cards:
-            _device(root, card.path, card.numa)
+        for at, card in enumerate(self.cards):
+            target = _device(root, card.path, card.numa)
+            if self.vendor == "amd":
+                (target / f"drm/renderD{128 + at}").mkdir(parents=True)
+                if self.opened is None or at in self.opened:
+                    _may_open(root / f"dev/dri/renderD{128 + at}")
         for at, (name, path, numa, state) in enumerate(self.nics):
             target = _device(root, path, numa)
             (target / f"infiniband_verbs/uverbs{at}").mkdir(parents=True)
             if self.given is None or name in self.given:
-                opened = root / f"dev/infiniband/uverbs{at}"
-                opened.parent.mkdir(parents=True, exist_ok=True)
-                opened.touch()
+                _may_open(root / f"dev/infiniband/uverbs{at}")
             port = root / "sys/class/infiniband" / name / "ports/1"
             port.mkdir(parents=True)
             (port / "state").write_text(f"{state}\n")
@@ -96,6 +100,11 @@ class Machine:
             for at, profile in enumerate(card.slices):
                 lines.append(f"  MIG {profile}     Device  {at}: (UUID: MIG-{index}{at}11-2222)")
         return "\n".join(lines) + "\n"
+
+
+def _may_open(device: Path) -> None:
+    device.parent.mkdir(parents=True, exist_ok=True)
+    device.touch()
 
 
 def _device(root: Path, path: str, numa: int) -> Path:
@@ -172,6 +181,20 @@ DGX_H100 = Machine(
 )
 """As its user guide describes it: two processors of 56 cores, four GPUs and their NICs below each, and four storage
 ports elsewhere. Addresses of bridges are made up."""
+PCIE = Machine(
+    (
+        Card("pci0000:3a/0000:3a:00.0/0000:3b:00.0", 0, "NVIDIA L40S"),
+        Card("pci0000:ae/0000:ae:00.0/0000:af:00.0", 1, "NVIDIA L40S"),
+    ),
+    (
+        ("mlx5_0", "pci0000:17/0000:17:02.0/0000:18:00.0", 0, "4: ACTIVE"),
+        ("mlx5_1", "pci0000:5d/0000:5d:00.0/0000:5e:00.0/0000:5f:08.0/0000:60:00.0", 0, "4: ACTIVE"),
+        ("mlx5_2", "pci0000:c0/0000:c0:00.0/0000:c1:00.0", 2, "4: ACTIVE"),
+    ),
+    ("0-15", "16-31", "32-47", "48-63"),
+)
+"""Every card and every port has a root complex of its own; of the first card's NUMA node are an on-board port and one
+behind a riser's switch, of the second card's none."""
 L4 = Machine((Card("pci0000:00/0000:00:03.0", -1, "NVIDIA L4"),), (), ("0-7",))
 """A cloud machine with one card, one NUMA node and no RDMA."""
 MI300X = Machine(

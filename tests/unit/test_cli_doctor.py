@@ -95,6 +95,16 @@ def test_a_pair_whose_kv_cannot_be_handed_over_is_a_problem() -> None:
     assert "layers of recurrent state" in found.said
 
 
+def test_a_window_that_is_not_smaller_than_the_models_context_is_none() -> None:
+    """As of Phi-3 with 128k: nothing says what is served of the context, which is then all of it."""
+    of = service({"contextTokens": None}, tiers={"dram": "40Gi"})
+    wide = {**LLAMA, "sliding_window": 262_144}
+    assert checks.stage(case(of, config=wide)).verdict == "ok"
+    found = checks.stage(case(of, config={**LLAMA, "sliding_window": 4096}))
+    assert found.verdict == "problem"
+    assert "all layers see a sliding window only" in found.said
+
+
 def test_without_a_configuration_nothing_is_said_of_sizes() -> None:
     of = case(service(), config=None)
     assert {checks.stage(of).verdict, checks.share(of).verdict} == {"not checked"}
@@ -124,7 +134,7 @@ def test_shares_that_add_up_to_more_than_a_gpu_are_a_problem() -> None:
 
 # -- memlock, shared memory, allocator, ports --
 
-HERE = replace(HOST, gpus=True, memlock_bytes=8 << 20, shm_bytes=64 << 20)
+HERE = replace(HOST, gpus=True, shm_bytes=64 << 20)
 
 
 def with_rdma(security: Mapping[str, Any] | None = None) -> ModelService:
@@ -134,33 +144,47 @@ def with_rdma(security: Mapping[str, Any] | None = None) -> ModelService:
     return service(pool={"template": {"spec": {"containers": [container]}}})
 
 
-def test_memory_that_may_not_be_pinned_is_a_problem() -> None:
-    of = with_rdma()
-    assert checks.memlock(case(of, HERE), HERE).verdict == "problem"
-    assert checks.memlock(case(of, HERE), replace(HERE, memlock_bytes=None)).verdict == "ok"
-    assert checks.memlock(case(of, HERE), replace(HERE, memlock_bytes=16 * GIB)).verdict == "ok"
-
-
 def test_what_is_not_registered_with_an_rdma_device_has_no_limit() -> None:
-    assert checks.memlock(case(service(), HERE), HERE).verdict == "ok"
-    assert checks.memlock(case(service()), HOST).verdict == "ok"
+    assert {checks.memlock(case(service(), host)).verdict for host in (HOST, HERE)} == {"ok"}
 
 
-def test_a_capability_of_pods_counts_for_root_alone() -> None:
-    found = checks.memlock(case(with_rdma()), HOST)
+@pytest.mark.parametrize("host", [HOST, HERE], ids=["laptop", "GPU node"])
+def test_a_capability_of_pods_counts_for_root_alone(host: Host) -> None:
+    """What holds for the doctor's own process says nothing of pods, wherever it runs."""
+    found = checks.memlock(case(with_rdma(), host))
     assert found.verdict == "not checked"
+    assert "GiB are pinned, for each RDMA device anew" in found.said
     assert "run as user 10001, for whom IPC_LOCK is not in force" in found.said
     assert "LimitMEMLOCK=infinity" in found.advice
     root = {"runAsUser": 0, "runAsNonRoot": False}
-    assert checks.memlock(case(with_rdma(root)), HOST).verdict == "ok", "the operator adds IPC_LOCK"
+    assert checks.memlock(case(with_rdma(root), host)).verdict == "ok", "the operator adds IPC_LOCK"
     bare = {**root, "capabilities": {"drop": ["ALL"], "add": []}}
-    assert checks.memlock(case(with_rdma(bare)), HOST).verdict == "not checked"
+    assert checks.memlock(case(with_rdma(bare), host)).verdict == "not checked"
 
 
-def test_a_root_that_the_kubelet_refuses_is_a_problem() -> None:
-    found = checks.memlock(case(with_rdma({"runAsUser": 0})), HOST)
+def as_user(pod: Mapping[str, Any], container: Mapping[str, Any], source: str, device: str) -> Finding:
+    """What is said of the users of a pool with these security contexts in its template."""
+    worker = {"name": "worker", "securityContext": dict(container)}
+    template = {"spec": {"securityContext": dict(pod), "containers": [worker]}}
+    of = service({"device": device}, {"template": template}, model={"source": source})
+    return checks.user(case(of))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_root_that_the_kubelet_refuses_is_a_problem(device: str) -> None:
+    root, hub = {"runAsUser": 0}, "hf://meta-llama/Llama-3.1-8B-Instruct"
+    for pod, container in ((root, {}), ({}, root)):
+        found = as_user(pod, container, hub, device)
+        assert found.verdict == "problem"
+        assert "container worker has runAsUser: 0 and runAsNonRoot: true" in found.said
+    assert as_user({}, {**root, "runAsNonRoot": False}, hub, device).verdict == "ok"
+    assert as_user({}, {}, hub, device).verdict == "ok"
+
+
+def test_the_container_that_fetches_the_model_has_the_users_of_the_pod() -> None:
+    found = as_user({"runAsUser": 0}, {"runAsNonRoot": False}, "s3://bucket/model", "cuda")
     assert found.verdict == "problem"
-    assert "runAsNonRoot: true" in found.said
+    assert "container fetch has runAsUser: 0" in found.said
 
 
 @pytest.mark.parametrize(
@@ -267,6 +291,9 @@ def test_what_vllm_takes_with_no_connector_is_told(monkeypatch: pytest.MonkeyPat
         ("h100-sxm", "NVIDIA H100", "cuda", ""),
         ("mi300x", "AMD MI300X", "rocm", "gfx942"),
         ("amd-instinct-mi355x", "AMD MI355X", "rocm", "gfx950"),
+        ("NVIDIA-H100-80GB-HBM3", "NVIDIA H100", "cuda", ""),
+        ("Tesla-T4", "NVIDIA T4", "cuda", ""),
+        ("AMD_Instinct_MI300X_OAM", "AMD MI300X", "rocm", "gfx942"),
     ],
 )
 def test_a_card_is_known_by_its_type(accelerator: str, name: str, build: str, architecture: str) -> None:

@@ -95,8 +95,8 @@ def test_what_lies_near_the_gpus_is_said_and_left_to_the_workers(tmp_path: Path)
     assert decode.command.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert "UCX_NET_DEVICES" not in decode.command.env
     assert settings_of(decode).bind
-    assert "CPUs 56-111,168-223 of NUMA node 1" in gpus.notes[1]
-    assert "network devices mlx5_4:1" in gpus.notes[1]
+    assert "next to CPUs 56-111,168-223 of NUMA node 1" in gpus.notes[1]
+    assert "next to network devices mlx5_4:1" in gpus.notes[1]
 
 
 def test_an_outer_restriction_holds_for_the_workers(tmp_path: Path) -> None:

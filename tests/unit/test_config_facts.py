@@ -148,8 +148,8 @@ def test_the_embedded_engine_stays_strict(case: Case, tmp_path: Path) -> None:
 def test_what_cannot_be_handed_over_is_refused_before_anything_starts(case: Case, tmp_path: Path) -> None:
     flags = ["--engine", "vllm", "--model", str(write(case, tmp_path / "model"))]
     assert parse([*flags, "--prefill", "0"]).service.spec.pools[0].role == "unified"
-    if case.other:
-        with pytest.raises(TandemError, match=f"{case.other}.*unified workers"):
+    if why := cannot_exchange(CacheKinds(case.other, case.windows)):
+        with pytest.raises(TandemError, match=f"{why}; use unified workers"):
             parse(flags)
     else:
         assert len(parse(flags).service.spec.pools) == 2

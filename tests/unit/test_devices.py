@@ -1,6 +1,7 @@
 """Who gets which GPU, share, CPUs and network devices: machines in, assignments and reasons out."""
 
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
 from tandem.core.sizing import even_share
+from tandem.devices import reading
 from tandem.devices.assigning import Assignment, Wanted, assign, environment_of
 from tandem.devices.reading import read_topology, run
 from tandem.devices.topology import Gpu, Topology, distance
@@ -48,6 +50,23 @@ def test_nothing_is_known_without_tools(tmp_path: Path) -> None:
     assert read_topology(lambda _: None, tmp_path) is None
     assert run(["/nowhere/nvidia-smi"]) is None
     assert run(["false"]) is None
+
+
+def test_a_tool_that_dies_of_no_signal_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one does that hangs in its driver: nobody waits for it."""
+    hung = list[subprocess.Popen[str]]()
+    kill = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda tool: hung.append(tool))
+    monkeypatch.setattr(reading, "_BOUND_S", 0.05)
+    assert run(["sleep", "600"]) is None
+    (tool,) = hung
+    try:
+        assert tool.poll() is None, "it runs still"
+        assert "sleep said nothing within 0.05 s" in caplog.text
+    finally:
+        kill(tool)
 
 
 def test_amd_cards_are_read(tmp_path: Path) -> None:
@@ -105,8 +124,8 @@ def test_ranks_lie_on_one_numa_node(tmp_path: Path) -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert prefill.reasons[1:] == (
-        "CPUs 56-111,168-223 of NUMA node 1",
-        "network devices mlx5_4:1 (2 PCI links away), mlx5_5:1 (2 PCI links away)",
+        "next to CPUs 56-111,168-223 of NUMA node 1",
+        "next to network devices mlx5_4:1 (2 PCI links away), mlx5_5:1 (2 PCI links away)",
     )
 
 

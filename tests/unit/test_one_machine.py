@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from tandem.cli.launches import Places, members_of
 from tandem.cli.one_machine import REPLICAS_MAX, check_here, source_here, unchecked_hand_over, without_effect
@@ -125,6 +126,33 @@ def test_a_hubs_model_that_is_here_and_can_hand_over_is_taken(
 ) -> None:
     cached(tmp_path, monkeypatch, {"layer_types": ["full_attention"]})
     assert unchecked_hand_over(parse(FLAGS).service) is None
+
+
+WINDOWED = {"sliding_window": 4096, "max_position_embeddings": 32_768}
+
+
+def test_a_model_of_windows_alone_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(tmp_path, monkeypatch, WINDOWED)
+    with pytest.raises(TandemError, match="all layers see a sliding window only") as refused:
+        parse(FLAGS)
+    assert refused.value.param == "pools"
+    parse([*FLAGS, "--context-tokens", "4096"])
+    parse([*FLAGS, "--prefill", "0"])
+
+
+def test_a_window_as_wide_as_the_context_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(tmp_path, monkeypatch, {**WINDOWED, "sliding_window": 32_768})
+    parse(FLAGS)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("disable_sliding_window", True), ("hf_overrides", "{}")])
+def test_windows_that_an_argument_may_take_away_are_left_to_the_workers(
+    argument: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(tmp_path, monkeypatch, WINDOWED)
+    service = parse([*FLAGS, "--context-tokens", "4096"]).service
+    engine = replace(service.spec.engine, context_tokens=None, extra_args={argument: value})
+    check_here(replace(service, spec=replace(service.spec, engine=engine)))
 
 
 def test_of_a_hubs_model_that_is_not_here_it_is_said_that_nothing_was_checked(

@@ -1,6 +1,9 @@
 """What cannot be rolled out is refused before a pod starts, in a sentence, and what runs goes on."""
 
+from collections.abc import Callable
+
 from control_plane.observe.observed import ModelFacts
+from control_plane.operator.model_facts import facts_of
 from tandem.core.sizing import Shape
 from tandem.kube.kinds import DEPLOYMENT, ENGINE_POOL, LEADER_WORKER_SET, Json
 from tests.unit.operator_world import World, notes
@@ -60,5 +63,28 @@ def test_prefill_and_decode_workers_do_not_span_nodes() -> None:
         )
         assert world.of(LEADER_WORKER_SET) == []
         assert world.condition("Available")["status"] == "True", "the old one goes on"
+
+    in_world(story)
+
+
+def test_a_model_of_windows_alone_is_not_handed_over() -> None:
+    """Served with no more context than a window has, it is."""
+
+    def served(tokens: int | None) -> Callable[[Json], None]:
+        def edit(spec: Json) -> None:
+            spec["engine"] = {"type": "vllm"} | ({} if tokens is None else {"contextTokens": tokens})
+
+        return edit
+
+    async def story(world: World) -> None:
+        world.models.known = facts_of({"sliding_window": 4096, "max_position_embeddings": 32_768})
+        await world.edit(served(None))
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "CannotHandOver")
+        assert stalled["message"].startswith("Workers of pool prefill would hand KV over, and cannot: all layers see")
+        await world.edit(served(4096))
+        await world.settle()
+        assert world.condition("Stalled")["status"] == "False"
 
     in_world(story)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from control_plane.operator.model_facts import facts_of
-from tandem.core.config_facts import cache_kinds
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.exchange import decide
 from tandem.engine.vllm.settings import CPU_BLOCK_TOKENS
@@ -15,6 +14,7 @@ from tandem.spec.engine import EngineSpec
 from tandem.spec.pool import Pool, engine_of
 from tandem.spec.quantity import quantity
 from tandem.spec.service import ModelService
+from tandem.spec.vllm import kinds_served
 
 Config = Mapping[str, Any]
 GPU_BLOCK_TOKENS: Final = 16
@@ -23,11 +23,9 @@ GPU_BLOCK_TOKENS: Final = 16
 
 @dataclass(frozen=True)
 class Host:
-    """This machine. None is no bound for `memlock_bytes`, and unknown for `shm_bytes`. `busy` ports are taken, each
-    with why."""
+    """This machine. None is unknown for `shm_bytes`. `busy` ports are taken, each with why."""
 
     memory_bytes: int
-    memlock_bytes: int | None = None
     shm_bytes: int | None = None
     gpus: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -82,9 +80,7 @@ def hands_over(case: Case) -> str | None:
     transfer = engine.kv_transfer or "auto"
     if case.config is None:
         return "kv_transfer is never" if transfer == "never" else None
-    found = decide(
-        cache_kinds(dict(case.config), engine.context_tokens), transfer, case.pool.role, engine.kv_dtype or "auto"
-    )
+    found = decide(kinds_served(case.config, engine), transfer, case.pool.role, engine.kv_dtype or "auto")
     return None if found.connector else found.reason
 
 

@@ -14,7 +14,7 @@ from tandem.cli.doctor.cases import (
     stage_settings,
 )
 from tandem.cli.doctor.findings import Finding, ok, problem, unchecked
-from tandem.cli.doctor.pods import PodRights, rights_of
+from tandem.cli.doctor.pods import refused_user, rights_of
 from tandem.cli.gpu_fit import fit_of
 from tandem.core.errors import TandemError
 from tandem.core.sizing import RUNTIME_SHARE
@@ -94,38 +94,34 @@ def share(case: Case) -> Finding:
     return ok(check, case.name, f"share {fraction:g}: {said}")
 
 
-def memlock(case: Case, host: Host) -> Finding:
-    """Whether the stage may be registered with RDMA devices, whose memory counts against RLIMIT_MEMLOCK. What GPU
-    drivers pin does not."""
+def user(case: Case) -> Finding:
+    """Whether the kubelet would start the pool's containers as the users that they are to run as."""
+    check, refused = "runAsNonRoot", refused_user(case)
+    if refused is None:
+        return ok(check, case.name, "no container of its pods is to run as a user that it may not be")
+    return problem(check, case.name, refused, "set runAsNonRoot: false beside it, or another user")
+
+
+def memlock(case: Case) -> Finding:
+    """Whether the stage may be registered with RDMA devices: each of them counts all of it against RLIMIT_MEMLOCK.
+    What GPU drivers pin does not count. It is always about pods: on one machine the template that asks for such
+    devices has no effect, so that the limit of this process says nothing."""
     check = "memlock"
     if case.engine.device != "cuda" or _without_stage(case):
         return ok(check, case.name, "nothing is pinned")
     rights = rights_of(case)
-    if rights.refused is not None:
-        return problem(check, case.name, rights.refused, "set runAsNonRoot: false beside it, or another user")
     if not rights.rdma:
         return ok(check, case.name, "no RDMA device is asked for, and drivers of GPUs pin memory without that limit")
     settings = stage_settings(case)
     if settings is None or settings.memory_bytes is None:
         return unchecked(check, case.name, "how much its workers pin is not known; see stage")
-    pinned = settings.memory_bytes
-    if not case.here:
-        return _in_pods(case, pinned, rights)
-    if host.memlock_bytes is None or host.memlock_bytes >= pinned:
-        bound = "no bound" if host.memlock_bytes is None else _gib(host.memlock_bytes)
-        return ok(check, case.name, f"{_gib(pinned)} are pinned, RLIMIT_MEMLOCK is {bound}")
-    said = f"{_gib(pinned)} are pinned, RLIMIT_MEMLOCK is {_gib(host.memlock_bytes)}"
-    return problem(check, case.name, said, "ulimit -l unlimited, or LimitMEMLOCK=infinity of what starts the workers")
-
-
-def _in_pods(case: Case, pinned: int, rights: PodRights) -> Finding:
-    check = "memlock"
+    pinned = f"{_gib(settings.memory_bytes)} are pinned, for each RDMA device anew"
     if rights.ipc_lock:
-        said = f"{_gib(pinned)} are pinned; its pods run as root with IPC_LOCK, for whom there is no limit"
+        said = f"{pinned}; its pods run as root with IPC_LOCK, for whom there is no limit"
         return ok(check, case.name, said)
     said = (
-        f"{_gib(pinned)} are pinned; its pods run as user {rights.user}, for whom IPC_LOCK is not in force, so that "
-        "the limit of the nodes' container runtime counts"
+        f"{pinned}; its pods run as {rights.user}, for whom IPC_LOCK is not in force, so that the limit of the "
+        "nodes' container runtime counts"
     )
     advice = (
         "LimitMEMLOCK=infinity for the container runtime of the nodes (`ulimit -l` in a pod shows it), or runAsUser: "

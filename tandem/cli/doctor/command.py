@@ -5,22 +5,19 @@ could be.
 """
 
 import argparse
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from kv_transfer.locked_memory import memlock_bytes
 from tandem.cli.doctor import checks
 from tandem.cli.doctor.cases import Case, Host, case_of
 from tandem.cli.doctor.engine_checks import Resolve, engine_findings
 from tandem.cli.doctor.findings import Finding, healthy, text_of
-from tandem.cli.model_here import model_directory
+from tandem.cli.model_here import model_config, model_directory
 from tandem.cli.one_machine import source_here
 from tandem.cli.ports import check_free
 from tandem.core.errors import TandemError
@@ -52,18 +49,18 @@ def examine(
     service: ModelService, directory: Path | None, host: Host, resolving: Resolve = resolve
 ) -> tuple[Finding, ...]:
     """All findings about a service. `directory` has the model's `config.json`; asks vLLM where it is installed."""
-    config = None if directory is None else _config(directory)
+    config = None if directory is None else model_config(directory)
     cases = [case_of(service, pool, config, host) for pool in service.spec.pools]
     found = list[Finding]()
     by_pool = engine_findings(cases, None if config is None else directory, resolving)
     for case in cases:
         found += by_pool[case.name]
-        found += (check(case) for check in (checks.stage, checks.share))
+        found += (check(case) for check in (checks.user, checks.stage, checks.share, checks.memlock))
         found += (check(case, host) for check in _OF_HOST)
     return (*found, *checks.ports(_ports(service), host))
 
 
-_OF_HOST: tuple[Callable[[Case, Host], Finding], ...] = (checks.memlock, checks.shared_memory, checks.allocator)
+_OF_HOST: tuple[Callable[[Case, Host], Finding], ...] = (checks.shared_memory, checks.allocator)
 
 
 def host_of(service: ModelService) -> Host:
@@ -77,7 +74,6 @@ def host_of(service: ModelService) -> Host:
             busy[port] = error.message
     return Host(
         memory_bytes=host_memory_bytes(),
-        memlock_bytes=memlock_bytes(),
         shm_bytes=shutil.disk_usage(shared).total if shared.is_dir() else None,
         gpus=bool(_topology_has_gpus()),
         environment={name: os.environ[name] for name in checks.ALLOCATOR_VARIABLES if name in os.environ},
@@ -94,11 +90,3 @@ def _ports(service: ModelService) -> dict[str, int]:
     router = service.spec.router
     found = {"spec.router.port": router.port}
     return found if router.grpc_port is None else {**found, "spec.router.grpcPort": router.grpc_port}
-
-
-def _config(directory: Path) -> Mapping[str, Any] | None:
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None

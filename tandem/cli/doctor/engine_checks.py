@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from control_plane.reconcile.accelerators import plain_name
 from control_plane.reconcile.fitting import memory_of
 from tandem.cli.doctor.cases import Case, hands_over
 from tandem.cli.doctor.findings import Finding, ok, problem, unchecked
@@ -122,7 +123,7 @@ def card_of(case: Case) -> Card | None:
 
 
 def _kind(accelerator: str, known: Iterable[str]) -> str | None:
-    kind = accelerator.lower().removeprefix("amd-").removeprefix("instinct-")
+    kind = plain_name(accelerator)
     return next((name for name in known if kind == name or kind.startswith(f"{name}-")), None)
 
 
