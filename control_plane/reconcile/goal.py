@@ -93,8 +93,8 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
     if parted:
         why = f"Workers of pool {parted[0]} span nodes, and ranks on other nodes cannot hand their KV over"
         return Blocked("CannotHandOver", f"{why}: use role unified, fewer ranks or larger nodes.", {})
-    if (why := _cannot_hand_over(wish.service, observed.model)) is not None:
-        return Blocked("CannotHandOver", f"{why}. Use role unified.", {})
+    if (refused := _cannot_hand_over(wish.service, observed.model)) is not None:
+        return Blocked("CannotHandOver", f"{refused}. Use role unified.", {})
     # What runs evidently fits, whatever the arithmetic says.
     found = {} if wish.revision == status.current_revision else misfits(wish.service, observed.model)
     if not found:

@@ -62,10 +62,8 @@ def binding_of(
     """
     near = nearest(topology, gpus)
     where = f"{', '.join(map(str, gpus))}: "
-    if ranks_bind:
-        cpus, why_cpus = (), "CPUs and memory: vLLM binds its ranks itself"
-    else:
-        cpus, why_cpus = _kept(topology, near, frozenset(allowed))
+    leave = (), "CPUs and memory: vLLM binds its ranks itself"
+    cpus, why_cpus = leave if ranks_bind else _kept(topology, near, frozenset(allowed))
     told, why_nics = _net_devices(topology, near, environment)
     return Binding(cpus, near.nodes if cpus else (), told, (f"{where}{why_cpus}", f"{where}{why_nics}"))
 
