@@ -31,9 +31,7 @@ def write_mixtral(place: Path) -> Path:
         pad_token_id=2,
     )
     MixtralForCausalLM(config).save_pretrained(place)
-    for name in _TOKENIZER:
-        shutil.copy(DEMO / name, place / name)
-    return place
+    return copy_tokenizer(place)
 
 
 def write_like_demo(place: Path) -> Path:
@@ -44,6 +42,11 @@ def write_like_demo(place: Path) -> Path:
         for weights in model.parameters():
             weights += 0.15 * weights.std() * torch.randn_like(weights)
     model.save_pretrained(place)
+    return copy_tokenizer(place)
+
+
+def copy_tokenizer(place: Path) -> Path:
+    """The demo model's, into a model's directory."""
     for name in _TOKENIZER:
         shutil.copy(DEMO / name, place / name)
     return place

@@ -1,13 +1,17 @@
-"""A worker that speculates says what one that does not would say, and counts what came of it."""
+"""A worker that speculates says what one that does not would say, and counts what came of it: with every method of
+drafting, each as a service names it."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from openai import BadRequestError
 
 from tandem.cli.supervisor import ROUTER
+from tests.vllm.drafting_models import write_eagle, write_eagle3, write_llama, write_with_mtp
+from tests.vllm.lending import DEMO
 from tests.vllm.models import write_like_demo
 from tests.vllm.plain_llm import answers
 from tests.vllm.serving import Serving, serving, token_ids
@@ -19,20 +23,46 @@ PROMPTS = [[3 + (base * 37 + at * (base + 5)) % 900 for at in range(12)] * (base
 """They repeat themselves, so that looking up what followed finds something."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["ngram", "draft_model"])
-async def speculating(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Serving]:
-    method = request.param
-    drafts = f":{write_like_demo(tmp_path_factory.mktemp('drafts'))}" if method == "draft_model" else ""
-    async with serving(["--prefill", "0", "--decode", "1", "--speculative", f"{method}:3{drafts}"]) as running:
+def drafting(method: str, place: Path) -> tuple[Path, str]:
+    """A model, and what `--speculative` says so that it drafts by this method."""
+    match method:
+        case "draft_model":
+            return DEMO, f"draft_model:3:{write_like_demo(place / 'drafts')}"
+        case "eagle" | "eagle3":
+            model = write_llama(place / "model")
+            head = {"eagle": write_eagle, "eagle3": write_eagle3}[method](model, place / "head")
+            return model, f"{method}:3:{head}"
+        case "mtp":
+            return write_with_mtp(place / "model"), "mtp:3"
+    return DEMO, f"{method}:3"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "ngram",
+        "draft_model",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("eagle", "eagle3", "mtp")),
+    ],
+)
+def drafts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return drafting(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def speculating(drafts: tuple[Path, str]) -> AsyncIterator[Serving]:
+    model, flag = drafts
+    async with serving(["--prefill", "0", "--decode", "1", "--speculative", flag], model=model) as running:
         yield running
 
 
-async def test_greedy_tokens_are_those_without_speculation(speculating: Serving) -> None:
+async def test_greedy_tokens_are_those_without_speculation(speculating: Serving, drafts: tuple[Path, str]) -> None:
+    model, _ = drafts
     sampling = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
     plain = asyncio.create_task(
-        asyncio.to_thread(answers, [{"prompt": prompt, "sampling": sampling} for prompt in PROMPTS])
+        asyncio.to_thread(
+            answers, [{"prompt": prompt, "sampling": sampling} for prompt in PROMPTS], {"model": str(model)}
+        )
     )
     async with speculating.client() as api:
         told = [
@@ -42,7 +72,10 @@ async def test_greedy_tokens_are_those_without_speculation(speculating: Serving)
             )
             for prompt in PROMPTS
         ]  # fmt: skip
-    assert [token_ids(answer.choices[0]) for answer in told] == await plain
+    right = await plain
+    assert [token_ids(answer.choices[0]) for answer in told] == right
+    # Else equality would say little.
+    assert all(len(set(each)) > TOKENS // 4 for each in right)
 
 
 async def test_what_became_of_drafts_is_told(speculating: Serving) -> None:
