@@ -17,6 +17,9 @@ from tools.models.configs import BASE, KINDS
 
 _NOISE: Final = 0.15
 _SPREAD: Final = 0.2
+_CONTEXT: Final = 0.05
+"""So much of what attention gives is heeded: a model that heeded more could not be guessed from one token."""
+_LITTLE: Final = 0.003
 _ATTENDING: Final = 2.0
 """Enough for a token of the EAGLE-3 head to attend to itself, nearly."""
 _LAYER: Final = "model.layers.0."
@@ -54,7 +57,7 @@ def write_eagle3(target: Path, place: Path) -> Path:
     for name, weight in {"q": _ATTENDING * one, "k": _ATTENDING * one, "v": one}.items():
         head[f"midlayer.self_attn.{name}_proj.weight"] = torch.cat([weight, none], dim=1)
     head["midlayer.self_attn.o_proj.weight"] = one
-    head["fc.weight"] = torch.cat([_NOISE * _SPREAD * torch.randn(hidden, hidden) for _ in range(2)], dim=1)
+    head["fc.weight"] = _LITTLE * torch.randn(hidden, 2 * hidden)
     head["lm_head.weight"] = own["lm_head.weight"]
     head = _a_little_wrong(head)
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
@@ -97,7 +100,7 @@ def _written(model: Any, architecture: str, place: Path) -> Path:
                 weight /= weight.square().mean(dim=1, keepdim=True).sqrt()
             if "o_proj" in name:
                 # What is said depends on all that was said, but most on the last token.
-                weight *= _SPREAD
+                weight *= _CONTEXT
     model.save_pretrained(place)
     config = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))

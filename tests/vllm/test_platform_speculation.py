@@ -21,6 +21,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 TOKENS = 60
 PROMPTS = [[3 + (base * 37 + at * (base + 5)) % 900 for at in range(12)] * (base + 1) for base in range(6)]
 """They repeat themselves, so that looking up what followed finds something."""
+WHOLE_PROMPTS = {"TANDEM_SCHEDULER__MAX_BATCHED_TOKENS": "256"}
+"""vLLM's CPU kernels for latents compute a prompt in one step, and with speculation never one longer than a step."""
+BLOCKS = 129
+"""Of vLLM alone: those of latents have 16 tokens."""
 
 
 def drafting(method: str, place: Path) -> tuple[Path, str]:
@@ -52,7 +56,9 @@ def drafts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def speculating(drafts: tuple[Path, str]) -> AsyncIterator[Serving]:
     model, flag = drafts
-    async with serving(["--prefill", "0", "--decode", "1", "--speculative", flag], model=model) as running:
+    environment = WHOLE_PROMPTS if flag.startswith("mtp") else {}
+    flags = ["--prefill", "0", "--decode", "1", "--speculative", flag]
+    async with serving(flags, environment, model) as running:
         yield running
 
 
@@ -61,7 +67,9 @@ async def test_greedy_tokens_are_those_without_speculation(speculating: Serving,
     sampling = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
     plain = asyncio.create_task(
         asyncio.to_thread(
-            answers, [{"prompt": prompt, "sampling": sampling} for prompt in PROMPTS], {"model": str(model)}
+            answers,
+            [{"prompt": prompt, "sampling": sampling} for prompt in PROMPTS],
+            {"model": str(model), "num_gpu_blocks_override": BLOCKS},
         )
     )
     async with speculating.client() as api:
