@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.tree_side import TreeSide
 from tandem.core.kv import Layout
 from tandem.engine import digest_threads
 from tandem.engine.hashing import is_over
@@ -27,7 +27,6 @@ TOKENS: Final = 7000
 CHUNK: Final = 2048
 CHUNK_S: Final = 0.1
 """What a step of `CHUNK` tokens computes."""
-END_S: Final = 30.0
 _HERE: Final = Path(__file__).parents[1]
 _LAYERS_FIRST, _BLOCKS_FIRST = (0, 1, 2, 3, 4), (1, 0, 2, 3, 4)
 _SHAPES: Final = (
@@ -57,28 +56,14 @@ class Figure:
         return [after / before for before, after in zip(self.values["before"], self.values["after"], strict=True)]
 
 
-class Side:
-    """A process that measures with one tree."""
+class Side(TreeSide):
+    """A process that measures what vLLM's stage costs with one tree."""
 
     def __init__(self, tree: Path) -> None:
-        script = str(Path(__file__).with_name("stage_side.py").resolve())
-        start = f"import sys, runpy; sys.argv = [{script!r}]; runpy.run_path({script!r}, run_name='__main__')"
-        environment, pipe = {**os.environ, "PYTHONPATH": str(tree)}, subprocess.PIPE
-        command = [sys.executable, "-P", "-c", start]
-        self._process = subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True)
+        super().__init__(Path(__file__).with_name("stage_side.py"), tree)
 
     def measure(self, what: dict[str, Any]) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        return float(json.loads(self._process.stdout.readline())["value"])
-
-    def end(self) -> None:
-        """It ends with its input, and its processes with it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(END_S)
+        return float(json.loads(self.ask(json.dumps(what)))["value"])
 
 
 def in_pairs(sides: dict[str, Side], name: str, unit: str, what: dict[str, Any], pairs: int) -> Figure:

@@ -56,6 +56,7 @@ LAYERS, UNITS, CONTENT = 8, 8, 256
 """Of an 8B model a quarter of the layers: 512 KiB per block, in pages of 8 KiB."""
 PAGE_BYTES: Final = BLOCK_TOKENS * CONTENT * 2
 READY_S: Final = 60.0
+END_S: Final = 10.0
 STAGE_BLOCKS: Final = 900
 FIRST: Final = FirstTokens(((0, 7, None),))
 
@@ -119,6 +120,8 @@ class Layouts:
 
     def _of(self, what: dict[str, Any]) -> tuple[Mover, HostMemory, dict[str, list[PageTarget]]]:
         if what["name"] not in self._made:
+            for _, memory, _ in self._made.values():
+                memory.close()  # An open descriptor keeps every page of it.
             self._made.clear()
             layers, units, tensor, content = what["layers"], what["units"], what["tensor"], what["content"]
             page = BLOCK_TOKENS * content * 2
@@ -265,9 +268,15 @@ class Child:
         return told
 
     async def end(self) -> None:
+        """It ends with its input; if it does not, it is killed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        await self.process.wait()
+        try:
+            async with asyncio.timeout(END_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
 
 
 class Worker:

@@ -1,16 +1,13 @@
 """Two revisions measured in turn (ABBA): digests against `memcpy` on one core, verified pulls against copies, small
 pulls over shared memory without verification."""
 
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.tree_side import TreeSide
+
 _PAIRS: Final = 6
-_END_S: Final = 30.0
 _PIECES: Final = (
     (8 << 10, 32, ("copy", "digest", "pull", "shm", "tcp")),
     (64 << 10, 32, ("copy", "digest", "pull", "shm", "tcp")),
@@ -19,39 +16,20 @@ _PIECES: Final = (
 )
 
 
-@dataclass
-class _Side:
-    """A process that measures with one tree."""
+class _Side(TreeSide):
+    """A process that measures transfers with one tree."""
 
-    process: "subprocess.Popen[str]"
+    def __init__(self, tree: Path) -> None:
+        super().__init__(Path(__file__).with_name("transfer_side.py"), tree)
 
     def measure(self, size: int, pieces: int, what: str) -> float:
         """GB/s."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{size} {pieces} {what}\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline())
-
-    def end(self) -> None:
-        """It ends with its input; the processes that it has started end with it."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(_END_S)
-
-
-def _side(tree: Path) -> _Side:
-    script = Path(__file__).parent / "transfer_side.py"
-    # The tree comes before the folder of the script, which Python would look into first.
-    start = f"import sys, runpy; sys.argv = [{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')"
-    command, environment = [sys.executable, "-P", "-c", start], {**os.environ, "PYTHONPATH": str(tree)}
-    pipe = subprocess.PIPE
-    return _Side(subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True))
+        return float(self.ask(f"{size} {pieces} {what}"))
 
 
 def compare(before: Path) -> None:
     """Print GB/s of both, and how much faster this tree is: min, median, max over pairs."""
-    sides = {"before": _side(before), "after": _side(Path(__file__).parents[1])}
+    sides = {"before": _Side(before), "after": _Side(Path(__file__).parents[1])}
     print(f"{'GB/s, median of each':<30}{'before':>9}{'after':>9}  after / before: min median max   after / copy")
     try:
         for size, pieces, kinds in _PIECES:

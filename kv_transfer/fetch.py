@@ -85,8 +85,9 @@ class Fetcher:
     ) -> FetchReport:
         """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
 
-        `whole` hears what a hand-off has brought when its last block has landed, right before the engine does: what
-        is still to be said to the holder then may take longer than a short answer.
+        `whole` hears what a hand-off has brought when its last block has landed, right before the engine does, or at
+        once where nothing was left for it to bring: what is still to be said to the holder then may take longer than
+        a short answer.
 
         Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
         the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says
@@ -159,6 +160,8 @@ class Fetcher:
         def landed() -> None:
             whole(replace(progress.report(None, False, self._clock.now()), brought=tuple(run.brought)))
 
+        if progress.whole:
+            landed()
         leg = run.leg = PullLeg(self._receiver, progress, remote, hand_off=True, whole=landed)
         failure = await leg.run()
         acknowledged = failure is None and await leg.acknowledge()

@@ -14,12 +14,16 @@ def memlock_bytes(status: Path = Path("/proc/self/status")) -> int | None:
 
 
 def hint(size: int, limit: int | None) -> str:
-    """What to say beside a registration of `size` bytes that failed; empty where the limit cannot be why."""
-    if limit is None or limit >= size:
+    """What to say beside a registration of `size` bytes that failed; empty where there is no limit.
+
+    A limit larger than `size` may be why, too: the kernel adds up what each RDMA device has pinned of a process.
+    """
+    if limit is None:
         return ""
     return (
-        f"; RLIMIT_MEMLOCK is {limit / (1 << 20):.0f} MiB and {size / (1 << 20):.0f} MiB were to be pinned: raise it "
-        "(`ulimit -l`; in pods LimitMEMLOCK of the nodes' container runtime, as IPC_LOCK is in force for root only)"
+        f"; RLIMIT_MEMLOCK is {limit / (1 << 20):.0f} MiB, and every RDMA device pins these {size / (1 << 20):.0f} "
+        "MiB against it, beside what is pinned already: raise it where that is too little (`ulimit -l`; in pods "
+        "LimitMEMLOCK of the nodes' container runtime, as IPC_LOCK is in force for root only)"
     )
 
 

@@ -5,7 +5,7 @@ Decoders raise `transfer_failed` for bytes that are no frame and `protocol_misma
 
 from collections.abc import Sequence
 from functools import lru_cache
-from struct import unpack
+from struct import iter_unpack, unpack
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -21,6 +21,10 @@ from tandem.engine.protocol import FirstTokens
 
 _LAYOUT_FIELDS: Final = tuple(Layout.__dataclass_fields__)
 _POOL_FIELDS: Final = tuple(Pool.__dataclass_fields__)
+_LAYOUT_BYTES_MAX: Final = 512
+"""The longest packed layout that is remembered. Workers send fewer than 100 bytes, a stranger as many as it likes."""
+_PIECES_TOGETHER: Final = 64
+"""Unpacked by one format: faster, but `struct` remembers formats, so none may be as long as a peer likes."""
 
 
 def encode_open(request: PullOpen) -> bytes:
@@ -131,7 +135,7 @@ def _read_open(message: pb.Open) -> PullOpen:
         ticket=message.ticket,
         holder_epoch=message.holder_epoch,
         receiver_epoch=message.receiver_epoch,
-        layout=_layout_heard(message.layout.SerializeToString()),
+        layout=_layout_of(message.layout.SerializeToString()),
         names=_pieces(message.names, NAME_BYTES),
     )
 
@@ -141,8 +145,16 @@ def _layout_sent(layout: Layout) -> pb.Layout:
     return pb.Layout(**{field: getattr(layout, field) for field in _LAYOUT_FIELDS})
 
 
+def _layout_of(packed: bytes) -> Layout:
+    return _layout_heard(packed) if len(packed) <= _LAYOUT_BYTES_MAX else _read_layout(packed)
+
+
 @lru_cache(maxsize=64)
 def _layout_heard(packed: bytes) -> Layout:
+    return _read_layout(packed)
+
+
+def _read_layout(packed: bytes) -> Layout:
     message = pb.Layout.FromString(packed)
     return Layout(**{field: getattr(message, field) for field in _LAYOUT_FIELDS})
 
@@ -162,9 +174,14 @@ def _read_first(row: pb.FirstToken) -> tuple[int, int, str | None]:
 
 
 def _pieces(packed: bytes, size: int) -> tuple[bytes, ...]:
-    if size and len(packed) % size:
+    if not size:
+        return ()
+    if len(packed) % size:
         raise _broken(f"{len(packed)} packed bytes that are no multiple of {size}")
-    return unpack(f"{size}s" * (len(packed) // size), packed) if size else ()
+    count = len(packed) // size
+    if count <= _PIECES_TOGETHER:
+        return unpack(f"{size}s" * count, packed)
+    return tuple([piece for (piece,) in iter_unpack(f"{size}s", packed)])
 
 
 def _broken(what: str) -> TandemError:

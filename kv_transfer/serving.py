@@ -20,6 +20,8 @@ from tandem.core.errors import TandemError
 from tandem.engine.protocol import FirstTokens
 
 _ACCEPT_RETRY_S: Final = 0.1
+_BATCHES_PER_TURN: Final = 16
+"""After so many batches, which need not wait for anything, others on the event loop get their turn."""
 
 
 class Carrier(Protocol):
@@ -124,48 +126,56 @@ class PullServer:
                     return
                 self._source.acknowledge(lease_id)
                 lease_id = None
-            elif isinstance(frame, Refused):
-                if frame.lease_id != lease_id:
-                    return
-                self._source.refused(lease_id, frame.name)
-            elif whole:
-                lease_id, whole = await self._serve(wire, carrier, frame)
+            else:
+                if isinstance(frame, Refused):
+                    if frame.lease_id != lease_id:
+                        return
+                    self._source.refused(lease_id, frame.name)
+                elif whole:
+                    lease_id, whole = await self._serve(wire, carrier, frame)
+                # The next frame may be here already: a peer that does not wait for answers would keep the event loop.
+                await asyncio.sleep(0)
             if not whole and lease_id is None:
                 return
             wait_s = self._limits.idle_s
 
     async def _serve(self, wire: Wire, carrier: Carrier, request: PullOpen) -> tuple[str | None, bool]:
-        """Answer one pull until the receiver says something. Gives the lease it may acknowledge, and whether the pull
-        was carried to its end."""
+        """Answer one pull until the receiver says something. Gives the lease it may acknowledge, None of a pull that
+        the source refused or gave up, and whether the pull was carried to its end."""
         loop = asyncio.get_running_loop()
         called_off = asyncio.timeout(None)
         try:
             async with called_off:
                 end = wire.listen(lambda: called_off.reschedule(loop.time()))
                 try:
-                    answered = await self._send(wire, carrier, request)
+                    await self._send(wire, carrier, request)
                 finally:
                     end()
         except TimeoutError:
             if not called_off.expired():
                 raise
             return request.lease_id, False
-        return (request.lease_id if answered else None), True
-
-    async def _send(self, wire: Wire, carrier: Carrier, request: PullOpen) -> bool:
-        """Send every answer. False when the source refused or gave up, which the receiver is told."""
-        try:
-            async with aclosing(self._source.answers(request)) as batches:
-                async for batch in batches:
-                    if Offer in map(type, batch):
-                        await carrier.introduce(wire)
-                    await wire.send(_buffers(carrier, batch))
         except WireLost:
             raise
         except TandemError as error:
+            # Not to be called off: that would leave the lease to whoever was refused.
             await wire.send(framed(encode_failed(error)))
-            return False
-        return True
+            return None, True
+        return request.lease_id, True
+
+    async def _send(self, wire: Wire, carrier: Carrier, request: PullOpen) -> None:
+        """Send every answer. Raises what the source refuses with or gives up for, and `WireLost`."""
+        sent = 0
+        async with aclosing(self._source.answers(request)) as batches:
+            async for batch in batches:
+                # Before a batch, not after one: once the last is sent the receiver may speak without calling it off.
+                if sent == _BATCHES_PER_TURN:
+                    sent = 0
+                    await asyncio.sleep(0)
+                sent += 1
+                if Offer in map(type, batch):
+                    await carrier.introduce(wire)
+                await wire.send(_buffers(carrier, batch))
 
 
 def _buffers(carrier: Carrier, batch: tuple[Answer, ...]) -> list[memoryview]:

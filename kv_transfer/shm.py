@@ -191,7 +191,8 @@ class _ShmLanding:
     def _copy(self, wire: Wire, indices: Sequence[int], handles: Sequence[Handle], sink: BlockSink) -> None:
         slots = [handle.slot for handle in handles]
         if self._mapping is None or max(slots) >= self._blocks:
-            raise TandemError("transfer_failed", f"{wire.peer} offered slots outside the pool it has shown: {slots}")
+            problem = f"{wire.peer} offered slot {max(slots)}, outside the pool of {self._blocks} that it has shown"
+            raise TandemError("transfer_failed", problem)
         pool, size = self._mapping.view, self._block_bytes
         for index, slot in zip(indices, slots, strict=True):
             target = sink.block(index)

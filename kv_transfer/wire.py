@@ -54,9 +54,10 @@ class Wire:
         return self.socket.fileno() < 0
 
     def close(self) -> None:
-        """Close now; whoever waits gets `WireLost`. Idempotent."""
+        """Close now; whoever waits or reads gets `WireLost`. Idempotent."""
         if self.closed:
             return
+        self._ahead = b""
         self._loop.remove_reader(self.socket.fileno())
         self._loop.remove_writer(self.socket.fileno())
         self.socket.close()

@@ -5,7 +5,6 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,13 +48,6 @@ class Target:
             self.wait()
             times.append(time.perf_counter() - began)
         return median(times[1:])
-
-    def side_stream(self) -> AbstractContextManager[object]:
-        """Work queued inside does not wait for the main stream; the same on a device without streams."""
-        if not self.on_gpu:
-            return nullcontext()
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        return torch.cuda.stream(stream)
 
     def machine(self) -> Machine:
         """What is named beside every figure."""

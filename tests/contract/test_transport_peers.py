@@ -258,8 +258,17 @@ async def test_a_lying_holder_fails_the_pull_with_a_type(kind: str, lie: str, tm
 
 async def test_shm_accepts_no_slot_of_a_pool_it_has_not_been_shown(tmp_path: Path) -> None:
     async with stage("shm") as s, lying_holder(s, tmp_path, framed(offer(0, 3))):
-        with pytest.raises(TandemError, match="outside the pool"):
+        with pytest.raises(TandemError, match="offered slot 3, outside the pool of 0"):
             await s.events(s.request((name_of(0),)))
+
+
+async def test_a_lie_in_many_slots_is_told_in_one_line(tmp_path: Path) -> None:
+    """What a holder sends does not become as long a message."""
+    offers = [Offer(index, Handle(1, b"n" * 16, 7 + index, 1, b"d" * 8)) for index in range(2000)]
+    async with stage("shm") as s, lying_holder(s, tmp_path, framed(rpc.encode_offers(offers))):
+        with pytest.raises(TandemError, match="offered slot 2006, outside the pool") as caught:
+            await s.events(s.request(tuple(name_of(index) for index in range(2000))))
+        assert len(caught.value.message) < 500
 
 
 async def test_shm_needs_the_descriptor_that_was_announced(tmp_path: Path) -> None:

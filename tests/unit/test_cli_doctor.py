@@ -200,8 +200,11 @@ def test_a_process_with_the_capability_has_no_limit(
 
 
 def test_a_registration_that_fails_names_the_limit() -> None:
-    assert "RLIMIT_MEMLOCK is 8 MiB and 1024 MiB were to be pinned" in locked_memory.hint(GIB, 8 << 20)
-    assert locked_memory.hint(GIB, None) == locked_memory.hint(GIB, GIB) == ""
+    """Also where the limit is larger than what was registered: every RDMA device pins it once more."""
+    for limit, said in ((8 << 20, "is 8 MiB"), (GIB, "is 1024 MiB"), (12 * GIB, "is 12288 MiB")):
+        found = locked_memory.hint(GIB, limit)
+        assert f"RLIMIT_MEMLOCK {said}, and every RDMA device pins these 1024 MiB against it" in found
+    assert locked_memory.hint(GIB, None) == ""
 
 
 def test_too_little_shared_memory_is_a_problem() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Bringing, Fetcher
+from kv_transfer.fetch_progress import FetchReport
 from kv_transfer.memory import MemoryFabric, MemoryTransport
 from kv_transfer.tiers.tiers import Lost, Restored
 from kv_transfer.transport import reuse_lease
@@ -24,6 +25,7 @@ from tests.contract.block_space import (
     block_layout,
     content,
     fetch_job,
+    name_of,
     ready_lease,
     remote_kv,
     ticket,
@@ -163,6 +165,39 @@ def test_a_hand_off_brings_what_nobody_had_and_the_first_tokens() -> None:
         assert report.first is not None
         assert (report.blocks, report.brought[0].blocks, report.brought[0].reason) == (3, 3, "block 2: digest")
         assert world.receiver.ended == [(7, None, ())]
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("found", ["dram", "peer"])
+def test_what_was_brought_is_told_where_nothing_is_left_for_the_hand_off(found: str) -> None:
+    """An answer that is over before the holder has let go keeps its figures."""
+
+    async def main(world: World) -> None:
+        names = tuple(name_of(index) for index in range(6))
+        world.spaces["p0"].lease("lease", names)
+        bringing = Bringing(6)
+        if found == "dram":
+            world.tiers.tiers = dict.fromkeys(names, "dram")
+        else:
+            world.has("u0", names)
+            bringing = Bringing(6, (world.source("u0", 6),))
+        told: list[FetchReport] = []
+
+        def whole(report: FetchReport) -> None:
+            told.append(report)
+            world.loop.call_later(1.0, fetching.cancel)
+
+        remote = remote_kv(world.spaces["p0"], world.receiver, ("mem://p0",))
+        fetch = world.fetcher.fetch(fetch_job(names, LAYOUT), remote, bringing, whole)
+        fetching = asyncio.ensure_future(fetch)
+        done, _ = await asyncio.wait((fetching,), timeout=60.0)
+        assert done
+        assert fetching.cancelled(), "the holder has no first token yet"
+        world.right(names, range(6))
+        (report,) = told
+        assert (report.blocks, report.acknowledged, report.handed_over) == (0, False, True)
+        assert [(each.origin, each.blocks) for each in report.brought] == [(found, 6)]
 
     on_virtual_time(main)
 

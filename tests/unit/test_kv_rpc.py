@@ -1,5 +1,7 @@
 """Frames survive the wire, and bytes that are no frame are refused with a type."""
 
+import tracemalloc
+from collections.abc import Iterable
 from contextlib import suppress
 
 import pytest
@@ -89,3 +91,47 @@ def test_columns_of_different_length_are_refused() -> None:
     for frame in (ragged, short_names, pb.HolderFrame()):
         with pytest.raises(TandemError):
             rpc.decode_holder(frame.SerializeToString())
+
+
+def kept_bytes(frames: Iterable[bytes]) -> int:
+    """What decoding the receiver frames leaves behind."""
+    rpc.decode_receiver(rpc.encode_open(PullOpen("l", b"t", 1, 2, LAYOUT, ())))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for frame in frames:
+            rpc.decode_receiver(frame)
+        del frame
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return after - before
+
+
+def test_no_number_of_names_leaves_anything_behind() -> None:
+    """A receiver is not known to be one of ours before its frame is read."""
+    opens = (pb.Open(protocol=PROTOCOL_VERSION, names=bytes(16 * count)) for count in range(20_000, 20_020))
+    assert kept_bytes(pb.ReceiverFrame(open=each).SerializeToString() for each in opens) < 1 << 20
+
+
+def test_no_layout_of_a_stranger_is_kept() -> None:
+    def frames() -> Iterable[bytes]:
+        for number in range(20):
+            layout = pb.Layout(engine=f"{number}".ljust(256 << 10, "x"))
+            yield pb.ReceiverFrame(open=pb.Open(protocol=PROTOCOL_VERSION, layout=layout)).SerializeToString()
+
+    assert kept_bytes(frames()) < 1 << 20
+
+
+def test_a_long_layout_is_read_as_a_short_one() -> None:
+    long = Layout("e" * 1000, "plain", "bfloat16", 2, 4, 16, 2, 64)
+    request = PullOpen("l", b"t", 1, 2, long, (b"n" * 16,))
+    assert rpc.decode_receiver(rpc.encode_open(request)) == request
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 128, 1000])
+def test_any_number_of_names_survives_the_wire(count: int) -> None:
+    """They are unpacked in two ways."""
+    names = tuple(number.to_bytes(16, "little") for number in range(count))
+    request = PullOpen("l", b"t", 1, 2, LAYOUT, names)
+    assert rpc.decode_receiver(rpc.encode_open(request)) == request

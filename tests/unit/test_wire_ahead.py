@@ -114,6 +114,23 @@ async def test_a_wire_that_is_closed_while_somebody_listens_stays_quiet() -> Non
         assert heard == []
 
 
+@pytest.mark.parametrize("kind", [Wire, UnixWire])
+async def test_a_closed_wire_gives_nothing_of_what_it_has_read_ahead(kind: type[Wire]) -> None:
+    place = bytearray(3)
+    for read in (
+        lambda wire: wire.frame(3),
+        lambda wire: wire.receive(3),
+        lambda wire: wire.receive_into([memoryview(place)]),
+    ):
+        async with wires(kind) as (wire, other):
+            other.sendall(bytes(framed(b"one", b"two", b"three")[0]))
+            assert await wire.frame(3) == b"one"
+            wire.close()
+            with pytest.raises(WireLost):
+                await read(wire)
+    assert place == bytes(3)
+
+
 async def test_a_descriptor_in_the_midst_of_frames_is_not_lost() -> None:
     async with wires(UnixWire) as (wire, other), wires(UnixWire) as (sender, far):
         far.close()
