@@ -1,11 +1,12 @@
 """The benchmark of vLLM's stage runs in small sizes, so that it still runs when somebody measures with it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks import stage_copies
+from benchmarks import stage_copies, stage_side
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,3 +30,15 @@ def test_copies_of_every_layout_are_measured(
     told = capsys.readouterr().out
     assert "tiny blocks, layers apart, scattered: load" in told
     assert "13 figures" in told
+
+
+def test_a_layout_that_is_over_leaves_no_slots_behind() -> None:
+    def mapped() -> int:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum("tandem-kv" in os.readlink(link) for link in links if os.path.lexists(link))
+
+    layouts, before = stage_side.Layouts(), mapped()
+    layout = {"layers": 1, "units": 1, "tensor": 1, "content": 32, "axes": (0, 1, 2, 3, 4), "apart": False}
+    for name in ("a", "b", "c"):
+        assert layouts.rate({"how": "save", "order": "neighbours", "name": name, **layout}) > 0
+        assert mapped() == before + 1
