@@ -37,8 +37,10 @@ def test_a_layout_that_is_over_leaves_no_slots_behind() -> None:
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         return sum("tandem-kv" in os.readlink(link) for link in links if os.path.lexists(link))
 
-    layouts, before = stage_side.Layouts(), mapped()
+    layouts, found = stage_side.Layouts(), []
     layout = {"layers": 1, "units": 1, "tensor": 1, "content": 32, "axes": (0, 1, 2, 3, 4), "apart": False}
     for name in ("a", "b", "c"):
         assert layouts.rate({"how": "save", "order": "neighbours", "name": name, **layout}) > 0
-        assert mapped() == before + 1
+        found.append(mapped())
+    assert found[0] > 0
+    assert found == found[:1] * 3
