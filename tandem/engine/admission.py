@@ -8,6 +8,7 @@ from tandem.engine.protocol import EngineInfo, FetchJob, FetchTarget, Work
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Fetch, Job, Sequence
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.step_rules import Way, blocks_for, may_enter, may_export, spare_blocks
 
 
 def refuse_impossible(work: Work, info: EngineInfo) -> None:
@@ -29,15 +30,11 @@ def refuse_impossible(work: Work, info: EngineInfo) -> None:
         )
     # The last drawn token's KV is never needed; prefill draws one token and stops.
     generated = max(len(branch.forced) for branch in work.branches) if work.mode == "prefill" else total - prompt - 1
-    blocks = _blocks_for(prompt + generated, info.layout.block_tokens)
+    blocks = blocks_for(prompt + generated, info.layout.block_tokens)
     # Branches of an exported prompt may have to copy its pinned tail.
     blocks += work.mode == "prefill" and len(work.branches) > 1 and generated > 0
     if blocks > info.blocks:
         raise TandemError("out_of_blocks", f"the work needs up to {blocks} KV blocks, the pool has {info.blocks}")
-
-
-def _blocks_for(tokens: int, block_tokens: int) -> int:
-    return -(-tokens // block_tokens)
 
 
 @dataclass(frozen=True)
@@ -86,17 +83,19 @@ class Admission:
     def _candidate(self, budget_left: bool) -> Sequence | None:
         """A prefill that waits for exports to shrink does not hold up fetches: two workers that pull from each
         other would otherwise wait for one another."""
-        residence = self._residence
-        heads = [residence.fetchable.head(), self._bringable(budget_left)]
-        if budget_left:
-            heads.append(residence.computable.head())
-        waiting = sorted((head for head in heads if head is not None), key=lambda head: head.job.order)
+        residence, fetch_ahead = self._residence, self._settings.fetch_ahead
+        bringable = residence.bringable.head()
+        ahead = 0 if budget_left or bringable is None else self._brought_ahead()
+        heads: tuple[tuple[Way, Sequence | None], ...] = (
+            ("fetch", residence.fetchable.head()),
+            ("bring", bringable),
+            ("compute", residence.computable.head()),
+        )
+        waiting = [
+            head for way, head in heads if head is not None and may_enter(way, budget_left, ahead, fetch_ahead)
+        ]
+        waiting.sort(key=lambda head: head.job.order)
         return next((head for head in waiting if self._may_export(head)), None)
-
-    def _bringable(self, budget_left: bool) -> Sequence | None:
-        """Who is next of those that want blocks brought."""
-        head = self._residence.bringable.head()
-        return head if head is not None and (budget_left or self._has_turn()) else None
 
     def _sets_aside(self, sequence: Sequence) -> bool:
         """Whether the first block this work would have to fetch is being fetched for another one: it will be found
@@ -113,10 +112,6 @@ class Admission:
         residence.set_aside(job, name)
         job.explain("waited for a shared prefix being fetched")
         return True
-
-    def _has_turn(self) -> bool:
-        """Whether another work may be fetched for while steps have no budget for its prompt."""
-        return self._brought_ahead() < self._settings.fetch_ahead
 
     def _brought_ahead(self) -> int:
         """Works that are being fetched for, or wait for a share of a step's budget."""
@@ -136,18 +131,16 @@ class Admission:
         return True
 
     def _may_export(self, sequence: Sequence) -> bool:
-        """Whether exports stay below their share. A prompt that is larger than the share may exceed it, where the
-        pool has room for it: else it would wait until nothing at all is exported, and everybody behind it."""
-        residence, settings = self._residence, self._settings
+        """Whether exports leave room for what this sequence will export."""
+        residence = self._residence
         if not sequence.job.leased or sequence is not sequence.job.root:
             return True
         exported = residence.leases.owed + residence.export_due
-        blocks, pool = _blocks_for(sequence.length, residence.block_tokens), residence.pool.blocks
-        share = settings.export_share * pool
-        if exported and exported + blocks > (share if blocks <= share else pool):
-            self._explain(sequence, "waits: exports hold their share of the blocks")
-            return False
-        return True
+        blocks = blocks_for(sequence.length, residence.block_tokens)
+        if may_export(exported, blocks, residence.pool.blocks, self._settings.export_share):
+            return True
+        self._explain(sequence, "waits: exports hold their share of the blocks")
+        return False
 
     def _block_state(self, sequence: Sequence) -> tuple[Sequence, int, bool]:
         """As long as this stays the same, a sequence that did not fit still does not."""
@@ -163,8 +156,8 @@ class Admission:
         matched = pool.match(sequence.names)
         for slot in matched:
             pool.ref(slot)
-        needed = _blocks_for(sequence.length, size) - len(matched)
-        spare = int(self._settings.watermark * pool.blocks) if residence.batch.width else 0
+        needed = blocks_for(sequence.length, size) - len(matched)
+        spare = spare_blocks(self._settings.watermark, pool.blocks, residence.batch.width > 0)
         if needed + spare > pool.available:
             # What is found here but used by nobody counts as available until it is shared.
             wanted = needed + spare + available - pool.available

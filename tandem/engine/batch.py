@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tandem.engine.sequence import Phase, Sequence
+from tandem.engine.step_rules import Order, urgency
 
 
 class Batch:
@@ -50,12 +51,13 @@ class Batch:
 
     def prefills(self) -> list[Sequence]:
         """Sequences with prompt tokens to compute, the most urgent first."""
-        return sorted(self.prefilling, key=_urgency)
+        prefilling = self.prefilling
+        return sorted(prefilling, key=_urgency) if len(prefilling) > 1 else list(prefilling)
 
     def victim(self) -> Sequence | None:
         """The sequence to preempt: lowest priority, then latest arrival. Slots being filled cannot be taken."""
         return max((sequence for sequence in self if not sequence.being_fetched), key=_urgency, default=None)
 
 
-def _urgency(sequence: Sequence) -> tuple[tuple[int, int], int]:
-    return (sequence.job.order, sequence.index)
+def _urgency(sequence: Sequence) -> tuple[Order, int]:
+    return urgency(sequence.job.order, sequence.index)

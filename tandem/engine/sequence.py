@@ -15,6 +15,7 @@ from tandem.core.kv import chain_names, pack_tokens, tail_name
 from tandem.core.request import Branch
 from tandem.engine.plan import Draw, Lane
 from tandem.engine.protocol import FetchTarget, Work, WorkStats
+from tandem.engine.step_rules import order_of
 from tandem.engine.work_deadlines import Wait
 
 _REASONS_MAX = 16
@@ -181,8 +182,7 @@ class Job:
     ) -> None:
         self.work = work
         self.block_tokens = block_tokens
-        self.order = (-work.priority, arrival)
-        """Sorts works: higher priority first, then earlier arrival. Preemption goes from the other end."""
+        self.order = order_of(work.priority, arrival)
         eos = () if work.stopping.ignore_eos else eos_token_ids
         self.work_id = work.work_id
         self.prefills = work.mode == "prefill"

@@ -6,6 +6,7 @@ from tandem.engine.guests import Guests
 from tandem.engine.outbox import Outbox
 from tandem.engine.residence import Residence
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.step_rules import spare_blocks
 
 
 class Sharing:
@@ -14,7 +15,7 @@ class Sharing:
     def __init__(self, residence: Residence, outbox: Outbox, settings: SchedulerSettings) -> None:
         self._pool = residence.pool
         self._leases = residence.leases
-        self._spare = int(settings.watermark * residence.pool.blocks)
+        self._spare = spare_blocks(settings.watermark, residence.pool.blocks, busy=True)
         self._blocks_max = int(settings.export_share * residence.pool.blocks)
         self._leases_max = settings.shared_leases_max
         self.guests = Guests(residence, outbox)

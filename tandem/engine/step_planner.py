@@ -7,8 +7,9 @@ from tandem.engine.admission import Admission
 from tandem.engine.plan import Row
 from tandem.engine.residence import Residence
 from tandem.engine.sequence import Phase, Sequence
-from tandem.engine.step_budget import Allowance, StepBudget
+from tandem.engine.step_budget import StepBudget
 from tandem.engine.step_draft import Draft, Entry
+from tandem.engine.step_rules import Allowance, chunk_end
 
 _DECODE: Final = Phase.DECODE
 
@@ -91,7 +92,7 @@ class StepPlanner:
         budget = allowance.offer(start)
         if budget.tokens <= 0:
             return
-        end = self._chunk_end(sequence, start, budget.tokens)
+        end = chunk_end(start, sequence.length, budget.tokens, size, sequence.filled)
         if not self._writable(sequence, end, draft):
             return
         complete = tuple(range(block, end // size))
@@ -116,19 +117,6 @@ class StepPlanner:
         row = Row(sequence.packed(start, start + 1), start, sequence.packed_table(), False, draws)
         draft.add(Entry(sequence, row, sequence.length, (), True))
         allowance.take(start, 1)
-
-    def _chunk_end(self, sequence: Sequence, start: int, left: int) -> int:
-        """At most `left` tokens on, at a block's edge where possible, and not into a block that is filled."""
-        size = self.residence.block_tokens
-        end = min(sequence.length, start + left)
-        if end < sequence.length:
-            aligned = end - end % size
-            end = aligned if aligned > start else end
-        if sequence.filled:
-            for block in range(start // size + 1, -(-end // size)):
-                if block in sequence.filled:
-                    return block * size
-        return end
 
     def _exports_tail(self, sequence: Sequence, end: int) -> bool:
         job = sequence.job

@@ -3,8 +3,9 @@
 import heapq
 
 from tandem.engine.sequence import Phase, Sequence
+from tandem.engine.step_rules import Order, turn
 
-_Key = tuple[bool, int, int, int]
+_Key = tuple[bool, Order, int]
 
 
 class WaitingQueue:
@@ -31,7 +32,7 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Let it wait; in the place that its work calls for now, when it waits already."""
         assert sequence.phase is Phase.WAITING
-        key = (not sequence.job.ready, *sequence.job.order, sequence.index)
+        key = turn(sequence.job.ready, sequence.job.order, sequence.index)
         if self._waiting.get(sequence) != key:
             self._waiting[sequence] = key
             heapq.heappush(self._heap, (key, sequence))
