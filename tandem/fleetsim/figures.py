@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from tandem.core.errors import TandemError
 from tandem.fleetsim.workload import Request, Stage
 
 
@@ -57,17 +58,16 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def stage_figures(stage: Stage, began_s: float) -> StageFigures:
-    """Figures of a stage whose requests have all ended; their arrivals are absolute by now."""
-    requests = stage.requests
+    """Figures of a stage that is over, of its requests that were not refused; their arrivals are absolute by now.
+    Raises `bad_setting` when all were refused: there is nothing to tell."""
+    requests = [request for request in stage.requests if request.ended]
+    if not requests:
+        raise TandemError("bad_setting", f"all {len(stage.requests)} requests at rate {stage.rate:g} were refused")
     ttft = sorted(request.ttft_s for request in requests)
     ended = sorted(requests, key=lambda request: request.end_s)
     most = ended[: max(1, len(ended) * 99 // 100)]
     span_s = ended[-1].end_s - began_s
-    gaps = [
-        (request.end_s - request.first_s) / (request.output_tokens - 1)
-        for request in requests
-        if request.output_tokens > 1
-    ]
+    gaps = [request.tpot_s for request in requests if request.output_tokens > 1]
     return StageFigures(
         rate=stage.rate,
         requests=len(requests),
@@ -90,7 +90,8 @@ def run_figures(
     preemptions: int,
     end_s: float,
 ) -> RunFigures:
-    """Figures over all `requests`, those of warm-ups left out by the caller; `work_s` of every worker by role."""
+    """Figures over all `requests`, which have ended, those of warm-ups left out by the caller; `work_s` of every
+    worker by role."""
     ttft = sorted(request.ttft_s for request in requests)
     prompt_tokens = sum(request.input_tokens for request in requests)
     return RunFigures(

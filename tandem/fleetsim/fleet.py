@@ -56,7 +56,7 @@ class Fleet:
             end_s = self._play(stage, now, workload.in_flight_max, check_every)
             if not stage.warm_up:
                 told.append(stage_figures(stage, now))
-                reported += stage.requests
+                reported += [request for request in stage.requests if request.ended]
             now = end_s + workload.pause_s
         work_s = {
             role: [worker.work_s for worker in self.workers if worker.role == role]
@@ -73,7 +73,7 @@ class Fleet:
     # ---- the loop ----
 
     def _play(self, stage: Stage, begin_s: float, in_flight_max: int, check_every: int) -> float:
-        """Until every request of the stage has ended; gives when."""
+        """Until every request of the stage has ended or was refused; gives when."""
         heap, events, now, left = self._heap, 0, begin_s, len(stage.requests)
         arrivals = iter(stage.requests)
         coming = next(arrivals, None)
@@ -81,8 +81,10 @@ class Fleet:
             room = self._in_flight < in_flight_max
             if coming is not None and room and (not heap or max(now, begin_s + coming.arrival_s) <= heap[0][0]):
                 coming.arrival_s = now = max(now, begin_s + coming.arrival_s)
-                self._in_flight += 1
-                self._arrive(coming)
+                if self._arrive(coming):
+                    self._in_flight += 1
+                else:
+                    left -= 1
                 coming = next(arrivals, None)
             else:
                 before = self._in_flight
@@ -118,14 +120,19 @@ class Fleet:
 
     # ---- the life of a request ----
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: Request) -> bool:
+        """Whether it was placed, not refused."""
         now = request.arrival_s
         self.knowledge.renew(now)
-        request.decode, request.prefill = self._decider.place(request, now)
+        placed = self._decider.place(request, now)
+        if placed is None:
+            return False
+        request.decode, request.prefill = placed
         if request.prefill < 0:
             self._submit(Job(request, prefill_only=False, handed_over=False), request.decode, now)
         else:
             self._submit(Job(request, prefill_only=True, handed_over=False), request.prefill, now)
+        return True
 
     def _submit(self, job: Job, number: int, now: float) -> None:
         worker = self.workers[number]

@@ -58,7 +58,7 @@ class OursDecider:
         self._loads: list[Load] = [worker.load for worker in knowledge.workers]
         self._attempts: dict[int, _Attempt] = {}
 
-    def place(self, request: Request, now: float) -> tuple[int, int]:
+    def place(self, request: Request, now: float) -> tuple[int, int] | None:
         self._take_loads(now)
         names = self._knowledge.names(request)
         asked = PlacementRequest(
@@ -71,7 +71,8 @@ class OursDecider:
             request_id=str(request.number),
         )
         placement = self._policy.choose(asked, self._views, self._costs, self._settings.placement, None, now)
-        assert not isinstance(placement, Unplaced), f"request {request.number}: {placement.reasons}"
+        if isinstance(placement, Unplaced):
+            return None
         self._policy.placed(asked, placement, now)
         return self._sent(request, asked, placement, now)
 

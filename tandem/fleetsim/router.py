@@ -17,9 +17,10 @@ from tandem.fleetsim.workload import Request
 class Decider(Protocol):
     """A routing policy: one object per run. Workers are named by their number."""
 
-    def place(self, request: Request, now: float) -> tuple[int, int]:
+    def place(self, request: Request, now: float) -> tuple[int, int] | None:
         """(decode worker, prefill worker); -1 for the latter where the former computes the prompt itself. Whatever
-        the decider keeps about requests under way it notes here: the answer is always carried out."""
+        the decider keeps about requests under way it notes here: the answer is always carried out. None refuses the
+        request, which then is over and never ends."""
         ...
 
     def first_token(self, request: Request, now: float) -> None:

@@ -43,8 +43,18 @@ class Request:
         return min(blocks * self.block_tokens, self.input_tokens)
 
     @property
+    def ended(self) -> bool:
+        """Whether its whole answer has come; never of one that was refused."""
+        return self.end_s >= 0
+
+    @property
     def ttft_s(self) -> float:
         return self.first_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time between its tokens; 0 for an answer of one."""
+        return (self.end_s - self.first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True)

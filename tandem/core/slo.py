@@ -1,0 +1,104 @@
+"""Service-level objectives: how a request can end, what it was measured at, and what meets its bounds.
+
+Goodput is counted over the requests that were *offered*: one that was refused, ran into its deadline, failed or had
+not ended when the measurement did misses every bound. Only a request that its own client cancelled is left out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class End(StrEnum):
+    """How an offered request ended, as its client saw it."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    DEADLINE = "deadline"
+    FAILED = "failed"
+    UNFINISHED = "unfinished"
+    CANCELLED = "cancelled"
+    """By its own client: it says nothing about the service and is not counted."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What a request that was answered in full was measured at, in seconds.
+
+    `tpot_s` is the mean time per output token after the first and `itl_p99_s` the 99th percentile of the request's
+    own gaps between tokens; both are None where an answer has one token.
+    """
+
+    ttft_s: float
+    e2e_s: float
+    tpot_s: float | None = None
+    itl_p99_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Upper bounds in seconds, inclusive; None means no bound. `itl_s` bounds a request's own 99th percentile."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds that are set, by the name of what they bound: `ttft`, `tpot`, `itl`, `e2e`."""
+        named = {"ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s, "e2e": self.e2e_s}
+        return {name: bound for name, bound in named.items() if bound is not None}
+
+    def missed(self, latency: Latency) -> frozenset[str]:
+        """The names of the bounds that a request lies over. What it has no figure for is not missed."""
+        measured = {
+            "ttft": latency.ttft_s,
+            "tpot": latency.tpot_s,
+            "itl": latency.itl_p99_s,
+            "e2e": latency.e2e_s,
+        }
+        return frozenset(name for name, bound in self.bounds.items() if (measured[name] or 0.0) > bound)
+
+    def met_by(self, latency: Latency) -> bool:
+        """Whether a request that was answered in full is goodput."""
+        return not self.missed(latency)
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """Of `offered` requests, those that met every bound (`met`) and each bound alone (`within`, by its name)."""
+
+    offered: int
+    met: int
+    within: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        """The share of offered requests that are goodput; 0 where none was offered."""
+        return self.met / self.offered if self.offered else 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of offered requests within each bound; 0 where none was offered."""
+        return {name: count / self.offered if self.offered else 0.0 for name, count in self.within.items()}
+
+
+def attained(slo: Slo, requests: Iterable[tuple[End, Latency | None]]) -> Attainment:
+    """How far `requests` (how each ended, and its latency where it is done) meet `slo`.
+
+    A request that its client cancelled is not counted; one that is not done misses every bound.
+    """
+    offered = met = 0
+    within = dict.fromkeys(slo.bounds, 0)
+    for end, latency in requests:
+        if end is End.CANCELLED:
+            continue
+        offered += 1
+        if end is not End.DONE or latency is None:
+            continue
+        missed = slo.missed(latency)
+        met += not missed
+        for name in within.keys() - missed:
+            within[name] += 1
+    return Attainment(offered, met, within)

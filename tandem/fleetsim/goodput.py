@@ -1,0 +1,139 @@
+"""Goodput of a simulated run: how many of the requests that were offered met their objective.
+
+A request that was refused or never got its whole answer is a miss, however fast it began. Latencies are those of
+requests that ended, so attainment stands beside them: refusing the slow ones would flatter the quantiles alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tandem.core.slo import Latency, Slo
+from tandem.fleetsim.figures import quantile
+from tandem.fleetsim.workload import Request
+
+BUCKET_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Requests that arrived from `begin_s` to `end_s`, both included, are counted; when they end does not matter."""
+
+    begin_s: float
+    end_s: float
+
+    @staticmethod
+    def of(requests: Sequence[Request]) -> "Window":
+        """From the first arrival to the last; nothing for no requests."""
+        arrivals = [request.arrival_s for request in requests]
+        return Window(min(arrivals, default=0.0), max(arrivals, default=0.0))
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """In seconds; all 0 for no values."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Quantiles":
+        """Of values in any order."""
+        ordered = sorted(values)
+        return Quantiles(quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99))
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What became of the requests that arrived within `BUCKET_S` from `begin_s`."""
+
+    begin_s: float
+    offered: int
+    met: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict over one window. `ttft` and `tpot` are of the requests that ended, `tokens_per_s` counts their
+    output tokens from the window's begin until the last of them ended, `goodput_per_s` the requests that met the
+    objective per second of the window (0 for a window without length)."""
+
+    offered: int
+    ended: int
+    met: int
+    goodput_per_s: float
+    tokens_per_s: float
+    ttft: Quantiles
+    tpot: Quantiles
+    by_arrival: tuple[Bucket, ...]
+
+    @property
+    def attainment(self) -> float:
+        """Share of the offered requests that met the objective; 0 when none was offered."""
+        return self.met / self.offered if self.offered else 0.0
+
+
+def judge(requests: Sequence[Request], slo: Slo, window: Window) -> Judged:
+    """The verdict over the requests that arrived in the window."""
+    offered = [request for request in requests if window.begin_s <= request.arrival_s <= window.end_s]
+    ended = [request for request in offered if request.ended]
+    met = [request for request in ended if slo.met_by(_latency(request))]
+    length_s = window.end_s - window.begin_s
+    busy_s = max((request.end_s for request in ended), default=window.begin_s) - window.begin_s
+    return Judged(
+        offered=len(offered),
+        ended=len(ended),
+        met=len(met),
+        goodput_per_s=len(met) / length_s if length_s > 0 else 0.0,
+        tokens_per_s=sum(request.emitted for request in ended) / busy_s if busy_s > 0 else 0.0,
+        ttft=Quantiles.of([request.ttft_s for request in ended]),
+        tpot=Quantiles.of([request.tpot_s for request in ended if request.output_tokens > 1]),
+        by_arrival=_buckets(offered, met, window.begin_s),
+    )
+
+
+def _latency(request: Request) -> Latency:
+    return Latency(request.ttft_s, request.end_s - request.arrival_s, request.tpot_s)
+
+
+def _buckets(offered: Sequence[Request], met: Sequence[Request], begin_s: float) -> tuple[Bucket, ...]:
+    """Without gaps, up to the last arrival."""
+    if not offered:
+        return ()
+    places = [int((request.arrival_s - begin_s) / BUCKET_S) for request in offered]
+    counts = [[0, 0] for _ in range(max(places) + 1)]
+    for place in places:
+        counts[place][0] += 1
+    for request in met:
+        counts[int((request.arrival_s - begin_s) / BUCKET_S)][1] += 1
+    return tuple(Bucket(begin_s + BUCKET_S * place, *count) for place, count in enumerate(counts))
+
+
+def knee(points: Sequence[tuple[float, float]], share: float = 0.9) -> float:
+    """The rate up to which attainment stays at `share` or more, interpolated between the last rate that reaches it
+    and the first that does not. `points` are (rate, attainment) in any order. 0 when the lowest rate falls short
+    already, the highest rate when none does: the knee then lies beyond it."""
+    before: tuple[float, float] | None = None
+    for rate, attainment in sorted(points):
+        if attainment < share:
+            if before is None:
+                return 0.0
+            return before[0] + (rate - before[0]) * (before[1] - share) / (before[1] - attainment)
+        before = rate, attainment
+    return before[0] if before else 0.0
+
+
+def recovery_s(buckets: Sequence[Bucket], since_s: float, before: float, share: float = 0.95) -> float | None:
+    """How long after `since_s` attainment was back at `share` of `before`, counted by arrival: until the begin of the
+    first bucket that reaches it and after which all later ones together do. Buckets that began earlier than `since_s`
+    or were offered nothing are passed over. None when attainment never came back."""
+    wanted = share * before
+    later = [bucket for bucket in buckets if bucket.begin_s >= since_s and bucket.offered]
+    offered = met = 0
+    found: float | None = None
+    for bucket in reversed(later):
+        offered, met = offered + bucket.offered, met + bucket.met
+        if bucket.met >= wanted * bucket.offered and met >= wanted * offered:
+            found = bucket.begin_s - since_s
+    return found
