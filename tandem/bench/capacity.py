@@ -67,6 +67,8 @@ class CapacitySearch:
     def verdict(self) -> str:
         """One sentence with the outcome."""
         passed, failed = self.passed, self.failed
+        if passed is None and failed is None:
+            return "capacity: unknown; no trial has ended"
         if passed is None:
             return f"capacity: below {failed:.3g} requests/s; no rate met the objectives"
         if failed is None and passed >= self.rate_max:

@@ -1,6 +1,7 @@
 """One streaming completion: the request body, and the answer's deltas turned into an `Outcome`."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -8,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from tandem.bench.client import Answer, Client
-from tandem.bench.outcome import Outcome
+from tandem.bench.outcome import UNFINISHED, Outcome
 from tandem.bench.wire import BadAnswer, Events
 
 _BODY_MAX: Final = 4096
@@ -134,10 +135,23 @@ _ERROR: Final = msgspec.json.Decoder(ErrorBody)
 _ANSWER: Final = msgspec.json.Decoder(ErrorAnswer)
 
 
+def _nothing(_outcome: Outcome) -> None:
+    pass
+
+
 async def complete(
-    client: Client, style: Style, body: bytes, scheduled_s: float, begin: float, timeout_s: float
+    client: Client,
+    style: Style,
+    body: bytes,
+    scheduled_s: float,
+    begin: float,
+    timeout_s: float,
+    on_cancel: Callable[[Outcome], None] = _nothing,
 ) -> Outcome:
-    """Run one request to its end and never raise for what the server did. `begin` is loop time 0 of the replay."""
+    """Run one request to its end and never raise for what the server did. `begin` is loop time 0 of the replay.
+
+    A cancelled call closes its connection and gives `on_cancel` what had arrived until then.
+    """
     loop = asyncio.get_running_loop()
     reading = Reading()
     sent_s = loop.time() - begin
@@ -147,6 +161,9 @@ async def complete(
             error = await _read(answer, reading, begin)
     except TimeoutError:
         error = "timeout"
+    except asyncio.CancelledError:
+        on_cancel(reading.outcome(scheduled_s, sent_s, loop.time() - begin, UNFINISHED))
+        raise
     except ConnectionRefusedError:
         error = "refused"
     except OSError as failure:

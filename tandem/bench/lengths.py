@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.bench.source import bad_line, lines
-from tandem.bench.workload import Item, Piece, Workload
+from tandem.bench.workload import UNSCALED, Item, Piece, Scale, Workload
 from tandem.core.errors import TandemError
 
 INPUT_COLUMNS: Final = (
@@ -29,7 +29,7 @@ OUTPUT_COLUMNS: Final = (
 TIME_COLUMNS: Final = ("arrival_s", "timestamp", "time", "t_s")
 
 
-def read_lengths(path: Path, scale: float = 1.0) -> Workload:
+def read_lengths(path: Path, scale: Scale = UNSCALED) -> Workload:
     """Requests without shared prefixes, one per row. Times are seconds or ISO dates. Raises `bad_setting`."""
     rows = csv.DictReader(lines(path))
     columns = {name.strip().lower(): name for name in rows.fieldnames or ()}
@@ -51,8 +51,9 @@ def read_lengths(path: Path, scale: float = 1.0) -> Workload:
     return Workload(path.name, items, timed=time_column is not None)
 
 
-def _item(index: int, arrival_s: float, input_tokens: int, output_tokens: int, scale: float) -> Item:
-    return Item(arrival_s, (Piece(index, max(1, round(input_tokens * scale))),), max(1, round(output_tokens * scale)))
+def _item(index: int, arrival_s: float, input_tokens: int, output_tokens: int, scale: Scale) -> Item:
+    prompt = Piece(index, max(1, round(input_tokens * scale.input)))
+    return Item(arrival_s, (prompt,), scale.answer(output_tokens))
 
 
 def _one_of(columns: Mapping[str, str], names: Sequence[str], path: Path) -> str:

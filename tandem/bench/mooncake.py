@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tandem.bench.source import bad_line, lines
-from tandem.bench.workload import Item, Workload, cut
+from tandem.bench.workload import UNSCALED, Item, Scale, Workload, cut
 from tandem.core.errors import TandemError
 
 BLOCK_TOKENS: Final = 512
@@ -31,8 +31,8 @@ class Line(msgspec.Struct):
     hash_ids: tuple[int, ...]
 
 
-def read_trace(path: Path, scale: float = 1.0, block_tokens: int = BLOCK_TOKENS) -> Workload:
-    """All requests of a trace (`.jsonl` or `.jsonl.zst`), lengths times `scale`. Raises `bad_setting`."""
+def read_trace(path: Path, scale: Scale = UNSCALED, block_tokens: int = BLOCK_TOKENS) -> Workload:
+    """All requests of a trace (`.jsonl` or `.jsonl.zst`), lengths by `scale`. Raises `bad_setting`."""
     decoder = msgspec.json.Decoder(Line)
     read = []
     for number, text in enumerate(lines(path), start=1):
@@ -60,9 +60,9 @@ def _checked(decoder: "msgspec.json.Decoder[Line]", text: str, path: Path, numbe
     return line
 
 
-def _item(line: Line, begin_ms: float, block_tokens: int, scale: float) -> Item:
-    pieces = cut(line.hash_ids, line.input_length, block_tokens, scale)
-    return Item((line.timestamp - begin_ms) / 1000, pieces, max(1, round(line.output_length * scale)))
+def _item(line: Line, begin_ms: float, block_tokens: int, scale: Scale) -> Item:
+    pieces = cut(line.hash_ids, line.input_length, block_tokens, scale.input)
+    return Item((line.timestamp - begin_ms) / 1000, pieces, scale.answer(line.output_length))
 
 
 def quantum_s(offsets_ms: Sequence[float]) -> float:

@@ -1,6 +1,15 @@
 """What happened to one request, as its client saw it. Times are seconds after the start of the replay."""
 
 from dataclasses import dataclass
+from typing import Final
+
+from tandem.core.slo import End
+
+UNFINISHED: Final = "unfinished"
+"""The error of a request that was still open, or due and not sent, when its replay was cut short."""
+_CANCELLED: Final = ("http_499", "cancelled")
+_DEADLINE: Final = ("timeout", "http_408", "http_504", "deadline_exceeded")
+_REFUSED: Final = ("refused", "http_429", "http_503")
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,17 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return self.error is None and self.first_s is not None
+
+    @property
+    def end(self) -> End:
+        """How the request ended, by the parts of its error (`http_503:queue_full`, `stream:cancelled`, `timeout`)."""
+        if self.ok:
+            return End.DONE
+        parts = (self.error or "").split(":")
+        if self.error == UNFINISHED:
+            return End.UNFINISHED
+        kinds = ((End.CANCELLED, _CANCELLED), (End.DEADLINE, _DEADLINE), (End.REFUSED, _REFUSED))
+        return next((end for end, known in kinds if any(part in known for part in parts)), End.FAILED)
 
     @property
     def ttft_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The figures of a finished replay, as values that become JSON or a table."""
+"""The figures of a replay, as values that become JSON or a table."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,12 +7,20 @@ import msgspec
 
 from tandem.bench.distribution import Distribution, distribution
 from tandem.bench.outcome import Outcome
-from tandem.bench.slo import Slo
+from tandem.bench.replay import ClosedLoop
+from tandem.bench.slo import attainment
+from tandem.core.slo import Slo
 
 
 class Report(msgspec.Struct, frozen=True):
     """Rates are over `duration_s`, from the first due request to the last token. `late` is how far the client
-    itself was behind its schedule: when that is not small against the TTFT, the client was the limit."""
+    itself was behind its schedule: when that is not small against the TTFT, the client was the limit.
+
+    `goodput_share` and `attainment` (the share within each bound of `slo`, by its name) are over `offered`: all
+    requests but those that their client cancelled, so refused, failed and unfinished ones are misses. `ended` counts
+    all requests by how they ended. `interrupted` says that the replay was cut short: then `requests` are those due
+    until then. `clients` and `think_s` are None in the open loop.
+    """
 
     workload: str
     target: str
@@ -36,12 +44,26 @@ class Report(msgspec.Struct, frozen=True):
     goodput_requests: int
     goodput_share: float
     goodput_per_s: float
+    offered: int
+    ended: dict[str, int]
+    attainment: dict[str, float]
+    interrupted: bool
+    clients: int | None
+    think_s: float | None
 
 
-def summarize(workload: str, target: str, model: str, outcomes: Sequence[Outcome], slo: Slo) -> Report:
+def summarize(
+    workload: str,
+    target: str,
+    model: str,
+    outcomes: Sequence[Outcome],
+    slo: Slo,
+    closed: ClosedLoop | None = None,
+    interrupted: bool = False,
+) -> Report:
     """The report of all outcomes; latencies are those of requests that succeeded. `outcomes` may be empty."""
     good = [outcome for outcome in outcomes if outcome.ok]
-    met = sum(slo.met_by(outcome) for outcome in good)
+    attained = attainment(slo, outcomes)
     begin = min((outcome.scheduled_s for outcome in outcomes), default=0.0)
     duration_s = max((outcome.end_s for outcome in outcomes), default=0.0) - begin
     prompt = sum(outcome.prompt_tokens for outcome in good)
@@ -67,7 +89,13 @@ def summarize(workload: str, target: str, model: str, outcomes: Sequence[Outcome
         e2e_s=distribution([outcome.e2e_s for outcome in good]),
         late_s=distribution([outcome.sent_s - outcome.scheduled_s for outcome in outcomes]),
         slo=slo.bounds,
-        goodput_requests=met,
-        goodput_share=met / len(outcomes) if outcomes else 0.0,
-        goodput_per_s=met * per_s,
+        goodput_requests=attained.met,
+        goodput_share=attained.share,
+        goodput_per_s=attained.met * per_s,
+        offered=attained.offered,
+        ended=dict(Counter(outcome.end.value for outcome in outcomes).most_common()),
+        attainment=attained.shares,
+        interrupted=interrupted,
+        clients=closed.clients if closed else None,
+        think_s=closed.think_s if closed else None,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,21 @@ class Workload:
     items: tuple[Item, ...]
     quantum_s: float = 0.0
     timed: bool = True
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Factors for the lengths of a source: `input` for prompts, `output` for answers. At least one token is left."""
+
+    input: float = 1.0
+    output: float = 1.0
+
+    def answer(self, output_tokens: int) -> int:
+        """The tokens to generate for an answer that the source has with `output_tokens`."""
+        return max(1, round(output_tokens * self.output))
+
+
+UNSCALED: Final = Scale()
 
 
 def cut(contents: Sequence[int], input_tokens: int, block_tokens: int, scale: float) -> tuple[Piece, ...]:

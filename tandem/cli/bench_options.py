@@ -10,10 +10,12 @@ from pathlib import Path
 from tandem.bench.content import TokenRange
 from tandem.bench.lengths import read_lengths
 from tandem.bench.mooncake import BLOCK_TOKENS, read_trace
-from tandem.bench.slo import Slo, parse_slo
+from tandem.bench.replay import ClosedLoop
+from tandem.bench.slo import parse_slo
 from tandem.bench.synthetic import parse_mix, synthetic
-from tandem.bench.workload import Workload
+from tandem.bench.workload import UNSCALED, Scale, Workload
 from tandem.core.errors import TandemError
+from tandem.core.slo import Slo
 
 DEFAULT_MIX = "256:64@8,2048:128@2"
 DEFAULT_REQUESTS = 200
@@ -33,9 +35,10 @@ class Options:
     shared_prefix: int
     block_tokens: int
     requests: int | None
-    scale: float
+    scale: Scale
     speed: float
     rate: float | None
+    closed: ClosedLoop | None
     jitter: bool
     seed: int
     context: int | None
@@ -56,6 +59,15 @@ class Options:
 def parse(arguments: Sequence[str]) -> Options:
     """Options from the command line. Raises `bad_setting`; argparse itself exits with 2."""
     given = _parser().parse_args(arguments)
+    slo = parse_slo(given.slo) if given.slo else Slo()
+    if given.find_capacity and not slo.bounds:
+        raise TandemError("bad_setting", "--find-capacity needs --slo, such as --slo ttft=2,itl=0.1")
+    if given.find_capacity and given.clients:
+        raise TandemError(
+            "bad_setting", "--find-capacity searches a rate, which --clients does not have; leave one out"
+        )
+    if given.think is not None and not given.clients:
+        raise TandemError("bad_setting", "--think is the pause of a client between requests; give --clients as well")
     return Options(
         url=given.url,
         model=given.model,
@@ -66,16 +78,17 @@ def parse(arguments: Sequence[str]) -> Options:
         shared_prefix=given.shared_prefix,
         block_tokens=given.block_tokens,
         requests=given.requests,
-        scale=given.scale,
+        scale=Scale(given.input_scale or given.scale or 1.0, given.output_scale or given.scale or 1.0),
         speed=given.speed,
         rate=given.rate,
+        closed=ClosedLoop(given.clients, given.think or 0.0) if given.clients else None,
         jitter=not given.no_jitter,
         seed=given.seed,
         context=given.context,
         chat=given.endpoint == "chat",
         text=given.text,
         vocabulary=given.token_ids,
-        slo=parse_slo(given.slo) if given.slo else Slo(),
+        slo=slo,
         timeout_s=given.timeout,
         in_flight_max=given.max_in_flight,
         find_capacity=given.find_capacity,
@@ -94,8 +107,9 @@ def load(options: Options) -> Workload:
     if options.csv is not None:
         return read_lengths(options.csv, options.scale)
     requests = options.requests or (SEARCH_REQUESTS if options.find_capacity else DEFAULT_REQUESTS)
-    if options.scale != 1:
-        raise TandemError("bad_setting", "--scale goes with --trace or --csv; the synthetic mix names its lengths")
+    if options.scale != UNSCALED:
+        scales = "--scale, --input-scale and --output-scale go"
+        raise TandemError("bad_setting", f"{scales} with --trace or --csv; the synthetic mix names its lengths")
     return synthetic(parse_mix(options.mix), requests, options.shared_prefix, options.seed)
 
 
@@ -103,7 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tandem bench",
         description="Replay a workload against an OpenAI URL and report what its users would feel.",
-        epilog="Latencies count from the moment a request was due. Exit status 1 when nothing succeeded.",
+        epilog="Latencies count from the moment a request was due. Exit status 1 when nothing succeeded. "
+        "SIGINT and SIGTERM end a replay with the report of what was offered so far (status 130 and 143).",
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to ask (default %(default)s)")
     parser.add_argument("--model", help="model name (default: the first one the server lists)")
@@ -132,7 +147,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         type=_positive_count,
         help=f"how many (default: all, {DEFAULT_REQUESTS} of a mix, more to search)",
     )
-    group.add_argument("--scale", type=_positive, default=1.0, help="factor for all lengths, such as 1/64")
+    group.add_argument("--scale", type=_positive, help="factor for all lengths, such as 1/64")
+    group.add_argument("--input-scale", type=_positive, help="factor for prompts (default: --scale)")
+    group.add_argument("--output-scale", type=_positive, help="factor for answers (default: --scale)")
     group.add_argument("--context", type=_positive_count, help="leave out what does not fit into this many tokens")
     group.add_argument("--seed", type=int, default=0, help="of contents, jitter and draws (default %(default)s)")
 
@@ -142,8 +159,16 @@ def _add_timing(parser: argparse.ArgumentParser) -> None:
     pace = group.add_mutually_exclusive_group()
     pace.add_argument("--speed", type=_positive, default=1.0, help="replay this many times as fast")
     pace.add_argument("--rate", type=_positive, help="mean requests per second instead of the source's own")
+    pace.add_argument(
+        "--clients",
+        type=_positive_count,
+        help="closed loop: this many clients ask, wait for the answer, think and ask again",
+    )
+    group.add_argument("--think", type=_seconds, metavar="SECONDS", help="pause of a client (default 0)")
     group.add_argument("--no-jitter", action="store_true", help="keep the grid that a trace's times were rounded to")
-    group.add_argument("--max-in-flight", type=_positive_count, default=1024, help="bound on open requests")
+    group.add_argument(
+        "--max-in-flight", type=_positive_count, default=1024, help="bound on open requests of an open loop"
+    )
     group.add_argument("--timeout", type=_positive, default=600.0, help="seconds a request may take")
 
 
@@ -156,7 +181,7 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
-    group.add_argument("--slo", help="goodput bounds in seconds: ttft=2,itl=0.1,tpot=…,e2e=…")
+    group.add_argument("--slo", help="goodput bounds in seconds: ttft=2,tpot=0.05,itl=…,e2e=…")
     group.add_argument("--find-capacity", action="store_true", help="search the highest rate that meets --slo")
     group.add_argument("--share", type=_positive, default=0.9, help="share of requests that must meet --slo")
     group.add_argument("--trial-seconds", type=_positive, default=20.0, help="length of one trial of the search")
@@ -169,6 +194,13 @@ def _positive(text: str) -> float:
     numerator, _, denominator = text.partition("/")
     value = float(numerator) / (float(denominator or 1) or math.nan)
     if not 0 < value < math.inf:
+        raise ValueError(text)
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
         raise ValueError(text)
     return value
 
@@ -196,6 +228,7 @@ def _token_range(text: str) -> TokenRange:
 
 # argparse puts these names into its messages: "invalid positive number value: '0'".
 _positive.__name__ = "positive number"
+_seconds.__name__ = "seconds"
 _positive_count.__name__ = "positive count"
 _count.__name__ = "count"
 _token_range.__name__ = "token range"

@@ -8,7 +8,8 @@ _COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
 def table(report: Report) -> str:
     """The report for people: latencies in milliseconds, rates per second, the verdict in the last line."""
-    lines = [f"{report.workload} on {report.model}: {report.requests} requests in {report.duration_s:.1f} s"]
+    lines = ["interrupted: what follows is of the requests that were due until then"] if report.interrupted else []
+    lines += [f"{report.workload} on {report.model}: {report.requests} requests in {report.duration_s:.1f} s"]
     lines += ["", f"{'ms':12}" + "".join(f"{name:>10}" for name in _COLUMNS)]
     rows = (
         ("TTFT", report.ttft_s),
@@ -23,11 +24,14 @@ def table(report: Report) -> str:
         f"tokens in    {report.prompt_tokens} ({report.cached_tokens} cached), {report.prompt_tokens_per_s:.0f}/s"
     ]
     lines += [f"tokens out   {report.output_tokens}, {report.output_tokens_per_s:.0f}/s"]
+    if report.clients is not None:
+        lines += [f"closed loop  {report.clients} clients, {report.think_s:g} s think time"]
     if report.slo:
-        bounds = ", ".join(f"{key} ≤ {bound:g} s" for key, bound in report.slo.items())
         lines += [
-            f"goodput      {report.goodput_per_s:.2f}/s, {report.goodput_share:.1%} of requests within {bounds}"
+            f"goodput      {report.goodput_per_s:.2f}/s, {report.goodput_share:.1%} of {report.offered} offered"
         ]
+        within = (f"{key} ≤ {bound:g} s {report.attainment[key]:.1%}" for key, bound in report.slo.items())
+        lines += [f"attainment   {', '.join(within)}"]
     return "\n".join([*lines, verdict(report)])
 
 

@@ -40,7 +40,8 @@ COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; gives the exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run a subcommand; gives the exit status: 0 done, 1 failed, 2 wrong usage, 128 + N ended by
+    signal N (130 for SIGINT)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--version"]:
         print(f"tandem {__version__}")

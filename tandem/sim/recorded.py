@@ -15,7 +15,7 @@ from tandem.bench.content import TokenRange, prompt_tokens
 from tandem.bench.distribution import distribution
 from tandem.bench.mooncake import read_trace
 from tandem.bench.schedule import at_speed, jittered
-from tandem.bench.workload import Piece, Workload, take
+from tandem.bench.workload import Piece, Scale, Workload, take
 from tandem.core.kv import pack_tokens
 from tandem.core.simple_tokenizer import BYTE_IDS
 from tandem.engine.settings import SchedulerSettings
@@ -51,7 +51,7 @@ class Recording:
 def run_recording(recording: Recording) -> int:
     """Replay it and print the figures; gives 0. Raises `bad_setting`, and whatever breaks when invariants are on."""
     chosen = preset(recording.preset)
-    whole = read_trace(recording.trace, recording.scale)
+    whole = read_trace(recording.trace, Scale(recording.scale, recording.scale))
     workload = take(whole, recording.requests, chosen.model.context_tokens)
     workload = at_speed(jittered(workload, recording.seed), recording.speed)
     network = NetworkProfile(bytes_per_s=chosen.simulated_rate(recording.link_gb_per_s * 1e9))

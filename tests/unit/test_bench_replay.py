@@ -30,6 +30,8 @@ class StubServer:
         self.fault = fault
         self.requests: list[Request] = []
         self.connections = 0
+        self.dropped = 0
+        """Streams that hung until their client closed the connection."""
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
@@ -64,20 +66,22 @@ class StubServer:
         if refused is not None:
             self._plain(writer, refused[0], {"error": {"message": "no", "code": refused[1]}})
             return True
-        return await self._stream(writer, request)
+        return await self._stream(reader, writer, request)
 
     def _plain(self, writer: asyncio.StreamWriter, status: int, answer: object) -> None:
         body = json.dumps(answer).encode()
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
-    async def _stream(self, writer: asyncio.StreamWriter, request: Request) -> bool:
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request) -> bool:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         count = request["max_tokens"]
         for index in range(count):
             if self.fault == "break" and index == 1:
                 return False
             if self.fault == "hang" and index == 1:
-                await asyncio.sleep(60)
+                async with asyncio.timeout(60):
+                    self.dropped += not await reader.read()
+                return False
             finish = "length" if index == count - 1 and self.fault != "no_finish" else None
             self._event(writer, {"choices": [self._choice(request, finish)]})
             await writer.drain()

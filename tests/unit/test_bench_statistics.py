@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from tandem.bench.capacity import CapacitySearch, Trial
 from tandem.bench.distribution import distribution, percentile
-from tandem.bench.outcome import Outcome
+from tandem.bench.outcome import UNFINISHED, Outcome
 from tandem.bench.plot import tokens_per_second
 from tandem.bench.report import summarize
-from tandem.bench.slo import Slo, parse_slo
+from tandem.bench.slo import attainment, latency, parse_slo
 from tandem.core.errors import TandemError
+from tandem.core.slo import End, Latency, Slo, attained
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(0, 100))
@@ -45,42 +46,94 @@ def test_one_token_has_no_time_per_further_token() -> None:
     assert good(gaps_s=()).tpot_s is None
 
 
+def measured(outcome: Outcome) -> Latency:
+    found = latency(outcome)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
         (Slo(), True),
-        (Slo(ttft=0.2), True),
-        (Slo(ttft=0.19), False),
-        (Slo(itl=0.11), True),
-        (Slo(itl=0.09), False),
-        (Slo(tpot=0.09), False),
-        (Slo(ttft=1, e2e=0.3), False),
+        (Slo(ttft_s=0.2), True),
+        (Slo(ttft_s=0.19), False),
+        (Slo(itl_s=0.11), True),
+        (Slo(itl_s=0.09), False),
+        (Slo(tpot_s=0.09), False),
+        (Slo(ttft_s=1, e2e_s=0.3), False),
     ],
 )
 def test_objectives(slo: Slo, met: bool) -> None:
-    assert slo.met_by(good()) is met
+    assert slo.met_by(measured(good())) is met
 
 
 def test_itl_objective_sees_a_stall_that_the_mean_hides() -> None:
-    stalled = good(gaps_s=(*[0.01] * 20, 2.0))
-    assert Slo(tpot=0.2).met_by(stalled)
-    assert not Slo(itl=0.2).met_by(stalled)
+    stalled = measured(good(gaps_s=(*[0.01] * 20, 2.0)))
+    assert Slo(tpot_s=0.2).met_by(stalled)
+    assert Slo(itl_s=0.2, tpot_s=0.2).missed(stalled) == {"itl"}
 
 
-def test_a_failed_request_meets_nothing() -> None:
-    assert not Slo().met_by(Outcome(0, 0, 1, error="timeout"))
+def test_an_answer_of_one_token_misses_no_bound_on_gaps() -> None:
+    assert Slo(tpot_s=0.001, itl_s=0.001).met_by(measured(good(gaps_s=())))
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        ("refused", End.REFUSED),
+        ("http_503:queue_full", End.REFUSED),
+        ("http_429:over_quota", End.REFUSED),
+        ("timeout", End.DEADLINE),
+        ("http_504:deadline_exceeded", End.DEADLINE),
+        ("stream:deadline_exceeded", End.DEADLINE),
+        ("http_499:cancelled", End.CANCELLED),
+        ("stream:cancelled", End.CANCELLED),
+        ("http_400:invalid_request", End.FAILED),
+        ("stream:worker_lost", End.FAILED),
+        ("connection:ConnectionResetError", End.FAILED),
+        ("no_finish", End.FAILED),
+        (UNFINISHED, End.UNFINISHED),
+    ],
+)
+def test_a_request_without_its_whole_answer_meets_nothing(error: str, end: End) -> None:
+    outcome = Outcome(0, 0, 1, first_s=0.1, error=error)
+    assert outcome.end is end
+    found = attainment(Slo(ttft_s=5), [good(), outcome])
+    counted = 1 if end is End.CANCELLED else 2
+    assert (found.offered, found.met, found.within) == (counted, 1, {"ttft": 1})
+    assert (found.share, found.shares) == (1 / counted, {"ttft": 1 / counted})
+
+
+def test_nothing_offered_attains_nothing() -> None:
+    found = attained(Slo(ttft_s=1), [(End.CANCELLED, None)])
+    assert (found.offered, found.share, found.shares) == (0, 0.0, {"ttft": 0.0})
+
+
+@given(st.lists(st.tuples(st.sampled_from(End), st.floats(0, 4), st.none() | st.floats(0, 0.4)), max_size=40))
+def test_goodput_lies_within_what_each_bound_attains(drawn: list[tuple[End, float, float | None]]) -> None:
+    requests = [(end, Latency(ttft, ttft, tpot)) for end, ttft, tpot in drawn]
+    found = attained(Slo(ttft_s=2, tpot_s=0.1), requests)
+    assert found.offered == sum(end is not End.CANCELLED for end, _ in requests)
+    assert sum(found.within.values()) - found.offered <= found.met <= min(found.within.values())
+    assert max(found.within.values()) <= sum(end is End.DONE for end, _ in requests)
+    looser = attained(Slo(ttft_s=2), requests)
+    assert looser.met == looser.within["ttft"] == found.within["ttft"]
 
 
 def test_slo_text() -> None:
-    assert parse_slo("ttft=2, itl=0.1") == Slo(ttft=2.0, itl=0.1)
-    for text in ("", "ttft", "ttft=0", "ttft=x", "speed=1"):
+    assert parse_slo("ttft=2, itl=0.1") == Slo(ttft_s=2.0, itl_s=0.1)
+    for text in ("", "ttft", "ttft=0", "ttft=x", "ttft=nan", "ttft_s=1", "speed=1"):
         with pytest.raises(TandemError, match="--slo"):
             parse_slo(text)
 
 
 def test_a_report_counts_everything_once() -> None:
     outcomes = [good(), good(1.0, 1.9), Outcome(2.0, 2.0, 4.0, error="http_503:queue_full")]
-    report = summarize("w", "url", "demo", outcomes, Slo(ttft=0.5))
+    report = summarize("w", "url", "demo", outcomes, Slo(ttft_s=0.5))
+    assert report.slo == {"ttft": 0.5}
+    assert (report.offered, report.ended) == (3, {"done": 2, "refused": 1})
+    assert (report.attainment, report.interrupted) == ({"ttft": pytest.approx(1 / 3)}, False)
     assert (report.requests, report.succeeded, report.errors) == (3, 2, {"http_503:queue_full": 1})
     assert report.duration_s == 4.0
     assert (report.prompt_tokens, report.cached_tokens, report.output_tokens) == (200, 80, 6)

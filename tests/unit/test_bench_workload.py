@@ -15,7 +15,7 @@ from tandem.bench.lengths import read_lengths
 from tandem.bench.mooncake import quantum_s, read_trace
 from tandem.bench.schedule import at_rate, at_speed, jittered
 from tandem.bench.synthetic import parse_mix, synthetic
-from tandem.bench.workload import Item, Piece, Workload, cut, take
+from tandem.bench.workload import Item, Piece, Scale, Workload, cut, take
 from tandem.core.errors import TandemError
 
 TRACE = [
@@ -41,9 +41,17 @@ def test_a_trace_is_read_with_lengths_and_relative_times(tmp_path: Path, name: s
 
 
 def test_scaling_shrinks_every_length_and_keeps_at_least_one_token(tmp_path: Path) -> None:
-    workload = read_trace(write_trace(tmp_path / "trace.jsonl"), scale=1 / 64)
+    workload = read_trace(write_trace(tmp_path / "trace.jsonl"), scale=Scale(1 / 64, 1 / 64))
     assert [item.input_tokens for item in workload.items] == [17, 24, 8]
     assert [item.output_tokens for item in workload.items] == [1, 1, 10]
+
+
+def test_prompts_and_answers_scale_apart(tmp_path: Path) -> None:
+    trace = read_trace(write_trace(tmp_path / "trace.jsonl"), scale=Scale(1 / 64, 2))
+    assert [(item.input_tokens, item.output_tokens) for item in trace.items] == [(17, 128), (24, 6), (8, 1280)]
+    (tmp_path / "lengths.csv").write_text("input,output\n64,4\n")
+    rows = read_lengths(tmp_path / "lengths.csv", scale=Scale(output=0.5))
+    assert [(item.input_tokens, item.output_tokens) for item in rows.items] == [(64, 2)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ def test_lengths_from_csv_with_and_without_times(tmp_path: Path) -> None:
     )
     plain.write_text("num_prefill_tokens,num_decode_tokens\n64,4\n640,40\n")
     assert [(item.arrival_s, item.input_tokens) for item in read_lengths(timed).items] == [(0.0, 10), (1.25, 20)]
-    workload = read_lengths(plain, scale=0.5)
+    workload = read_lengths(plain, scale=Scale(0.5, 0.5))
     assert not workload.timed
     assert [(item.input_tokens, item.output_tokens) for item in workload.items] == [(32, 2), (320, 20)]
 
