@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tests.unit.test_bench_replay import Request, StubServer, running, server, s
 
 __all__ = ["running", "server"]
 
-_WAIT_S = 120.0
+_WAIT_S = 60.0
 
 
 def hang_after(stub: StubServer, answered: int) -> None:
@@ -52,7 +53,7 @@ async def test_a_client_thinks_between_an_answer_and_its_next_request(server: tu
     _, target = server
     closed = ClosedLoop(1, think_s=0.05)
     outcomes = await replay(target, workload(4), settings(closed=closed), lambda outcome: None)
-    for before, after in zip(outcomes, outcomes[1:], strict=False):
+    for before, after in pairwise(outcomes):
         assert after.scheduled_s >= before.end_s + 0.05 - 0.005
 
 
@@ -76,18 +77,14 @@ async def test_a_cancelled_replay_tells_what_was_due(
     run = asyncio.create_task(
         replay(target, Workload("w", (*due, far)), settings(closed=closed, in_flight_max=4), heard.append)
     )
-    async with asyncio.timeout(_WAIT_S):
-        while len(stub.requests) < (8 if closed else 10) or sum(outcome.ok for outcome in heard) < 6:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+    await waited(lambda: len(stub.requests) >= (8 if closed else 10) and sum(one.ok for one in heard) >= 6)
+    await asyncio.sleep(0.1)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
     ends = [outcome.end for outcome in heard]
     assert (ends.count(End.DONE), ends.count(End.UNFINISHED)) == (6, 2 if closed else 14)
-    async with asyncio.timeout(_WAIT_S):
-        while stub.dropped < (2 if closed else 4):
-            await asyncio.sleep(0.01)
+    await waited(lambda: stub.dropped == (2 if closed else 4))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +161,12 @@ def test_an_interrupted_search_gives_what_it_found(running: tuple[StubServer, st
     read = json.loads(found.read_text())
     assert (read["interrupted"], read["capacity_per_s"], len(read["trials"])) == (True, None, 1)
     assert out.strip() == "interrupted; capacity: unknown; no trial has ended"
+
+
+async def waited(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def until(condition: Callable[[], bool]) -> None:

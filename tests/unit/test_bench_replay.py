@@ -74,19 +74,20 @@ class StubServer:
 
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request) -> bool:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        count = request["max_tokens"]
+        count, fault = request["max_tokens"], self.fault
         for index in range(count):
-            if self.fault == "break" and index == 1:
+            if fault == "break" and index == 1:
                 return False
-            if self.fault == "hang" and index == 1:
+            if fault == "hang" and index == 1:
                 async with asyncio.timeout(60):
-                    self.dropped += not await reader.read()
+                    await reader.read()
+                self.dropped += 1
                 return False
-            finish = "length" if index == count - 1 and self.fault != "no_finish" else None
+            finish = "length" if index == count - 1 and fault != "no_finish" else None
             self._event(writer, {"choices": [self._choice(request, finish)]})
             await writer.drain()
             await asyncio.sleep(0)
-        if self.fault == "error":
+        if fault == "error":
             self._event(writer, {"error": {"message": "late", "code": "deadline_exceeded"}})
         usage = {"prompt_tokens": 48, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 8}}
         self._event(writer, {"choices": [], "usage": usage})

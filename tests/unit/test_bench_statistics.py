@@ -167,10 +167,10 @@ def test_the_search_ends_near_the_knee(knee: float, first: float) -> None:
 
 
 def test_the_search_is_bounded_when_nothing_ever_fails_or_passes() -> None:
-    for attained, said in ((1.0, "at least"), (0.0, "no rate met")):
+    for share, said in ((1.0, "at least"), (0.0, "no rate met")):
         search = CapacitySearch(1.0, trials_max=5)
         while (rate := search.next_rate()) is not None:
-            search.record(Trial(rate, attained, rate))
+            search.record(Trial(rate, share, rate))
         assert len(search.trials) == 5
         assert said in search.verdict()
 
@@ -186,6 +186,6 @@ def test_the_search_tries_no_rate_at_which_the_workload_fills_no_trial(first: fl
 
 def test_a_lucky_pass_above_a_failure_does_not_count() -> None:
     search = CapacitySearch(4.0)
-    for rate, attained in ((4.0, 0.1), (2.0, 1.0), (3.0, 1.0), (8.0, 1.0)):
-        search.record(Trial(rate, attained, rate))
+    for rate, share in ((4.0, 0.1), (2.0, 1.0), (3.0, 1.0), (8.0, 1.0)):
+        search.record(Trial(rate, share, rate))
     assert (search.passed, search.failed) == (3.0, 4.0)
