@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from benchmarks.rounds import Check
 from benchmarks.routing_tasks import OURS, Outcome
+from benchmarks.statistics import BySeed, Interval, over_cells, paired
 from tandem.fleetsim.figures import RunFigures, StageFigures
+from tandem.fleetsim.goodput import Judged
 
 _PUBLISHED_RATIO: Final = 1.97
 _PUBLISHED_MARGIN: Final = 0.3
@@ -23,7 +25,8 @@ Runs = Mapping[str, Sequence[Outcome]]
 
 @dataclass(frozen=True)
 class StageMedians:
-    """One stage of one policy, each figure its median over seeds."""
+    """One stage of one policy, each figure its median over seeds. `attainment` is the share of offered requests that
+    met the scenario's objective, `goodput_per_s` how many a second did; `tpot` is a request's mean time per token."""
 
     rate: float
     tokens_per_s: float
@@ -33,6 +36,12 @@ class StageMedians:
     ttft_mean_s: float
     itl_mean_s: float
     end_to_end_mean_s: float
+    attainment: float
+    goodput_per_s: float
+    ttft_p50_s: float
+    tpot_p50_s: float
+    tpot_p90_s: float
+    tpot_p99_s: float
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,26 @@ class Medians:
     imbalance: float
     end_to_end_mean_s: float
     preemptions: float
+    attainment: float
+
+
+@dataclass(frozen=True)
+class AgainstBest:
+    """Ours beside the peer whose mean attainment over the common seeds is best at one rate; no `ratio` where that
+    peer meets the objective for no request."""
+
+    rate: float
+    ours: BySeed
+    peer: str
+    theirs: BySeed
+    ratio: Interval | None
 
 
 def medians(outcomes: Sequence[Outcome]) -> Medians:
     """Over the seeds of one policy."""
     runs = [outcome.figures for outcome in outcomes]
     return Medians(
-        stages=tuple(_stage_medians(runs, place) for place in range(len(runs[0].stages))),
+        stages=tuple(_stage_medians(outcomes, place) for place in range(len(runs[0].stages))),
         tokens_per_s=_median(runs, lambda run: run.tokens_per_s),
         ttft_p50_s=_median(runs, lambda run: run.ttft_p50_s),
         ttft_p90_s=_median(runs, lambda run: run.ttft_p90_s),
@@ -65,6 +87,7 @@ def medians(outcomes: Sequence[Outcome]) -> Medians:
         imbalance=_median(runs, lambda run: run.imbalance),
         end_to_end_mean_s=_median(runs, lambda run: run.end_to_end_mean_s),
         preemptions=_median(runs, lambda run: run.preemptions),
+        attainment=median(_attainment(outcome.goodput) for outcome in outcomes),
     )
 
 
@@ -72,8 +95,14 @@ def _median(runs: Sequence[RunFigures], of: Callable[[RunFigures], float]) -> fl
     return median(of(run) for run in runs)
 
 
-def _stage_medians(runs: Sequence[RunFigures], place: int) -> StageMedians:
-    stages = [run.stages[place] for run in runs]
+def _attainment(stages: Sequence[Judged]) -> float:
+    """Over all stages."""
+    return sum(stage.met for stage in stages) / max(1, sum(stage.offered for stage in stages))
+
+
+def _stage_medians(outcomes: Sequence[Outcome], place: int) -> StageMedians:
+    stages = [outcome.figures.stages[place] for outcome in outcomes]
+    verdicts = [outcome.goodput[place] for outcome in outcomes]
 
     def middle(of: Callable[[StageFigures], float]) -> float:
         return median(of(stage) for stage in stages)
@@ -87,7 +116,41 @@ def _stage_medians(runs: Sequence[RunFigures], place: int) -> StageMedians:
         ttft_mean_s=middle(lambda stage: stage.ttft_mean_s),
         itl_mean_s=middle(lambda stage: stage.itl_mean_s),
         end_to_end_mean_s=middle(lambda stage: stage.end_to_end_mean_s),
+        attainment=median(each.attainment for each in verdicts),
+        goodput_per_s=median(each.goodput_per_s for each in verdicts),
+        ttft_p50_s=median(each.ttft.p50_s for each in verdicts),
+        tpot_p50_s=median(each.tpot.p50_s for each in verdicts),
+        tpot_p90_s=median(each.tpot.p90_s for each in verdicts),
+        tpot_p99_s=median(each.tpot.p99_s for each in verdicts),
     )
+
+
+def goodput_against_best(runs: Runs) -> list[AgainstBest]:
+    """At every rate, over the seeds that ours and each peer have in common."""
+    peers = [name for name in runs if name != OURS]
+    found = []
+    for place, stage in enumerate(runs[OURS][0].figures.stages):
+        ours = _attained(runs[OURS], place)
+        shares = {name: _attained(runs[name], place) for name in peers}
+        common = {
+            name: {seed: share for seed, share in each.items() if seed in ours} for name, each in shares.items()
+        }
+        best = max(peers, key=lambda name: fmean(common[name].values()))
+        theirs = common[best]
+        mine = {seed: ours[seed] for seed in theirs}
+        ratio = paired(mine, theirs) if any(theirs.values()) else None
+        found.append(AgainstBest(round(stage.rate, 1), mine, best, theirs, ratio))
+    return found
+
+
+def goodput_over_rates(found: Sequence[AgainstBest]) -> Interval | None:
+    """The geometric mean of the ratios over rates; None where no rate has one."""
+    cells = [(each.ours, each.theirs) for each in found if each.ratio is not None]
+    return over_cells(cells) if cells else None
+
+
+def _attained(outcomes: Sequence[Outcome], place: int) -> BySeed:
+    return {outcome.task.seed: outcome.goodput[place].attainment for outcome in outcomes}
 
 
 def against_peers(scenario: str, runs: Runs, found: Mapping[str, Medians]) -> list[Check]:

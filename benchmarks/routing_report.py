@@ -3,11 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.rounds import Check, table
-from benchmarks.routing_judge import Medians
+from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates
 from benchmarks.routing_tasks import OURS
+from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
 
 Found = Mapping[str, Mapping[str, Medians]]
@@ -16,7 +19,19 @@ Found = Mapping[str, Mapping[str, Medians]]
 
 def overview(scenario: str, found: Mapping[str, Medians]) -> str:
     """A line per policy, the most tokens per second first."""
-    head = (scenario, "tokens/s", "TTFT mean", "p50", "p90", "p99 s", "hits", "work max/mean", "preempted", "E2E s")
+    head = (
+        scenario,
+        "tokens/s",
+        "TTFT mean",
+        "p50",
+        "p90",
+        "p99 s",
+        "hits",
+        "work max/mean",
+        "preempted",
+        "E2E s",
+        "in SLO",
+    )
     ordered = sorted(found.items(), key=lambda item: -item[1].tokens_per_s)
     return table(
         head,
@@ -32,6 +47,7 @@ def overview(scenario: str, found: Mapping[str, Medians]) -> str:
                 f"{each.imbalance:.2f}",
                 f"{each.preemptions:.0f}",
                 f"{each.end_to_end_mean_s:.1f}",
+                f"{each.attainment:.3f}",
             )
             for name, each in ordered
         ),
@@ -60,12 +76,71 @@ def by_rate(scenario: str, found: Mapping[str, Medians]) -> str:
     return table(head, rows)
 
 
-def write_json(path: Path, setup: Mapping[str, object], found: Found, checks: Sequence[Check]) -> None:
+def goodput(scenario: str, mine: Medians, against: Sequence[AgainstBest]) -> str:
+    """At every rate: requests in the objective a second, the share of those offered beside the best peer's with the
+    paired ratio and its 95 % interval, and the latencies that the objective bounds, medians over seeds."""
+    rows = [
+        (
+            f"{each.rate:g}",
+            f"{stage.goodput_per_s:.2f}",
+            f"{fmean(each.ours.values()):.3f}",
+            f"{fmean(each.theirs.values()):.3f}",
+            each.peer,
+            _interval(each.ratio),
+            f"{stage.ttft_p50_s:.3f}/{stage.ttft_p99_s:.3f}",
+            f"{1e3 * stage.tpot_p50_s:.1f}/{1e3 * stage.tpot_p99_s:.1f}",
+        )
+        for stage, each in zip(mine.stages, against, strict=True)
+    ]
+    head = (
+        f"{scenario} in SLO",
+        "req/s",
+        "share",
+        "best peer",
+        "which",
+        "ratio",
+        "TTFT p50/p99 s",
+        "TPOT p50/p99 ms",
+    )
+    return f"{table(head, rows)}\ngeometric mean of the ratios over rates: {_interval(goodput_over_rates(against))}"
+
+
+def _interval(found: Interval | None) -> str:
+    return "-" if found is None else f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def goodput_lines(scenario: str, against: Sequence[AgainstBest]) -> list[dict[str, object]]:
+    """For the JSON, a line per rate; a bound that is unknown, of a single seed, is null."""
+    return [
+        {
+            "scenario": scenario,
+            "rate": each.rate,
+            "attainment": fmean(each.ours.values()),
+            "peer": each.peer,
+            "peer_attainment": fmean(each.theirs.values()),
+            "ratio": None if each.ratio is None else each.ratio.mean,
+            "low": None if each.ratio is None or not isfinite(each.ratio.low) else each.ratio.low,
+            "high": None if each.ratio is None or not isfinite(each.ratio.high) else each.ratio.high,
+            "seeds": len(each.theirs),
+        }
+        for each in against
+    ]
+
+
+def write_json(
+    path: Path,
+    setup: Mapping[str, object],
+    found: Found,
+    checks: Sequence[Check],
+    in_slo: Sequence[Mapping[str, object]] = (),
+) -> None:
     """Figures with four digits, a line per check and per policy. Raises `bad_setting` when it cannot be written."""
     lines = [f'{{"setup": {_compact(setup)},', '"checks": [']
     lines += _listed(
         {"check": check.name, "value": check.value, "bound": check.bound, "met": check.met} for check in checks
     )
+    lines.append('], "goodput": [')
+    lines += _listed(in_slo)
     lines.append('], "runs": [')
     lines += _listed(
         {"scenario": scenario, "policy": policy, **_without_stages(each), "stages": _columns(each)}

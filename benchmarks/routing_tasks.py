@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Final
 
 from tandem.bench.workload import Workload as Trace
+from tandem.core.slo import Slo
 from tandem.fleetsim.figures import RunFigures
 from tandem.fleetsim.fleet import FleetSettings, simulate
+from tandem.fleetsim.goodput import Judged, Window, judge
 from tandem.fleetsim.ours import OursSettings, ours
 from tandem.fleetsim.peers.catalogue import peer
 from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
 from tandem.fleetsim.workload import Workload
 
 OURS: Final = "tandem"
+_SLO: Final = Slo(ttft_s=2.0, tpot_s=0.05)
+"""Of a chat that reads as it comes, with prompts of thousands of tokens."""
+_SHORT_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.05)
+"""The same where prompts are short."""
 _CONTENDERS: Final = ("sglang cache_aware", "vllm kv_aware", "dynamo kv", "llm-d precise 2:1", "hash 2nd block")
 """The peers' policies that go by prefixes, and hashing them."""
 _BLIND: Final = ("random", "least loaded")
@@ -27,13 +33,15 @@ _STAGES_QUICK: Final = tuple(stage for stage in ladder.STAGES if stage[0] in (15
 @dataclass(frozen=True)
 class Scenario:
     """A workload, its fleet, and who competes in it. `seconds` is what a run takes about, to order them. The `close`
-    ones get three times as many seeds as the others: where they differ by a few percent so do their seeds."""
+    ones get three times as many seeds as the others: where they differ by a few percent so do their seeds. Requests
+    that meet `slo` are goodput."""
 
     name: str
     policies: tuple[str, ...]
     seconds: float
     needs_data: bool = False
     close: tuple[str, ...] = ()
+    slo: Slo = _SLO
 
     def seeds(self, policy: str, seeds: int) -> int:
         """How many seeds a policy is run with."""
@@ -52,7 +60,7 @@ R1: Final = Scenario(
     ),
 )
 SIBLING: Final = Scenario(ladder.SIBLING.name, (OURS, *_CONTENDERS, *_BLIND, "llm-d precise 3:2:2"), 4.0)
-DECODE_BOUND: Final = Scenario(decode_bound.NAME, (OURS, *_CONTENDERS, *_BLIND), 1.5)
+DECODE_BOUND: Final = Scenario(decode_bound.NAME, (OURS, *_CONTENDERS, *_BLIND), 1.5, slo=_SHORT_SLO)
 CONVERSATIONS: Final = tuple(
     Scenario(shape.name, (OURS, *_CONTENDERS, *_BLIND), 8.0, needs_data=True) for shape in conversation.SHAPES
 )
@@ -72,11 +80,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, and the CPU seconds it took. `bound` is the hit ratio of one pool, where that is asked."""
+    """What a run came to, and the CPU seconds it took. `goodput` is of the figures' stages, in their order; `bound`
+    the hit ratio of one pool, where that is asked."""
 
     task: Task
     figures: RunFigures
     cpu_s: float
+    goodput: tuple[Judged, ...]
     bound: float | None = None
 
 
@@ -84,9 +94,15 @@ def carry_out(task: Task) -> Outcome:
     """Simulate. Deterministic but for `cpu_s`."""
     settings, our_settings, build, bound = _prepared(task)
     decider = ours(our_settings, task.seed) if task.policy == OURS else peer(task.policy, task.seed)
+    slo = next(scenario.slo for scenario in SCENARIOS if scenario.name == task.scenario)
     began = time.process_time()
-    figures = simulate(settings, decider, build())
-    return Outcome(task, figures, time.process_time() - began, bound)
+    workload = build()
+    figures = simulate(settings, decider, workload)
+    cpu_s = time.process_time() - began
+    goodput = tuple(
+        judge(stage.requests, slo, Window.of(stage.requests)) for stage in workload.stages if not stage.warm_up
+    )
+    return Outcome(task, figures, cpu_s, goodput, bound)
 
 
 Prepared = tuple[FleetSettings, OursSettings, Callable[[], Workload], float | None]

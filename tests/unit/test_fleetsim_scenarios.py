@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from benchmarks import routing_judge as judge
-from benchmarks.routing_report import by_rate, overview, write_json
-from benchmarks.routing_tasks import OURS, SCENARIOS, Outcome, Task
+from benchmarks.routing_report import by_rate, goodput, goodput_lines, overview, write_json
+from benchmarks.routing_tasks import OURS, SCENARIOS, Outcome, Task, carry_out
 from tandem.fleetsim.figures import RunFigures, StageFigures
 from tandem.fleetsim.fleet import simulate
+from tandem.fleetsim.goodput import Judged, Quantiles
 from tandem.fleetsim.ours import ours
 from tandem.fleetsim.peers.catalogue import PEERS
 from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
@@ -110,7 +111,10 @@ def run(tokens: float, wait_s: float, seed: int = 0, **more: float) -> Outcome:
         virtual_s=60.0,
         requests=18,
     )
-    return Outcome(Task("x", "", seed, Path(), False), figures, 1.0)
+    met = more.get("met", 9)
+    times = Quantiles(wait_s, wait_s, wait_s)
+    judged = Judged(10, 9, int(met), met / 30, tokens, times, Quantiles(0.02, 0.03, 0.04), ())
+    return Outcome(Task("x", "", seed, Path(), False), figures, 1.0, (judged, replace(judged, met=int(met) // 2)))
 
 
 def found(tokens: float, wait_s: float, **more: float) -> judge.Medians:
@@ -190,7 +194,46 @@ def test_the_report_names_the_best_peer_and_writes_short_numbers(tmp_path: Path)
     written = msgspec.json.decode((tmp_path / "out.json").read_bytes())
     assert (written["runs"][0]["policy"], written["runs"][0]["ttft_p90_s"]) == (OURS, 0.1235)
     assert written["runs"][0]["stages"]["rate"] == [15.0, 20.0]
+    assert (written["runs"][0]["stages"]["attainment"], written["runs"][0]["attainment"]) == ([0.9, 0.4], 0.65)
+    assert written["runs"][0]["stages"]["tpot_p99_s"] == [0.04, 0.04]
     assert [check["met"] for check in written["checks"]] == [True, True, False]
+
+
+def test_goodput_is_told_beside_the_best_peer_by_seed(tmp_path: Path) -> None:
+    runs = {
+        OURS: [run(100, 0.1, seed, met=met) for seed, met in enumerate((8, 6, 4, 10))],
+        "a": [run(100, 0.1, seed, met=met) for seed, met in enumerate((4, 3, 2))],
+        "b": [run(100, 0.1, seed, met=2) for seed in range(3)],
+    }
+    first, second = judge.goodput_against_best(runs)
+    assert (first.peer, first.ours) == ("a", {0: 0.8, 1: 0.6, 2: 0.4})
+    assert first.ratio is not None
+    assert (first.ratio.mean, first.ratio.low, first.ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert second.ratio is not None
+    assert second.ratio.low < second.ratio.mean == pytest.approx(0.9 / 0.4)
+    text = goodput("x", judge.medians(runs[OURS]), [first, second]).splitlines()
+    assert text[1].split()[:6] == ["15", "0.23", "0.600", "0.300", "a", "2.000"]
+    assert text[-1].startswith("geometric mean of the ratios over rates: 2.12")
+
+    nothing = judge.goodput_against_best({name: [run(1, 1, met=0)] for name in (OURS, "a")})
+    assert [each.ratio for each in nothing] == [None, None]
+    assert judge.goodput_over_rates(nothing) is None
+    single = judge.goodput_against_best({name: each[:1] for name, each in runs.items()})
+    write_json(tmp_path / "out.json", {}, {}, [], goodput_lines("x", single))
+    written = msgspec.json.decode((tmp_path / "out.json").read_bytes())
+    assert (written["goodput"][0]["ratio"], written["goodput"][0]["low"], written["goodput"][0]["seeds"]) == (
+        2,
+        None,
+        1,
+    )
+
+
+def test_a_run_is_judged_stage_by_stage_and_warm_ups_are_not() -> None:
+    outcome = carry_out(Task("decode-bound", "least loaded", 0, Path(), True))
+    assert len(outcome.goodput) == len(outcome.figures.stages)
+    for stage, judged in zip(outcome.figures.stages, outcome.goodput, strict=True):
+        assert judged.offered == judged.ended == stage.requests
+        assert judged.ttft.p90_s == stage.ttft_p90_s
 
 
 def test_on_the_ladder_prefixes_stay_and_nobody_waits() -> None:
