@@ -1,7 +1,8 @@
 """One worker: continuous batching step by step, many alike steps at once.
 
 Scheduling is that of the engines in the field: sequences that decode go first, one token each; what is left of
-`max_batched_tokens` goes to prompts in order of arrival, in chunks; a prompt is admitted when its blocks fit beside
+`max_batched_tokens`, and of the ITL target where there is one, goes to prompts in order of arrival, in chunks, by
+the rules of Tandem's own scheduler (`tandem.engine.step_rules`); a prompt is admitted when its blocks fit beside
 what is in use; when running sequences outgrow the pool the one admitted last is preempted and computed again.
 Between two changes of the batch every step differs from the one before by one position per sequence, so their time
 is summed in closed form.
@@ -11,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from tandem.core.messages import Load
+from tandem.engine.step_model import PromptCost
+from tandem.engine.step_rules import Allowance, chunk_end, open_allowance
 from tandem.fleetsim.bringing import Bringing
 from tandem.fleetsim.decode_batch import DecodeBatch
 from tandem.fleetsim.job import Job
@@ -41,6 +44,7 @@ class Worker:
         self._report_due = 0.0
         self._listener = listener
         self._time = settings.step_time
+        self._cost = PromptCost(0.0, self._time.token_s, self._time.context_s)
         self._batch = DecodeBatch(settings.step_time)
         self._rates = Rates()
         self._bringing = Bringing(index, self.tiers, settings.step_time, listener)
@@ -157,26 +161,29 @@ class Worker:
 
     def _pick_chunks(self, *, admit: bool) -> None:
         """Prompts of the next step. In one that had to preempt nobody is admitted."""
-        budget = self.settings.max_batched_tokens - self._batch.count
+        rows = self._batch.count
+        allowance = open_allowance(self.settings, rows, self._batch.seconds(1) if rows else 0.0, 1.0, self._cost)
         for job in self._prefilling:
-            if budget <= 0:
+            if allowance.spent:
                 return
-            budget -= self._take_chunk(job, budget)
+            self._take_chunk(job, allowance)
         waiting = self._waiting
-        while admit and waiting and budget > 0 and len(self._running) < self.settings.max_sequences:
+        while admit and waiting and not allowance.spent and len(self._running) < self.settings.max_sequences:
             job = waiting[0]
             if not self._admit(job):
                 return
             waiting.popleft()
             if not job.running and not job.loading:
-                budget -= self._take_chunk(job, budget)
+                self._take_chunk(job, allowance)
 
-    def _take_chunk(self, job: Job, budget: int) -> int:
+    def _take_chunk(self, job: Job, allowance: Allowance) -> None:
         """Others may use its blocks from this step on, as in engines that name blocks when they schedule them."""
-        count = min(budget, job.total - job.done)
-        self._chunks.append((job, count))
-        self._news += publish(self.pool, job, job.done + count)
-        return count
+        start, size = job.done, self.settings.engine_block_tokens
+        end = chunk_end(start, job.total, allowance.offer(start).tokens, size)
+        if end > start:
+            allowance.take(start, end - start)
+            self._chunks.append((job, end - start))
+            self._news += publish(self.pool, job, end)
 
     # ---- admission ----
 

@@ -12,13 +12,22 @@ from tandem.fleetsim.tiers import TierSettings
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """A worker's size and its scheduler's bounds. `look_s` bounds how far steps are advanced at once while the pool
-    is full, so that what is evicted is told in time; `steps_max` how many steps (1: one by one)."""
+    """A worker's size and its scheduler's bounds.
+
+    `itl_target_s`: as in a worker of Tandem, prompts are chunked so that steps with running sequences stay below it,
+    but for `min_prefill_tokens` a step; None, as in engines whose chunks are fixed: `max_batched_tokens` alone
+    bounds them. Chunks end at edges of blocks of `engine_block_tokens` where possible. `look_s` bounds how far steps
+    are advanced at once while the pool is full, so that what is evicted is told in time; `steps_max` how many steps
+    (1: one by one).
+    """
 
     kv_tokens: int
     block_tokens: int
     step_time: StepTime
     max_batched_tokens: int = 8192
+    min_prefill_tokens: int = 32
+    itl_target_s: float | None = None
+    engine_block_tokens: int = 1
     max_sequences: int = 256
     tiers: tuple[TierSettings, ...] = ()
     load_every_s: float = 0.05

@@ -23,6 +23,7 @@ UNIFIED = FleetSettings(roles(unified=2), WORKER)
 FLEETS = (
     UNIFIED,
     replace(UNIFIED, worker=replace(WORKER, tiers=TIERS)),
+    replace(UNIFIED, worker=replace(WORKER, itl_target_s=0.02, engine_block_tokens=16)),
     FleetSettings(roles(prefill=2, decode=2), WORKER),
     FleetSettings(roles(unified=1, prefill=1, decode=1), replace(WORKER, tiers=TIERS)),
 )
