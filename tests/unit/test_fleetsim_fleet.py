@@ -23,10 +23,11 @@ UNIFIED = FleetSettings(roles(unified=2), WORKER)
 FLEETS = (
     UNIFIED,
     replace(UNIFIED, worker=replace(WORKER, tiers=TIERS)),
-    replace(UNIFIED, worker=replace(WORKER, itl_target_s=0.02, engine_block_tokens=16)),
     FleetSettings(roles(prefill=2, decode=2), WORKER),
     FleetSettings(roles(unified=1, prefill=1, decode=1), replace(WORKER, tiers=TIERS)),
 )
+HELD = replace(UNIFIED, worker=replace(WORKER, itl_target_s=0.02, engine_block_tokens=16))
+"""Chunks are held to an ITL target."""
 
 Drawn = tuple[float, int, int, int, int]
 """(seconds after the one before, family, shared blocks, own tokens, output tokens)."""
@@ -85,7 +86,7 @@ def check_ended(fleet: Fleet, requests: list[Request]) -> None:
             assert found + request.computed <= request.input_tokens + 16
 
 
-@given(REQUESTS, st.sampled_from(FLEETS))
+@given(REQUESTS, st.sampled_from((*FLEETS, HELD)))
 @settings(max_examples=60, deadline=None)
 def test_every_request_ends_with_its_tokens_and_memory_adds_up_after_every_event(
     drawn: list[Drawn], fleet_settings: FleetSettings
@@ -96,7 +97,7 @@ def test_every_request_ends_with_its_tokens_and_memory_adds_up_after_every_event
     check_ended(fleet, list(work.requests))
 
 
-@given(REQUESTS, st.sampled_from(FLEETS))
+@given(REQUESTS, st.sampled_from((*FLEETS, HELD)))
 @settings(max_examples=40, deadline=None)
 def test_advancing_many_steps_at_once_is_advancing_one_by_one(
     drawn: list[Drawn], fleet_settings: FleetSettings
