@@ -102,6 +102,9 @@ def carry_out(task: Task) -> Outcome:
     goodput = tuple(
         judge(stage.requests, slo, Window.of(stage.requests)) for stage in workload.stages if not stage.warm_up
     )
+    if lost := sum(each.offered - each.ended for each in goodput):
+        # Figures of time and of tokens leave out what was refused: with it left out they compare nothing.
+        raise RuntimeError(f"{task.policy} refused {lost} requests of {task.scenario}, seed {task.seed}")
     return Outcome(task, figures, cpu_s, goodput, bound)
 
 

@@ -99,6 +99,8 @@ class PullServer:
                 peer.close()
             else:
                 self._spawn(self._converse(self._wire(peer)), "kv-serve")
+            # Who has connected already is accepted without waiting: many of them would keep the event loop.
+            await asyncio.sleep(0)
 
     async def _converse(self, wire: Wire) -> None:
         try:

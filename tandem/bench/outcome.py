@@ -7,7 +7,6 @@ from tandem.core.slo import End
 
 UNFINISHED: Final = "unfinished"
 """The error of a request that was still open, or due and not sent, when its replay was cut short."""
-_CANCELLED: Final = ("http_499", "cancelled")
 _DEADLINE: Final = ("timeout", "http_408", "http_504", "deadline_exceeded")
 _REFUSED: Final = ("refused", "http_429", "http_503")
 
@@ -35,13 +34,15 @@ class Outcome:
 
     @property
     def end(self) -> End:
-        """How the request ended, by the parts of its error (`http_503:queue_full`, `stream:cancelled`, `timeout`)."""
+        """How the request ended, by the parts of its error (`http_503:queue_full`, `stream:worker_lost`, `timeout`).
+
+        The bench cancels nothing that it does not tell as unfinished: what a server says was cancelled has failed."""
         if self.ok:
             return End.DONE
         parts = (self.error or "").split(":")
         if self.error == UNFINISHED:
             return End.UNFINISHED
-        kinds = ((End.CANCELLED, _CANCELLED), (End.DEADLINE, _DEADLINE), (End.REFUSED, _REFUSED))
+        kinds = ((End.DEADLINE, _DEADLINE), (End.REFUSED, _REFUSED))
         return next((end for end, known in kinds if any(part in known for part in parts)), End.FAILED)
 
     @property

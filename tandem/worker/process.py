@@ -78,15 +78,15 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         )
     finally:
         telemetry.close()
-    if _threads_stay(settings, status):
+    if _threads_stay(settings):
         _leave(status)
     return status
 
 
-def _threads_stay(settings: WorkerSettings, status: int) -> bool:
-    """Whether there may be threads on which the interpreter's own way out hangs or crashes."""
-    of_vllm = settings.engine == "vllm" and (status != 0 or settings.vllm.nodes.count > 1)
-    return of_vllm or NIXL in settings.kv.transports
+def _threads_stay(settings: WorkerSettings) -> bool:
+    """Whether there may be threads on which the interpreter's own way out hangs or crashes. With vLLM it also takes
+    seconds, for which a drained worker would keep its place from the next one."""
+    return settings.engine == "vllm" or NIXL in settings.kv.transports
 
 
 def _follow(settings: WorkerSettings, events: EventLines, health: Health) -> NoReturn:

@@ -98,16 +98,21 @@ class Serving:
 
     async def figure(self, worker: str, sample: str, holds: Callable[[float], bool]) -> float:
         """A sample of a worker's metrics page, as soon as it is as wanted: figures come with later reports."""
+        (value,) = await self.figures(worker, (sample,), holds)
+        return value
+
+    async def figures(self, worker: str, samples: Sequence[str], holds: Callable[..., bool]) -> list[float]:
+        """Samples of one look at a worker's metrics page, as soon as they are as wanted together."""
         host, _, port = self.member(worker).metrics.rpartition(":")
-        value: float | None = None
+        values = list[float]()
         for _ in range(round(PAGE_S / LOOK_S)):
             _, page = await ask(Target(host, int(port), False, ""), "GET", "/metrics")
-            found = re.search(rf"^{re.escape(sample)} (\S+)$", page.decode(), re.MULTILINE)
-            value = None if found is None else float(found[1])
-            if value is not None and holds(value):
-                return value
+            found = [re.search(rf"^{re.escape(sample)} (\S+)$", page.decode(), re.MULTILINE) for sample in samples]
+            values = [float(each[1]) for each in found if each is not None]
+            if len(values) == len(samples) and holds(*values):
+                return values
             await asyncio.sleep(LOOK_S)
-        raise AssertionError(f"{sample} of {worker} is {value}")
+        raise AssertionError(f"{', '.join(samples)} of {worker}: {values}")
 
     async def at_rest(self) -> None:
         """Until no worker has a block in use or under a lease."""

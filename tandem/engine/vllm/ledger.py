@@ -303,7 +303,7 @@ class Ledger:
         if said > self._heard:
             self._deadlines.moved(now)
         for run, reason in self._deadlines.passed(now):
-            unsent = run.wait is Wait.PLACE and run.root.sent is None
+            unsent = run.wait is Wait.PLACE and run.root.sent is None and not run.expanding
             self._fail(run, "deadline_exceeded", f"{reason}{_NO_SLOTS if unsent else ''}", now)
 
     def next_look(self) -> float:
