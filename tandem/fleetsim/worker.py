@@ -242,9 +242,8 @@ class Worker:
             job.uncached -= count
             job.request.computed += count
             self._queued -= count
-        taken = {id(job) for job, _ in chunks}
-        unfinished = [job for job, _ in chunks if job.done < job.total]
-        self._prefilling = unfinished + [job for job in self._prefilling if id(job) not in taken]
+        # In the order they had: with an ITL target a prompt may have got nothing while a later one got something.
+        self._prefilling = [job for job in self._prefilling if job.done < job.total]
         self._tell(news)
         for job, _ in chunks:
             if job.done >= job.total:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tandem.core.kv import RootIdentity, pack_tokens
@@ -100,6 +100,10 @@ def simulated(of_worker: WorkerSettings, asked: Sequence[Asked]) -> list[Chunks]
     return told
 
 
+@example(
+    target_s=0.006, max_batched_tokens=481, min_prefill_tokens=1, first=997,
+    asked=[(1, 1, 29), (8, 1000, 1), (9, 151, 1), (9, 6, 1), (9, 2, 1)],
+)  # fmt: skip
 @given(
     target_s=st.floats(0.006, 0.08),
     max_batched_tokens=st.integers(64, 2048),
