@@ -45,9 +45,9 @@ class Placing:
         if not fleet.views(generation.model):
             return Unplaced("no_workers", (fleet.services.nobody(generation.model),))
         names, held = self._holders(generation)
-        asked = request.placement_request(names, held, avoid)
-        workers = self._workers(generation.model, names)
         facts, here = fleet.services.of(generation.model), fleet.revisions(generation.model)
+        asked = request.placement_request(names, held, avoid, facts)
+        workers = self._workers(generation.model, names)
         if ways := routes_of(generation, request.revision, facts, here, workers):
             return self._by_revision(ways, generation, asked, workers)
         if (needs := needs_of(generation, workers)) is not None:

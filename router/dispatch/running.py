@@ -14,6 +14,7 @@ from kv_transfer.index import Held
 from router.dispatch import endings
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.held import HeldRequest
+from router.dispatch.objectives import objective_of
 from router.dispatch.opening import open_attempt
 from router.dispatch.patience import earliest, next_look
 from router.dispatch.phase import FINAL, UNCHARGED, Phase
@@ -21,6 +22,7 @@ from router.dispatch.positions import Mismatch
 from router.dispatch.submit import send_attempt
 from router.dispatch.takeover import Takeover
 from router.fleet.peer import Peer
+from router.fleet.services import ServiceFacts
 from router.placement import Placement, PlacementRequest, Unplaced
 from tandem.core.errors import KINDS, TandemError
 from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, SampleFirst, SequenceOutput
@@ -34,10 +36,18 @@ class RunningRequest(HeldRequest):
     # ---- attempts ----
 
     def placement_request(
-        self, names: Mapping[bytes, Sequence[bytes]], held: Mapping[str, Held], avoid: tuple[tuple[str, int], ...]
+        self,
+        names: Mapping[bytes, Sequence[bytes]],
+        held: Mapping[str, Held],
+        avoid: tuple[tuple[str, int], ...],
+        facts: ServiceFacts | None,
     ) -> PlacementRequest:
-        """What placement has to know: the names of the prompt's blocks by root name, and who has how many of them."""
-        return self._sequences.placement_request(names, held, (*self._trials.excluded, *avoid))
+        """What placement has to know: the names of the prompt's blocks by root name, who has how many of them, and
+        what the request is to hold."""
+        age_ms = max(0.0, self._tools.clock.now() - self.generation.received) * 1e3
+        held_to = objective_of(facts, begun=self.accepted > 0)
+        excluded = (*self._trials.excluded, *avoid)
+        return self._sequences.placement_request(names, held, excluded, held_to, age_ms)
 
     def wait_in_line(self) -> None:
         """Nobody can take the request now: wait for as long as the queue allows."""

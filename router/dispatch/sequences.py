@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kv_transfer.index import Held
 from router.dispatch.attempt import Attempt, Deliver
+from router.dispatch.objectives import weight_of
 from router.dispatch.positions import Positions
 from router.generation import Generation
-from router.placement import PlacementRequest
+from router.placement import Objective, PlacementRequest
 from tandem.core.messages import SequenceOutput
 from tandem.core.request import Branch
 
@@ -39,8 +40,11 @@ class Sequences:
         names: Mapping[bytes, Sequence[bytes]],
         held: Mapping[str, Held],
         excluded: tuple[tuple[str, int], ...],
+        objective: Objective | None,
+        age_ms: float,
     ) -> PlacementRequest:
-        """What placement has to know: the names of the prompt's blocks by root name, and who has how many of them."""
+        """What placement has to know: the names of the prompt's blocks by root name, who has how many of them, what
+        the request is to hold, and how long ago it arrived."""
         generation, unfinished = self._generation, self.unfinished()
         replayed = max([len(each.tokens) for each in unfinished], default=0)
         return PlacementRequest(
@@ -56,6 +60,9 @@ class Sequences:
             names,
             prompt_cache_key=generation.cache_key,
             request_id=generation.request_id,
+            objective=objective,
+            age_ms=age_ms,
+            weight=weight_of(generation.priority),
         )
 
     def recall(self, outputs: Iterable[SequenceOutput], deliver: Deliver) -> None:

@@ -4,6 +4,7 @@ from router.placement.costs import CostModel
 from router.placement.decision import (
     Breakdown,
     Candidate,
+    Objective,
     Placement,
     PlacementRequest,
     SourceChoice,
@@ -18,6 +19,7 @@ __all__ = [
     "Breakdown",
     "Candidate",
     "CostModel",
+    "Objective",
     "Placement",
     "PlacementRequest",
     "Policy",

@@ -16,6 +16,15 @@ class Needs(NamedTuple):
     adapter_hash: str = ""
 
 
+class Objective(NamedTuple):
+    """Upper bounds that a request is to hold, in milliseconds: time to its first token since it arrived, mean time
+    per token after that, and the gap between two tokens. None for no bound."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    itl_ms: float | None = None
+
+
 class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as far as placement is concerned.
 
@@ -41,6 +50,12 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     """None for a request that any worker of its model can serve."""
     revision: str = ""
     """Whose workers may take it; empty for any."""
+    objective: Objective | None = None
+    """None where nothing says what it is to hold. A request that has begun to answer waits for no first token."""
+    age_ms: float = 0.0
+    """Since it arrived."""
+    weight: float = 1.0
+    """What its objective counts beside that of others; 1 for requests without a priority."""
 
     def figures(self) -> "PlacementRequest":
         """All but what its blocks are called and who has them, which for a long prompt is much to keep."""
@@ -55,6 +70,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
             request_id=self.request_id,
             needs=self.needs,
             revision=self.revision,
+            objective=self.objective,
+            age_ms=self.age_ms,
+            weight=self.weight,
         )
 
 

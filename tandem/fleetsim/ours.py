@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.placement import CostModel, Placement, PlacementRequest, Unplaced, Work, WorkerView, make_policy
+from router.placement import (
+    CostModel,
+    Objective,
+    Placement,
+    PlacementRequest,
+    Unplaced,
+    Work,
+    WorkerView,
+    make_policy,
+)
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
@@ -27,13 +36,15 @@ _LOAD_LAG_S: Final = 0.15
 
 @dataclass(frozen=True)
 class OursSettings:
-    """`token_bytes` is what a token's KV takes, `context_tokens` the longest sequence workers take. A real router
-    refuses where all workers have `sequences_per_worker_max` sequences; here nobody does, as peers do not."""
+    """`token_bytes` is what a token's KV takes, `context_tokens` the longest sequence workers take, `objective` what
+    requests are to hold as far as the router is told. A real router refuses where all workers have
+    `sequences_per_worker_max` sequences; here nobody does, as peers do not."""
 
     token_bytes: int
     context_tokens: int = 1 << 20
     placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
     priors: CostPriors = field(default_factory=CostPriors)
+    objective: Objective | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +80,7 @@ class OursDecider:
             held=self._knowledge.index.longest(names),
             names={_ROOT: names},
             request_id=str(request.number),
+            objective=self._settings.objective,
         )
         placement = self._policy.choose(asked, self._views, self._costs, self._settings.placement, None, now)
         if isinstance(placement, Unplaced):
