@@ -6,6 +6,7 @@ Deterministic: events of the same instant keep the order in which they were sche
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tandem.fleetsim.figures import RunFigures, StageFigures, run_figures, stage_figures
 from tandem.fleetsim.job import Job
@@ -18,13 +19,17 @@ from tandem.fleetsim.workload import Request, Stage, Workload
 @dataclass(frozen=True)
 class FleetSettings:
     """`roles` by worker: `unified`, `prefill` or `decode`. Blocks travel at `transfer_tokens_per_s` between any two
-    workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides."""
+    workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides. `paces` are
+    (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
+    `seed` is what the noise of steps is drawn from."""
 
     roles: tuple[str, ...]
     worker: WorkerSettings
     transfer_tokens_per_s: float = 150_000.0
     transfer_s: float = 0.002
     event_s: float = 0.002
+    paces: tuple[tuple[float, int, float], ...] = ()
+    seed: int = 0
 
 
 DeciderOf = Callable[[Knowledge], Decider]
@@ -36,7 +41,7 @@ class Fleet:
     def __init__(self, settings: FleetSettings, decider_of: DeciderOf) -> None:
         self._settings = settings
         self.workers = tuple(
-            Worker(number, role, settings.worker, self) for number, role in enumerate(settings.roles)
+            Worker(number, role, settings.worker, self, settings.seed) for number, role in enumerate(settings.roles)
         )
         self.knowledge = Knowledge(self.workers, settings.event_s)
         self._decider = decider_of(self.knowledge)
@@ -48,6 +53,12 @@ class Fleet:
         self._in = [0.0] * len(self.workers)
         self.kept: dict[int, Job] = {}
         """By request number, prefill jobs whose blocks are being transferred."""
+        for from_s, number, pace in settings.paces:
+            run_at = partial(self.workers[number].run_at, pace)
+            if from_s > 0:
+                self.wake_at(number, from_s, run_at)
+            else:
+                run_at(0.0)
 
     def run(self, workload: Workload, check_every: int = 0) -> RunFigures:
         """Play all stages. With `check_every` the books are checked after so many events."""

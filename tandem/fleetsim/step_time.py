@@ -22,6 +22,14 @@ class StepTime:
         """The coefficients of a simulated model."""
         return cls(model.base_s, model.sequence_s, model.read_s, model.token_s, model.context_s)
 
+    def paced(self, pace: float) -> "StepTime":
+        """Of a machine whose steps take `pace` times as long."""
+        if pace == 1.0:
+            return self
+        return StepTime(
+            self.base_s * pace, self.sequence_s * pace, self.read_s * pace, self.token_s * pace, self.context_s * pace
+        )
+
     def mixed(self, sequences: int, context: int, tokens: int, attended: float) -> float:
         """Seconds of one step with prompt tokens in it."""
         decoding = self.base_s + self.sequence_s * sequences + self.read_s * context

@@ -20,7 +20,8 @@ from tandem.fleetsim.job import Job
 from tandem.fleetsim.pool import Pool
 from tandem.fleetsim.rates import Rates
 from tandem.fleetsim.residence import give_way, publish, release, take_room
-from tandem.fleetsim.step_time import attended
+from tandem.fleetsim.step_noise import StepNoise
+from tandem.fleetsim.step_time import StepTime, attended
 from tandem.fleetsim.tiers import Tiers
 from tandem.fleetsim.worker_settings import Listener, WorkerSettings
 
@@ -28,7 +29,7 @@ from tandem.fleetsim.worker_settings import Listener, WorkerSettings
 class Worker:
     """`due` is when the next step, or run of steps, ends; `advance` carries it out."""
 
-    def __init__(self, index: int, role: str, settings: WorkerSettings, listener: Listener) -> None:
+    def __init__(self, index: int, role: str, settings: WorkerSettings, listener: Listener, seed: int = 0) -> None:
         self.index = index
         self.role = role
         self.blocks = settings.kv_tokens // settings.block_tokens
@@ -43,8 +44,9 @@ class Worker:
         """What it told of itself last."""
         self._report_due = 0.0
         self._listener = listener
-        self._time = settings.step_time
+        self._time = self._next_time = settings.step_time
         self._cost = PromptCost(0.0, self._time.token_s, self._time.context_s)
+        self._noise = StepNoise(settings.step_noise, seed, index) if settings.step_noise else None
         self._batch = DecodeBatch(settings.step_time)
         self._rates = Rates()
         self._bringing = Bringing(index, self.tiers, settings.step_time, listener)
@@ -117,6 +119,11 @@ class Worker:
         release(self.pool, job)
         self.wake(now)
 
+    def run_at(self, pace: float, now: float) -> None:
+        """From the next step on every step takes `pace` times as long as the settings say."""
+        self._next_time = self.settings.step_time.paced(pace)
+        self.wake(now)
+
     def leading(self, names: Sequence[int]) -> int:
         """How many of the first names are here, in the pool or below."""
         count = self.pool.leading(names)
@@ -129,6 +136,8 @@ class Worker:
     # ---- planning ----
 
     def _plan(self) -> None:
+        if self._next_time is not self._time:
+            self._take_time(self._next_time)
         batch, preempted = self._batch, self.preemptions
         self._make_room_to_decode()
         self._chunks = []
@@ -144,12 +153,18 @@ class Worker:
             self.due = self._clock + batch.seconds(self._steps)
         else:
             self.due = None
+        if self._noise is not None and self.due is not None:
+            self.due = self._clock + (self.due - self._clock) * self._noise.factor()
         self._let_fall()
+
+    def _take_time(self, step_time: StepTime) -> None:
+        self._time = self._batch.time = step_time
+        self._cost = PromptCost(0.0, step_time.token_s, step_time.context_s)
 
     def _alike_steps(self) -> int:
         """Steps until a sequence ends, or memory needs a look."""
         batch, pool = self._batch, self.pool
-        steps = min(batch.steps_left(), self.settings.steps_max)
+        steps = min(batch.steps_left(), self.settings.steps_max if self._noise is None else 1)
         if pool.free - pool.cached < steps * batch.count:
             steps = min(steps, pool.free // batch.count, batch.steps_until(self.settings.look_s))
         return max(1, steps)

@@ -18,7 +18,8 @@ class WorkerSettings:
     but for `min_prefill_tokens` a step; None, as in engines whose chunks are fixed: `max_batched_tokens` alone
     bounds them. Chunks end at edges of blocks of `engine_block_tokens` where possible. `look_s` bounds how far steps
     are advanced at once while the pool is full, so that what is evicted is told in time; `steps_max` how many steps
-    (1: one by one).
+    (1: one by one). `step_noise` is the standard deviation of the logarithm of a step's time, whose mean stays what
+    `step_time` says; 0 for exact times. With noise steps are advanced one by one.
     """
 
     kv_tokens: int
@@ -33,6 +34,7 @@ class WorkerSettings:
     load_every_s: float = 0.05
     look_s: float = 0.2
     steps_max: int = 1 << 40
+    step_noise: float = 0.0
 
 
 class Listener(Holders, Protocol):
