@@ -1,5 +1,8 @@
 """Presets take as long as the machines they stand for, within the error that is stated for them."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from tandem.core.errors import TandemError
@@ -33,6 +36,17 @@ APART = [
     ("a100-llama-2-70b-tp8", 8192, 128, 1, 1549.8, 46.5),
 ]
 
+ATTENTION = Path(__file__).parent / "data" / "context_attention.csv"
+
+
+def attention_ms() -> dict[str, dict[int, float]]:
+    """Milliseconds of attention by preset and prompt tokens, as measured."""
+    lines = [line for line in ATTENTION.read_text().splitlines() if not line.startswith("#")]
+    found: dict[str, dict[int, float]] = {}
+    for row in csv.DictReader(lines):
+        found.setdefault(row["preset"], {})[int(row["prompt_tokens"])] = float(row["attention_ms"])
+    return found
+
 
 def prompts(count: int, tokens: float) -> StepLoad:
     """A step that computes `count` prompts and nothing else; attention of causal prompts is half of a square."""
@@ -61,6 +75,33 @@ def test_prompts_are_within_forty_percent_and_tokens_within_seven(
     model = preset(name).model
     assert model.step_s(decoding(batch, prompt, answer)) * 1e3 == pytest.approx(token_ms, rel=0.07)
     assert model.step_s(prompts(batch, prompt)) * 1e3 == pytest.approx(prompt_ms, rel=0.4)
+
+
+@pytest.mark.parametrize("tokens", [2048, 4096, 8192, 12288, 16384])
+@pytest.mark.parametrize("name", attention_ms())
+def test_attention_is_the_tables(name: str, tokens: int) -> None:
+    found = preset(name)
+    assert found.attention_s(tokens) * 1e3 == pytest.approx(attention_ms()[name][tokens], rel=0.1)
+    assert 0 < found.attention_token_s < 0.05 * found.model.token_s
+
+
+@pytest.mark.parametrize("name", attention_ms())
+def test_chunks_of_512_behind_a_long_cached_prompt_take_what_the_tables_grow_by(name: str) -> None:
+    # The tables have no cached prompts: what 4,096 tokens add behind 12,288 is the sum of their eight chunks.
+    found, measured = preset(name), attention_ms()[name]
+    chunks = sum(found.attention_s(512, cached) for cached in range(12288, 16384, 512))
+    assert chunks * 1e3 == pytest.approx(measured[16384] - measured[12288], rel=0.1)
+    # Behind 16,384 a chunk attends to as much more as the positions before it are more than the eight chunks' mean.
+    wanted_ms = (measured[16384] - measured[12288]) / 8 * (16384 + 256) / (12288 + 2048)
+    assert found.attention_s(512, 16384) * 1e3 == pytest.approx(wanted_ms, rel=0.2)
+
+
+def test_attention_is_part_of_the_step() -> None:
+    for name, each in PRESETS.items():
+        chunk = StepLoad(0, 512, 512 * 16384 + 512 * 512 / 2)
+        alone = StepLoad(0, 512, 0.0)
+        beyond = each.model.step_s(chunk) - each.model.step_s(alone)
+        assert each.attention_s(512, 16384) == pytest.approx(beyond + 512 * each.attention_token_s), name
 
 
 @pytest.mark.parametrize("tokens", [64, 512, 2000])

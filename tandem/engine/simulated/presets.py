@@ -7,8 +7,11 @@ prompt tokens + context_s * positions those attend to` seconds. Sources, and the
   the measured inter-token times of NVIDIA's aiconfigurator (github.com/ai-dynamo/aiconfigurator, Apache-2.0,
   `systems/silicon_sample.csv`; TensorRT-LLM 1.0 for the first, vLLM for the others, FP8 weights for 70B; batches in
   which prompts are computed beside running sequences): within 12 % of every row. Those rows do not tell attention
-  from the rest of a prompt's work, so `context_s` is `4 * layers * heads * head_dim` FLOP per attended position at
-  45 % of the GPUs' dense BF16 peak, and `token_s` is less by what that comes to in a prompt of 2,048 tokens.
+  from the rest of a prompt's work. `context_s` and attention's share of `token_s` come from the tables of the
+  attention kernel (the same source, `context_attention`, FlashAttention 3 in vLLM 0.24 with BF16 KV; times the
+  layers): within 10 % of prompts of 2,048, 4,096, 8,192, 12,288 and 16,384 tokens. Kernels of shorter prompts take
+  no less than their launches, 2 ms of a step at most, which is in no coefficient. `token_s` is the rows' time of a prompt token less `context_s` times
+  the 1,024 positions that a token of a prompt of 2,048 attends to on average.
 - `h100-llama-2-70b-tp8`, `a100-llama-2-70b-tp8`: least squares over Splitwise's measurements
   (github.com/Mutinifni/splitwise-sim, MIT, `data/perf_model.csv`): within 7 % of its token times and 40 % of its
   prompt times, which do not grow evenly there.
@@ -31,10 +34,17 @@ _FROM_PRESET: Final = ("context_tokens", "blocks", "base_s", "sequence_s", "toke
 
 @dataclass(frozen=True)
 class Preset:
-    """A simulated model and the bytes that a token of its KV has in reality."""
+    """A simulated model, the bytes that a token of its KV has in reality, and how much of `model.token_s` is
+    attention's: 0 where no table tells."""
 
     model: SimulatedModel
     kv_token_bytes: int
+    attention_token_s: float = 0.0
+
+    def attention_s(self, tokens: int, cached: int = 0) -> float:
+        """Seconds that attention takes of a prompt's `tokens` behind `cached` ones."""
+        attended = tokens * cached + tokens * tokens / 2
+        return tokens * self.attention_token_s + attended * self.model.context_s
 
     def simulated_rate(self, bytes_per_s: float) -> float:
         """How fast simulated blocks must travel for a link of `bytes_per_s` to carry as many tokens."""
@@ -53,6 +63,7 @@ def _preset(
     context_tokens: int,
     blocks: int,
     kv_token_bytes: int,
+    attention_us: float = 0.0,
 ) -> tuple[str, Preset]:
     model = SimulatedModel(
         context_tokens=context_tokens,
@@ -63,19 +74,19 @@ def _preset(
         token_s=token_us / 1e6,
         context_s=context_ns / 1e9,
     )
-    return name, Preset(model, kv_token_bytes)
+    return name, Preset(model, kv_token_bytes, attention_us / 1e6)
 
 
 # fmt: off
 PRESETS: Final = MappingProxyType(dict((
-    _preset("h100-llama-3.1-8b", base_ms=6.421, sequence_us=0.0, read_ns=49.94, token_us=18.4, context_ns=1.18,
-            context_tokens=131_072, blocks=26_600, kv_token_bytes=131_072),
-    _preset("h100-llama-3.1-70b-tp4", base_ms=11.02, sequence_us=54.7, read_ns=27.91, token_us=43.1, context_ns=1.47,
-            context_tokens=131_072, blocks=41_000, kv_token_bytes=327_680),
-    _preset("h200-llama-3.1-70b-tp4", base_ms=9.183, sequence_us=45.5, read_ns=20.83, token_us=40.9, context_ns=1.47,
-            context_tokens=131_072, blocks=83_000, kv_token_bytes=327_680),
-    _preset("h100-qwen3-32b-tp2", base_ms=13.958, sequence_us=57.1, read_ns=54.24, token_us=46.6, context_ns=2.36,
-            context_tokens=40_960, blocks=18_700, kv_token_bytes=262_144),
+    _preset("h100-llama-3.1-8b", base_ms=6.421, sequence_us=0.0, read_ns=49.94, token_us=18.9, context_ns=0.71,
+            attention_us=0.66, context_tokens=131_072, blocks=26_600, kv_token_bytes=131_072),
+    _preset("h100-llama-3.1-70b-tp4", base_ms=11.02, sequence_us=54.7, read_ns=27.91, token_us=43.7, context_ns=0.863,
+            attention_us=0.88, context_tokens=131_072, blocks=41_000, kv_token_bytes=327_680),
+    _preset("h200-llama-3.1-70b-tp4", base_ms=9.183, sequence_us=45.5, read_ns=20.83, token_us=41.5, context_ns=0.859,
+            attention_us=0.92, context_tokens=131_072, blocks=83_000, kv_token_bytes=327_680),
+    _preset("h100-qwen3-32b-tp2", base_ms=13.958, sequence_us=57.1, read_ns=54.24, token_us=47.5, context_ns=1.468,
+            attention_us=1.21, context_tokens=40_960, blocks=18_700, kv_token_bytes=262_144),
     _preset("h100-llama-2-70b-tp8", base_ms=29.8, sequence_us=201.6, read_ns=177.76, token_us=64.88, context_ns=7.04,
             context_tokens=8_192, blocks=83_000, kv_token_bytes=327_680),
     _preset("a100-llama-2-70b-tp8", base_ms=44.156, sequence_us=200.0, read_ns=309.96, token_us=150.24,
