@@ -10,8 +10,8 @@ prompt tokens + context_s * positions those attend to` seconds. Sources, and the
   from the rest of a prompt's work. `context_s` and attention's share of `token_s` come from the tables of the
   attention kernel (the same source, `context_attention`, FlashAttention 3 in vLLM 0.24 with BF16 KV; times the
   layers): within 10 % of prompts of 2,048, 4,096, 8,192, 12,288 and 16,384 tokens. Kernels of shorter prompts take
-  no less than their launches, 2 ms of a step at most, which is in no coefficient. `token_s` is the rows' time of a prompt token less `context_s` times
-  the 1,024 positions that a token of a prompt of 2,048 attends to on average.
+  no less than their launches, 2 ms of a step at most, which is in no coefficient. `token_s` is the rows' time of a
+  prompt token less `context_s` times the 1,024 positions that a token of a prompt of 2,048 attends to on average.
 - `h100-llama-2-70b-tp8`, `a100-llama-2-70b-tp8`: least squares over Splitwise's measurements
   (github.com/Mutinifni/splitwise-sim, MIT, `data/perf_model.csv`): within 7 % of its token times and 40 % of its
   prompt times, which do not grow evenly there.
