@@ -18,7 +18,7 @@ from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import NAME_BYTES, BlockNames, Layout
 from tandem.core.messages import Load
 
-LIMITS_US: Final = {16: 150.0, 64: 400.0}
+LIMITS_US: Final = {16: 120.0, 64: 300.0}
 _ROOT: Final = b"r" * NAME_BYTES
 _LAYOUT: Final = Layout("simulated", "plain", "float16", 2, 16, 16, 8, 128)
 _TOKENS: Final = 7200

@@ -1,7 +1,7 @@
 """Orders priced candidates and makes the placement of the best. Pure."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from operator import attrgetter, sub
 from typing import Final
 
 from router.placement.decision import Candidate, Placement
@@ -16,16 +16,17 @@ from router.placement.scorers.sources import sources
 _COSTS_TOLD: Final = 8
 _EQUAL_MS: Final = 1e-3
 """Costs that differ by less are taken as equal."""
+_TOTAL: Final = attrgetter("total_ms")
 
 
 def by_cost(priced: list[Priced], favourite: str = "") -> list[Priced]:
     """The least expected cost first. Equal ones: the worker that had the request's kin last, the one with fewest
     sequences in flight, the smallest id."""
-    totals = [each.total_ms for each in priced]
-    order = sorted(range(len(priced)), key=totals.__getitem__)
-    if len(priced) > 1 and any(totals[left] >= totals[right] - _EQUAL_MS for left, right in pairwise(order)):
-        order.sort(key=lambda place: (round(totals[place] / _EQUAL_MS), *_tie(priced[place], favourite)))
-    return [priced[place] for place in order]
+    ordered = sorted(priced, key=_TOTAL)
+    totals = [each.total_ms for each in ordered]
+    if len(totals) > 1 and min(map(sub, totals[1:], totals)) <= _EQUAL_MS:
+        ordered.sort(key=lambda each: (round(each.total_ms / _EQUAL_MS), *_tie(each, favourite)))
+    return ordered
 
 
 def _tie(each: Priced, favourite: str) -> tuple[bool, int, str, str]:
@@ -41,7 +42,7 @@ def placement(
 ) -> Placement:
     """The first candidate wins. `why` is what a policy chose by, if not by cost."""
     request, winner = ask.request, priced[0]
-    decode, prefill, prompt = winner.decode, winner.prefill, winner.prompt
+    decode, prefill, way = winner.decode, winner.prefill, winner.way
     held = request.held.get(decode.worker_id)
     told = sources(ask, decode if prefill is None else prefill)
     chosen = Chosen(request, ask.settings, priced, found, partners, told)
@@ -50,8 +51,8 @@ def placement(
         mode="local" if prefill is None else "disaggregated",
         decode=decode.worker_id,
         prefill=None if prefill is None else prefill.worker_id,
-        prefill_tokens=prompt.uncached,
-        cached_tokens=request.prompt_tokens - prompt.uncached,
+        prefill_tokens=way.uncached,
+        cached_tokens=request.prompt_tokens - way.uncached,
         costs=tuple(
             (
                 Candidate(each.decode.worker_id, "" if each.prefill is None else each.prefill.worker_id),
@@ -64,8 +65,8 @@ def placement(
         path="" if prefill is None else look(partners.pairs, prefill.worker_id, decode.worker_id).path,
         unproved=tuple(partners.unproved),
         sources=chosen.sources,
-        new_tokens=prompt.new,
+        new_tokens=way.new,
         answer_tokens=ask.answer_tokens * request.sequences,
-        turned=prompt.new / ((prefill or decode).capacity_tokens * len(found.prefills or found.decodes)),
+        turned=way.new / ((prefill or decode).capacity_tokens * len(found.prefills or found.decodes)),
         beside=ask.stream_weight * ask.batches.sequences,
     )

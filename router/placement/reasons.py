@@ -70,8 +70,8 @@ def _why_local(chosen: Chosen) -> str:
     prefills, decode = chosen.found.prefills, winner.decode
     if not prefills:
         return f"no prefill worker can take it; {_lead(chosen.priced)}"
-    if must_be_local(request, winner.prompt.uncached, settings):
-        return f"{winner.prompt.uncached} uncached tokens are not worth a transfer"
+    if must_be_local(request, winner.way.uncached, settings):
+        return f"{winner.way.uncached} uncached tokens are not worth a transfer"
     if chosen.partners.left_out and all(each.prefill is None for each in chosen.priced):
         return "no pair with it has been proved to carry blocks, or none carries them now"
     paired = any(worker.pairing == decode.pairing for worker in prefills)

@@ -48,19 +48,20 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
     nobody is full, workers whose step is overdue: a step that is merely slow ends, and another worker may never come.
     """
     found, before, late = Suitable(), list[WorkerView](), list[WorkerView]()
-    model, held = request.model, request.held
+    model, held, excluded, needs = request.model, request.held, request.excluded, request.needs
+    room = max(settings.sequences_per_worker_max, request.sequences) - request.sequences
     for worker in workers:
         if worker.model != model:
             continue
         if request.revision and (other := other_revision(request, worker)) is not None:
             found.leave_out(worker, other)
             continue
-        failure = failed(request, worker, settings) if request.excluded else None
+        failure = failed(request, worker, settings) if excluded else None
         if worker.worker_id in held and worker.ready and failure is None:
             found.holders.append(worker)
         if worker.role == "store":
             continue
-        if request.needs is not None and (lacking := lacks(request.needs, worker)) is not None:
+        if needs is not None and (lacking := lacks(needs, worker)) is not None:
             found.leave_out(worker, lacking)
             continue
         if not passes(request, worker):
@@ -71,6 +72,8 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
             late.append(worker)
         elif worker.role == "prefill":
             _add_prefill(request, worker, failure, found)
+        elif failure is None and worker.sequences <= room:
+            found.decodes.append(worker)
         else:
             _add_decode(request, worker, settings, found.decodes if failure is None else before, found)
     if not found.decodes and before:

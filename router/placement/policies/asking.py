@@ -38,6 +38,7 @@ def asking(
     if lasting:
         batches = _lasting(batches, found.decodes, lasting)
     weight = min(1.0, step_ms / settings.itl_target_ms)
+    attended = request.sequences * (request.prompt_tokens + tokens / 2)
     return Ask(
         request=request,
         costs=costs,
@@ -49,7 +50,9 @@ def asking(
         promised=promised,
         batches=batches,
         answer_tokens=tokens,
-        attended=request.sequences * (request.prompt_tokens + tokens / 2),
+        later_sequences=batches.sequences + request.sequences,
+        later_attended=batches.attended_tokens + attended,
+        needed=request.prompt_tokens + tokens * request.sequences,
         stream_weight=weight,
         uneven_weight=weight * uneven_tokens(tokens, step_ms, batches, trend),
         stalled=settings.interference * weight,

@@ -48,7 +48,7 @@ def ordered(
 def _price(ask: Ask, worker: WorkerView, prefills: Sequence[WorkerView], partners: Partners) -> Priced:
     """A decode worker with the first prefill worker that can hand over to it, or alone."""
     local = price_local(ask, worker)
-    if must_be_local(ask.request, local.prompt.uncached, ask.settings):
+    if must_be_local(ask.request, local.way.uncached, ask.settings):
         return local
     paired = [prefill for prefill in prefills if prefill.pairing == worker.pairing]
     chosen = partners.of(worker, paired, 1)

@@ -73,7 +73,7 @@ def _price_all(ask: Ask, found: Suitable, partners: Partners) -> list[Priced]:
         return locals_
     prefills, priced = _prefills(ask, found), list[Priced]()
     for local in _worth_pairing(ask, locals_):
-        if must_be_local(ask.request, local.prompt.uncached, ask.settings):
+        if must_be_local(ask.request, local.way.uncached, ask.settings):
             priced.append(local)
             continue
         paired = price_pairs(ask, _partners(ask, local.decode, prefills, partners), local)

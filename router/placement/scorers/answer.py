@@ -20,24 +20,22 @@ def uneven_tokens(answer_tokens: float, step_ms: float, batches: Batches, trend:
 
 def answer_price(ask: Ask, worker: WorkerView, terms: StepTerms) -> tuple[float, float]:
     """Milliseconds for the expected answer in the batch that the request joins, and what all who are in it lose."""
-    batches, request = ask.batches, ask.request
     sequences: float = worker.sequences
     attended: float = worker.attended_tokens
-    later_ms = terms.base + terms.sequence * (batches.sequences + request.sequences)
-    later_ms += terms.position * (batches.attended_tokens + ask.attended)
+    base, sequence, position = terms
     if ask.lasting:
         share = ask.lasting.get(worker.worker_id, 1.0)
         sequences, attended = share * sequences, share * attended
-    more_ms = terms.sequence * (sequences - batches.lasting_sequences)
-    more_ms += terms.position * (attended - batches.lasting_attended)
-    own_ms = ask.answer_tokens * later_ms + ask.uneven_weight * more_ms
-    grown_ms = request.sequences * (terms.sequence + terms.position * request.prompt_tokens)
-    others_ms = ask.uneven_weight * sequences * grown_ms
-    needed = request.prompt_tokens + ask.answer_tokens * request.sequences
+    more_ms = sequence * (sequences - ask.batches.lasting_sequences)
+    more_ms += position * (attended - ask.batches.lasting_attended)
+    own_ms = ask.answer_tokens * (base + sequence * ask.later_sequences + position * ask.later_attended)
+    own_ms += ask.uneven_weight * more_ms
+    request = ask.request
+    grown_ms = request.sequences * (sequence + position * request.prompt_tokens)
     load = worker.load
-    if load is not None and (load.waiting or needed > worker.blocks_free * worker.block_tokens):
-        own_ms *= 1.0 + _shortage(worker, load.waiting, needed)
-    return own_ms, others_ms
+    if load is not None and (load.waiting or ask.needed > worker.blocks_free * worker.block_tokens):
+        own_ms *= 1.0 + _shortage(worker, load.waiting, ask.needed)
+    return own_ms, ask.uneven_weight * sequences * grown_ms
 
 
 def _shortage(worker: WorkerView, waiting: int, needed: float) -> float:

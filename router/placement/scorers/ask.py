@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,9 @@ from router.placement.decision import PlacementRequest
 from router.placement.learning.prefill_costs import PrefillTerms
 from router.placement.learning.step_costs import StepTerms
 from router.settings import PlacementSettings
+
+if TYPE_CHECKING:
+    from router.placement.scorers.prompt import Way
 
 Promised = Mapping[tuple[bytes, str], int]
 """Leading blocks of a prompt that a worker is expected to have soon, by root name and worker id."""
@@ -77,8 +80,11 @@ class Ask:
     batches: Batches
     answer_tokens: float
     """Expected of each sequence."""
-    attended: float
-    """Positions that its sequences will attend to on average, all together."""
+    later_sequences: float
+    """What a batch has, with this request, when batches are even again; likewise `later_attended`."""
+    later_attended: float
+    needed: float
+    """Positions for which it needs room in the end, all its sequences together."""
     stream_weight: float
     """What a millisecond of a running stream counts beside one of waiting for a first token."""
     uneven_weight: float
@@ -95,5 +101,5 @@ class Ask:
     lasting: Mapping[str, float]
     """By worker id, how much its sequences have still to generate compared to half an answer; 1 where nothing is
     said."""
-    blank: dict[tuple[int, float], tuple[float, float, int, int, float]] = field(default_factory=dict)
-    """What the prompt costs workers that have nothing of it, once for all of them that are alike."""
+    blank: dict[tuple[int, float], "Way"] = field(default_factory=dict)
+    """How workers that have nothing of the prompt come by it, once for all of them that are alike."""

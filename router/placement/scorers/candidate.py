@@ -8,16 +8,17 @@ from router.placement.decision import Breakdown
 from router.placement.scorers.answer import answer_price
 from router.placement.scorers.ask import Ask
 from router.placement.scorers.interference import interference_ms
-from router.placement.scorers.prompt import PromptPrice, prompt_price
+from router.placement.scorers.prompt import Way, prompt_price
 from router.placement.view import WorkerView
 
 
 class Priced(msgspec.Struct, gc=False):
-    """A candidate with its cost. `prompt` is that of the worker which computes the prompt; `others_ms` is what others
-    lose by the prompt, `answer_others_ms` what they lose by the answer."""
+    """A candidate with its cost. `queue_ms` and `way` are of the worker that computes the prompt; `others_ms` is what
+    others lose by the prompt, `answer_others_ms` what they lose by the answer."""
 
     total_ms: float
-    prompt: PromptPrice
+    queue_ms: float
+    way: Way
     transfer_ms: float
     answer_ms: float
     answer_others_ms: float
@@ -27,10 +28,8 @@ class Priced(msgspec.Struct, gc=False):
 
     def breakdown(self) -> Breakdown:
         """The parts of the total."""
-        prompt, lost_ms = self.prompt, self.others_ms + self.answer_others_ms
-        return Breakdown(
-            prompt.queue_ms, prompt.prefill_ms, self.transfer_ms, self.answer_ms, lost_ms, prompt.fetch_ms
-        )
+        way, lost_ms = self.way, self.others_ms + self.answer_others_ms
+        return Breakdown(self.queue_ms, way.prefill_ms, self.transfer_ms, self.answer_ms, lost_ms, way.fetch_ms)
 
 
 class PrefillPrice(msgspec.Struct, gc=False):
@@ -38,7 +37,8 @@ class PrefillPrice(msgspec.Struct, gc=False):
     what others lose by it."""
 
     total_ms: float
-    prompt: PromptPrice
+    queue_ms: float
+    way: Way
     others_ms: float
     worker: WorkerView
 
@@ -46,18 +46,18 @@ class PrefillPrice(msgspec.Struct, gc=False):
 def price_local(ask: Ask, worker: WorkerView) -> Priced:
     """`worker` computes the prompt itself."""
     step = ask.step_terms(worker.worker_id)
-    prompt = prompt_price(ask, worker, step)
+    queue_ms, way = prompt_price(ask, worker, step)
     answer_ms, answer_others_ms = answer_price(ask, worker, step)
-    others_ms = interference_ms(ask, worker, prompt)
-    total_ms = prompt.queue_ms + prompt.fetch_ms + prompt.prefill_ms + answer_ms + answer_others_ms + others_ms
-    return Priced(total_ms, prompt, 0.0, answer_ms, answer_others_ms, others_ms, worker, None)
+    others_ms = interference_ms(ask, worker, queue_ms, way)
+    total_ms = queue_ms + way.fetch_ms + way.prefill_ms + answer_ms + answer_others_ms + others_ms
+    return Priced(total_ms, queue_ms, way, 0.0, answer_ms, answer_others_ms, others_ms, worker, None)
 
 
 def prefill_price(ask: Ask, worker: WorkerView) -> PrefillPrice:
     """The prompt on a prefill worker."""
-    prompt = prompt_price(ask, worker, ask.step_terms(worker.worker_id))
-    others_ms = interference_ms(ask, worker, prompt)
-    return PrefillPrice(prompt.queue_ms + prompt.fetch_ms + prompt.prefill_ms + others_ms, prompt, others_ms, worker)
+    queue_ms, way = prompt_price(ask, worker, ask.step_terms(worker.worker_id))
+    others_ms = interference_ms(ask, worker, queue_ms, way)
+    return PrefillPrice(queue_ms + way.fetch_ms + way.prefill_ms + others_ms, queue_ms, way, others_ms, worker)
 
 
 def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> list[Priced]:
@@ -72,10 +72,9 @@ def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> li
     answer_ms, others_ms = local.answer_ms, local.answer_others_ms
     priced = []
     for prefill in prefills:
-        prompt = prefill.prompt
-        transfer_ms = setup_ms + max(0.0, whole_ms - overlap * prompt.prefill_ms)
+        queue_ms, way = prefill.queue_ms, prefill.way
+        transfer_ms = setup_ms + max(0.0, whole_ms - overlap * way.prefill_ms)
         total_ms = prefill.total_ms + transfer_ms + answer_ms + others_ms
-        priced.append(
-            Priced(total_ms, prompt, transfer_ms, answer_ms, others_ms, prefill.others_ms, worker, prefill.worker)
-        )
+        lost_ms, by = prefill.others_ms, prefill.worker
+        priced.append(Priced(total_ms, queue_ms, way, transfer_ms, answer_ms, others_ms, lost_ms, worker, by))
     return priced

@@ -1,11 +1,11 @@
 """What others lose by a prompt: running sequences, prompts that come after it, prefixes that make room. Pure."""
 
 from router.placement.scorers.ask import Ask
-from router.placement.scorers.prompt import PromptPrice
+from router.placement.scorers.prompt import Way
 from router.placement.view import WorkerView
 
 
-def interference_ms(ask: Ask, worker: WorkerView, price: PromptPrice) -> float:
+def interference_ms(ask: Ask, worker: WorkerView, queue_ms: float, way: Way) -> float:
     """Together, in milliseconds of others.
 
     - Sequences that run beside the prompt, and the next one, pay a share of its time each.
@@ -14,11 +14,11 @@ def interference_ms(ask: Ask, worker: WorkerView, price: PromptPrice) -> float:
       and has to be computed again, which costs that prompt and those beside it: more where a cache is turned over
       faster. In a lull that will mostly be later, beside as many sequences as usual, not as few as now.
     """
-    prefill_ms = price.prefill_ms
-    delayed = ask.arrivals_per_ms * (price.queue_ms + prefill_ms)
+    prefill_ms = way.prefill_ms
+    delayed = ask.arrivals_per_ms * (queue_ms + prefill_ms)
     again = ask.displacing * ask.trend.fills.get(worker.worker_id, 0.0)
     if worker.role == "prefill":
-        return prefill_ms * delayed + price.new_ms * again
+        return prefill_ms * delayed + way.new_ms * again
     beside = ask.stalled * worker.sequences
     later = beside if beside > ask.usually else ask.usually
-    return prefill_ms * (beside + ask.stalled + delayed) + price.new_ms * again * (1.0 + later)
+    return prefill_ms * (beside + ask.stalled + delayed) + way.new_ms * again * (1.0 + later)

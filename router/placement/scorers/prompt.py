@@ -13,10 +13,10 @@ from router.placement.scorers.ask import Ask
 from router.placement.view import WorkerView
 
 
-class PromptPrice(msgspec.Struct, gc=False):
-    """Milliseconds, and the tokens that are to be computed. `prefill_ms` is what these add to steps."""
+class Way(msgspec.Struct, frozen=True, gc=False):
+    """How a worker comes by the prompt: milliseconds, and the tokens that are to be computed. `prefill_ms` is what
+    these add to steps."""
 
-    queue_ms: float
     fetch_ms: float
     prefill_ms: float
     uncached: int
@@ -26,27 +26,28 @@ class PromptPrice(msgspec.Struct, gc=False):
     """What computing all of these would take."""
 
 
-def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> PromptPrice:
-    """The cheapest way to have the prompt on `worker`. At least the last token is computed: its logits are needed."""
+def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> tuple[float, Way]:
+    """How long the prompt waits, and the cheapest way to have it on `worker`. At least the last token is computed: its
+    logits are needed."""
     worker_id = worker.worker_id
     terms = ask.prefill_terms(worker_id)
     queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
-    if worker.sequences and worker.role != "prefill":
+    sequences = worker.sequences
+    if sequences and worker.role != "prefill":
         # The steps of running sequences that a prompt waits for and takes part in.
-        queue_ms += terms.steps * (
-            step.base + step.sequence * worker.sequences + step.position * worker.attended_tokens
-        )
+        queue_ms += terms.steps * (step.base + step.sequence * sequences + step.position * worker.attended_tokens)
     held = ask.held.get(worker_id)
-    blocks = held.hbm if held is not None else 0
+    blocks = 0 if held is None else held.hbm
     if ask.promised:
-        blocks = max(blocks, ask.promised.get((worker.root, worker_id), 0))
+        promised = ask.promised.get((worker.root, worker_id), 0)
+        blocks = promised if promised > blocks else blocks
     if held is not None or blocks:
-        return PromptPrice(queue_ms, *_way(ask, worker, terms, blocks))
+        return queue_ms, _way(ask, worker, terms, blocks)
     alike = worker.pairing, terms.token
     way = ask.blank.get(alike)
     if way is None:
         way = ask.blank[alike] = _way(ask, worker, terms, 0)
-    return PromptPrice(queue_ms, *way)
+    return queue_ms, way
 
 
 def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
@@ -92,20 +93,19 @@ def with_tiers(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -
     return read_ms, there
 
 
-def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> tuple[float, float, int, int, float]:
-    """Fetching and computing, tokens to compute, new ones, and what these would take: with the worker's own tiers,
-    and the one other holder that makes it cheapest, if any does."""
+def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> Way:
+    """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does."""
     total, size = ask.request.prompt_tokens, worker.block_tokens
     here = min(blocks * size, total - 1)
-    new, new_ms = total - here, terms.ms(total - here, here)
+    new_ms = terms.ms(total - here, here)
     read_ms, there = with_tiers(ask, worker, terms, blocks)
-    best_ms = terms.ms(total - there, there)
-    best, least_ms = (read_ms, best_ms, total - there, new, new_ms), read_ms + best_ms
+    prefill_ms = new_ms if there == here else terms.ms(total - there, there)
+    fetch_ms, cached, least_ms = read_ms, there, read_ms + prefill_ms
     for holder in ask.holders.get(worker.pairing, ()):
-        cached = min(holder.blocks * size, total - 1)
-        if cached > there and holder.worker_id != worker.worker_id:
-            fetch_ms = read_ms + holder.begin_ms + (cached - there) / size * holder.block_ms
-            prefill_ms = terms.ms(total - cached, cached)
-            if fetch_ms + prefill_ms < least_ms:
-                best, least_ms = (fetch_ms, prefill_ms, total - cached, new, new_ms), fetch_ms + prefill_ms
-    return best
+        theirs = min(holder.blocks * size, total - 1)
+        if theirs > there and holder.worker_id != worker.worker_id:
+            brought_ms = read_ms + holder.begin_ms + (theirs - there) / size * holder.block_ms
+            left_ms = terms.ms(total - theirs, theirs)
+            if brought_ms + left_ms < least_ms:
+                fetch_ms, prefill_ms, cached, least_ms = brought_ms, left_ms, theirs, brought_ms + left_ms
+    return Way(fetch_ms, prefill_ms, total - cached, total - here, new_ms)
