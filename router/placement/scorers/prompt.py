@@ -27,8 +27,8 @@ class Way(msgspec.Struct, frozen=True, gc=False):
 
 
 def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> tuple[float, Way]:
-    """How long the prompt waits, and the cheapest way to have it on `worker`. At least the last token is computed: its
-    logits are needed."""
+    """How long the prompt waits, and the cheapest way to have it on `worker`. At least the last token is computed, as
+    its logits are needed."""
     worker_id = worker.worker_id
     terms = ask.prefill_terms(worker_id)
     queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
