@@ -1,7 +1,7 @@
 """What the routing bench holds the router to. Pure: medians over seeds in, checks out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Final
 
@@ -144,9 +144,23 @@ def goodput_against_best(runs: Runs) -> list[AgainstBest]:
 
 
 def goodput_over_rates(found: Sequence[AgainstBest]) -> Interval | None:
-    """The geometric mean of the ratios over rates; None where no rate has one."""
-    cells = [(each.ours, each.theirs) for each in found if each.ratio is not None]
-    return over_cells(cells) if cells else None
+    """The geometric mean of the ratios over rates, over the seeds that all of them have; None where no peer met the
+    objective for any request of those seeds, at any rate."""
+    cells = rates_compared(found)
+    return over_cells([(each.ours, each.theirs) for each in cells]) if cells else None
+
+
+def rates_compared(found: Sequence[AgainstBest]) -> list[AgainstBest]:
+    """Of what was found, the rates at which there is something to compare with, each with the seeds of all."""
+    if not found:
+        return []
+    common = set.intersection(*(set(each.theirs) for each in found))
+    alike = [replace(each, ours=_only(each.ours, common), theirs=_only(each.theirs, common)) for each in found]
+    return [each for each in alike if any(each.theirs.values())]
+
+
+def _only(figures: BySeed, seeds: set[int]) -> BySeed:
+    return {seed: figure for seed, figure in figures.items() if seed in seeds}
 
 
 def _attained(outcomes: Sequence[Outcome], place: int) -> BySeed:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.rounds import Check, table
-from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates
+from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates, rates_compared
 from benchmarks.routing_tasks import OURS
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
@@ -102,7 +102,9 @@ def goodput(scenario: str, mine: Medians, against: Sequence[AgainstBest]) -> str
         "TTFT p50/p99 s",
         "TPOT p50/p99 ms",
     )
-    return f"{table(head, rows)}\ngeometric mean of the ratios over rates: {_interval(goodput_over_rates(against))}"
+    over = goodput_over_rates(against)
+    of_what = f"{len(rates_compared(against))} of {len(against)} rates, {over.seeds if over else 0} seeds"
+    return f"{table(head, rows)}\ngeometric mean of the ratios over {of_what}: {_interval(over)}"
 
 
 def _interval(found: Interval | None) -> str:

@@ -26,7 +26,8 @@ _Z_975: Final = 1.959964
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and between what the truth lies with 95 %. Of a single seed the interval is unbounded."""
+    """An estimate, and between what the truth lies with 95 %. Of a single seed the interval is unbounded; above an
+    estimate of 0 it is, too: that nothing was met in so many seeds bounds nothing."""
 
     mean: float
     low: float
@@ -48,6 +49,8 @@ def t_975(freedom: int) -> float:
 def paired(ours: BySeed, theirs: BySeed) -> Interval:
     """Ours over theirs, over the seeds that both have. Raises `bad_setting` without one, or when theirs are all 0."""
     ratio, seeds, added = _ratio(ours, theirs)
+    if ratio == 0:
+        return Interval(0.0, 0.0, inf, len(seeds))
     half = _half_width([ratio * each for each in added])
     return Interval(ratio, ratio - half, ratio + half, len(seeds))
 
@@ -63,7 +66,7 @@ def over_cells(cells: Sequence[tuple[BySeed, BySeed]]) -> Interval:
     mean = prod(ratio ** (1 / len(cells)) for ratio, _, _ in found)
     half = _half_width([fmean(each) for each in zip(*(added for _, _, added in found), strict=True)])
     if mean == 0:
-        return Interval(0.0, 0.0, 0.0, len(common))
+        return Interval(0.0, 0.0, inf, len(common))
     return Interval(mean, exp(log(mean) - half), exp(log(mean) + half) if half < inf else inf, len(common))
 
 

@@ -13,7 +13,7 @@ from tandem.fleetsim.job import Job
 from tandem.fleetsim.router import Decider, Knowledge
 from tandem.fleetsim.worker import Worker
 from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
+from tandem.fleetsim.workload import Listed, Request, Source, Stage, Workload
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Fleet:
         self._scheduled: list[float | None] = [None] * len(self.workers)
         self._order = 0
         self._in_flight = 0
+        self._source: Source = Listed(())
+        self._began_s = 0.0
+        """Of the stage that is played: where its requests come from, and when it began."""
         self._out = [0.0] * len(self.workers)
         self._in = [0.0] * len(self.workers)
         self.kept: dict[int, Job] = {}
@@ -84,27 +87,23 @@ class Fleet:
     # ---- the loop ----
 
     def _play(self, stage: Stage, begin_s: float, in_flight_max: int, check_every: int) -> float:
-        """Until every request of the stage has ended or was refused; gives when."""
-        heap, events, now, left = self._heap, 0, begin_s, len(stage.requests)
-        arrivals = iter(stage.requests)
-        coming = next(arrivals, None)
-        while left:
-            room = self._in_flight < in_flight_max
-            if coming is not None and room and (not heap or max(now, begin_s + coming.arrival_s) <= heap[0][0]):
-                coming.arrival_s = now = max(now, begin_s + coming.arrival_s)
-                if self._arrive(coming):
-                    self._in_flight += 1
-                else:
-                    left -= 1
-                coming = next(arrivals, None)
+        """Until the source has no more requests and all that came have ended or were refused; gives when."""
+        heap, events, now = self._heap, 0, begin_s
+        source = stage.source or Listed(stage.requests)
+        self._source, self._began_s = source, begin_s
+        while True:
+            next_s = source.next_s
+            if next_s is None and not self._in_flight:
+                return now
+            at = None if next_s is None or self._in_flight >= in_flight_max else max(now, begin_s + next_s)
+            if at is not None and (not heap or at <= heap[0][0]):
+                now = at
+                self._arrive(source.take(), now)
             else:
-                before = self._in_flight
                 now = self._next_event()
-                left -= before - self._in_flight
             events += 1
             if check_every and events % check_every == 0:
                 self.check()
-        return now
 
     def _next_event(self) -> float:
         at, _, number, action = heapq.heappop(self._heap)
@@ -131,19 +130,20 @@ class Fleet:
 
     # ---- the life of a request ----
 
-    def _arrive(self, request: Request) -> bool:
-        """Whether it was placed, not refused."""
-        now = request.arrival_s
+    def _arrive(self, request: Request, now: float) -> None:
+        """It is placed or refused."""
+        request.arrival_s = now
         self.knowledge.renew(now)
         placed = self._decider.place(request, now)
         if placed is None:
-            return False
+            self._source.ended(request, now - self._began_s)
+            return
+        self._in_flight += 1
         request.decode, request.prefill = placed
         if request.prefill < 0:
             self._submit(Job(request, prefill_only=False, handed_over=False), request.decode, now)
         else:
             self._submit(Job(request, prefill_only=True, handed_over=False), request.prefill, now)
-        return True
 
     def _submit(self, job: Job, number: int, now: float) -> None:
         worker = self.workers[number]
@@ -163,6 +163,7 @@ class Fleet:
             request.end_s = now
             self._in_flight -= 1
             self._decider.finished(request, now)
+            self._source.ended(request, now - self._began_s)
         elif job.prefill_only:
             self._hand_over(job, now)
 

@@ -126,14 +126,14 @@ def knee(points: Sequence[tuple[float, float]], share: float = 0.9) -> float:
 
 def recovery_s(buckets: Sequence[Bucket], since_s: float, before: float, share: float = 0.95) -> float | None:
     """How long after `since_s` attainment was back at `share` of `before`, counted by arrival: until the begin of the
-    first bucket that reaches it and after which all later ones together do. Buckets that began earlier than `since_s`
-    or were offered nothing are passed over. None when attainment never came back."""
+    first bucket that reaches it and after which all later ones do, taken together and without it. Buckets that began
+    earlier than `since_s` or were offered nothing are passed over. None when attainment never came back."""
     wanted = share * before
     later = [bucket for bucket in buckets if bucket.begin_s >= since_s and bucket.offered]
     offered = met = 0
     found: float | None = None
     for bucket in reversed(later):
-        offered, met = offered + bucket.offered, met + bucket.met
         if bucket.met >= wanted * bucket.offered and met >= wanted * offered:
             found = bucket.begin_s - since_s
+        offered, met = offered + bucket.offered, met + bucket.met
     return found

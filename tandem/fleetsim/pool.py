@@ -1,8 +1,9 @@
 """The KV pool of one worker: blocks in use, blocks kept for reuse in order of last use, and what is private.
 
 All sizes are tokens. A block that nobody uses stays until room is needed; the least recently used goes first. Of one
-request the tail is older than the head, so prefixes outlive what follows them. Answers are kept as well, without a
-name: nobody finds them, but they take room until they are the oldest, as in engines that hash every full block.
+request the tail is older than the head, so prefixes outlive what follows them. Answers are kept as well, as in
+engines that hash every full block: under the names that the request gives them, or without one, found by nobody and
+taking room until they are the oldest.
 """
 
 from collections import OrderedDict

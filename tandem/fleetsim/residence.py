@@ -44,11 +44,32 @@ def publish(pool: Pool, job: Job, known: int) -> list[int]:
     return list(blocks[first:last])
 
 
-def release(pool: Pool, job: Job) -> None:
-    """The job is over: what it leaves behind may be used again, its answer's tokens being the oldest."""
+def release(pool: Pool, job: Job) -> list[int]:
+    """The job is over: what it leaves behind may be used again, its answer's tokens being the oldest. Gives the
+    answer's blocks that can be found from now on."""
+    named = _name_answer(pool, job)
     pool.retire(job.private)
     pool.unpin(job.pinned)
     job.pinned, job.private = (), 0
+    return named
+
+
+def _name_answer(pool: Pool, job: Job) -> list[int]:
+    """Behind a prompt that lies here whole under its names, blocks that the answer fills. Its last token was never
+    put in, so it has no KV."""
+    request = job.request
+    size = request.block_tokens
+    if not request.answer or len(job.pinned) != len(request.blocks):
+        return []
+    assert request.input_tokens % size == 0, "an answer has names only behind whole blocks"
+    named: list[int] = []
+    for name in request.answer[: min(job.private, request.emitted - 1) // size]:
+        if not pool.publish(name, size):
+            break
+        named.append(name)
+    job.pinned += tuple(named)
+    job.private -= len(named) * size
+    return named
 
 
 def give_way(pool: Pool, job: Job) -> None:

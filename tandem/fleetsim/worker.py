@@ -277,13 +277,13 @@ class Worker:
         job.keeps = job.prefill_only
         self._listener.finished(job, now)
         if not job.keeps:
-            release(self.pool, job)
+            self._tell(release(self.pool, job))
 
     def _finish(self, job: Job, now: float) -> None:
         self._count_emitted(job)
         self._running.remove(job)
         self._listener.finished(job, now)
-        release(self.pool, job)
+        self._tell(release(self.pool, job))
 
     def _count_emitted(self, job: Job) -> None:
         """It leaves the batch with as many tokens more as it took part in steps."""

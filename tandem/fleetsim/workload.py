@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(slots=True, eq=False)
@@ -9,7 +10,8 @@ class Request:
     """One request and what became of it. Times are in virtual seconds.
 
     `blocks` names the prompt in blocks of `block_tokens` (the last may be shorter): equal names at the head of two
-    prompts are a shared prefix.
+    prompts are a shared prefix. `answer` names the whole blocks that the answer adds behind a prompt of whole blocks,
+    so that a later prompt can begin with them; an answer without names is found by nobody.
     """
 
     number: int
@@ -20,6 +22,7 @@ class Request:
     output_tokens: int
     max_tokens: int
     """What the client asked for at most: all that a router knows of the answer's length."""
+    answer: tuple[int, ...] = ()
     decode: int = -1
     prefill: int = -1
     """Which workers it was placed on; `prefill` is -1 where one worker does both."""
@@ -57,15 +60,55 @@ class Request:
         return (self.end_s - self.first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
+class Source(Protocol):
+    """Where a stage's requests come from, one after the other. Times are relative to the begin of the stage."""
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next request arrives; None while none will before one of those under way has ended, or ever."""
+        ...
+
+    def take(self) -> Request:
+        """That request."""
+        ...
+
+    def ended(self, request: Request, now_s: float) -> None:
+        """One of them is over: answered in full, refused or cancelled."""
+        ...
+
+
+class Listed:
+    """An open loop, `Source`: requests that come when they come, whatever becomes of those before them."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = iter(requests)
+        self._next = next(self._requests, None)
+
+    @property
+    def next_s(self) -> float | None:
+        return None if self._next is None else self._next.arrival_s
+
+    def take(self) -> Request:
+        taken = self._next
+        assert taken is not None, "every request of the list has been taken"
+        self._next = next(self._requests, None)
+        return taken
+
+    def ended(self, request: Request, now_s: float) -> None:
+        """Nothing waits for it."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stretch of a workload, reported by itself. `rate` labels it: requests per second, or how many times faster
-    than recorded. A warm-up is not reported."""
+    than recorded. A warm-up is not reported. With a `source` (a closed loop) `requests` is what it has made so far:
+    all of them once the stage has been played."""
 
     rate: float
     duration_s: float
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
     warm_up: bool = False
+    source: Source | None = None
 
 
 @dataclass(frozen=True)

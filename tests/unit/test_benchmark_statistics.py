@@ -45,7 +45,15 @@ def test_only_seeds_that_both_have_count_and_one_seed_has_no_bounds() -> None:
 
 def test_a_seed_in_which_the_other_met_nothing_does_no_harm() -> None:
     assert paired(by_seed(0.5, 0.5), by_seed(0.0, 1.0)).mean == 1.0
-    assert paired(by_seed(0.0, 0.0), by_seed(0.5, 0.5)).mean == 0.0
+
+
+def test_nothing_met_in_any_seed_is_no_certainty() -> None:
+    found = paired(by_seed(0.0, 0.0), by_seed(0.5, 0.5))
+    assert (found.mean, found.low, found.high) == (0.0, 0.0, inf)
+    nothing, something = by_seed(0.0, 0.0), by_seed(1.0, 1.0)
+    cells = over_cells([(nothing, something), (something, something)])
+    assert (cells.mean, cells.low, cells.high) == (0.0, 0.0, inf)
+    assert over_cells([(by_seed(0.0), by_seed(1.0))]).high == inf, "one seed bounds nothing"
 
 
 def test_figures_without_a_ratio_are_named() -> None:

@@ -10,6 +10,7 @@ from tandem.fleetsim.fleet import roles, simulate
 from tandem.fleetsim.goodput import Window, judge
 from tandem.fleetsim.ours import ours
 from tandem.fleetsim.peers.catalogue import peer
+from tandem.fleetsim.scenarios.draws import Surge
 from tandem.fleetsim.scenarios.generated import (
     BLOCK_TOKENS,
     MAX_TOKENS,
@@ -127,3 +128,24 @@ def test_two_policies_see_the_same_requests_at_the_same_times(name: str) -> None
         assert judged.met == judged.offered == len(requests) > 10
         seen.append((contents(requests), arrivals(requests)))
     assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_a_surge_there_is_more_and_nothing_else_moves(name: str) -> None:
+    plain = generated(traffic(name), 1, 20.0, 120.0)
+    surged = generated(traffic(name), 1, 20.0, 120.0, Surge(40.0, 80.0, 3.0))
+    assert surged.changes_s == plain.changes_s
+    before, after = (
+        [at_s for at_s in arrivals(list(each.workload.requests)) if at_s < 40] for each in (plain, surged)
+    )
+    assert before == after
+    counts = [sum(40 <= each.arrival_s < 80 for each in made.workload.requests) for made in (plain, surged)]
+    assert counts[1] == pytest.approx(3 * counts[0], rel=0.2)
+    rest = [sum(each.arrival_s >= 80 for each in made.workload.requests) for made in (plain, surged)]
+    assert rest[1] == pytest.approx(rest[0], rel=0.2)
+
+
+def test_workers_with_an_itl_target_have_the_schedulers_bounds() -> None:
+    fixed, bounded = fleet(roles(unified=1)).worker, fleet(roles(unified=1), itl_target_s=0.03).worker
+    assert (fixed.itl_target_s, fixed.max_batched_tokens) == (None, 8192)
+    assert (bounded.itl_target_s, bounded.max_batched_tokens, bounded.engine_block_tokens) == (0.03, 2048, 16)

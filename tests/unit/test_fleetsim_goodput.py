@@ -117,6 +117,7 @@ def test_recovery_is_told_by_the_first_bucket_that_holds() -> None:
     buckets = [Bucket(5.0 * place, 10, count) for place, count in enumerate(met)]
     # One bucket that comes up in the middle of the trouble is not the recovery: those after it fall short together.
     assert recovery_s(buckets, 10.0, 0.9) == 20.0
+    assert recovery_s(buckets, 10.0, 0.86) == 20.0, "with itself such a bucket would lift the others over the bar"
     assert recovery_s(buckets, 10.0, 1.0) == 25.0
     assert recovery_s(buckets[:6], 10.0, 0.9) is None
     assert recovery_s(buckets, 0.0, 0.7) == 0.0, "attainment that holds over all was never lost"

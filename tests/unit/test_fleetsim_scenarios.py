@@ -213,7 +213,7 @@ def test_goodput_is_told_beside_the_best_peer_by_seed(tmp_path: Path) -> None:
     assert second.ratio.low < second.ratio.mean == pytest.approx(0.9 / 0.4)
     text = goodput("x", judge.medians(runs[OURS]), [first, second]).splitlines()
     assert text[1].split()[:6] == ["15", "0.23", "0.600", "0.300", "a", "2.000"]
-    assert text[-1].startswith("geometric mean of the ratios over rates: 2.12")
+    assert text[-1].startswith("geometric mean of the ratios over 2 of 2 rates, 3 seeds: 2.12")
 
     nothing = judge.goodput_against_best({name: [run(1, 1, met=0)] for name in (OURS, "a")})
     assert [each.ratio for each in nothing] == [None, None]

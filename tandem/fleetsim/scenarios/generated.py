@@ -6,15 +6,17 @@ answer when the rate changes, and no policy can move a draw. Workers are Llama-3
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import exp, log
-from statistics import NormalDist
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log
 from typing import Final
 
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
+from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.presets import preset
 from tandem.fleetsim.fleet import FleetSettings
 from tandem.fleetsim.ours import OursSettings
+from tandem.fleetsim.scenarios.draws import Range, Surge, between, length
 from tandem.fleetsim.step_time import StepTime
 from tandem.fleetsim.worker_settings import WorkerSettings
 from tandem.fleetsim.workload import Request, Stage, Workload
@@ -25,8 +27,6 @@ MAX_TOKENS: Final = 4096
 """What clients ask for: routers do not know how long an answer becomes."""
 PROMPT_TOKENS_MAX: Final = 32_768
 _NETWORK_BYTES_PER_S: Final = 50e9
-
-Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,22 @@ class _Phase:
     kinds: tuple[int, ...]
 
 
-def fleet(roles: tuple[str, ...]) -> FleetSettings:
-    """Workers in these roles."""
+def fleet(roles: tuple[str, ...], itl_target_s: float | None = None) -> FleetSettings:
+    """Workers in these roles. With an ITL target they chunk prompts as workers of Tandem do in production, without
+    one as engines whose chunks are fixed."""
     chosen = preset(MODEL)
     kv_tokens = chosen.model.blocks * chosen.model.block_tokens
     worker = WorkerSettings(kv_tokens, BLOCK_TOKENS, StepTime.of(chosen.model))
+    if itl_target_s is not None:
+        defaults = SchedulerSettings()
+        worker = replace(
+            worker,
+            itl_target_s=itl_target_s,
+            max_batched_tokens=defaults.max_batched_tokens,
+            min_prefill_tokens=defaults.min_prefill_tokens,
+            max_sequences=defaults.max_sequences,
+            engine_block_tokens=chosen.model.block_tokens,
+        )
     return FleetSettings(roles, worker, _NETWORK_BYTES_PER_S / chosen.kv_token_bytes)
 
 
@@ -115,32 +126,34 @@ def traffic(name: str) -> Traffic:
     return {each.name: each for each in TRAFFIC}[name]
 
 
-def generated(chosen: Traffic, seed: int, rate: float, duration_s: float) -> Generated:
-    """Requests that arrive for `duration_s` seconds, `rate` a second in the mean."""
+def generated(chosen: Traffic, seed: int, rate: float, duration_s: float, surge: Surge | None = None) -> Generated:
+    """Requests that arrive for `duration_s` seconds, `rate` a second in the mean, those that a surge adds not counted."""
     entropy = SeededEntropy(seed, f"generated {chosen.name}")
     kinds = _kinds(chosen, entropy.fork("kinds"))
     phases = _phases(chosen, entropy.fork("phases"), rate, duration_s)
+    changes = tuple(phase.begin_s for phase in phases[1:])
+    if surge is not None:
+        phases = [part for phase in phases for part in _surged(phase, surge)]
     which, prompts, answers = entropy.fork("which"), entropy.fork("prompts"), entropy.fork("answers")
     prefixes = entropy.fork("prefixes")
     requests = []
     for number, (at_s, phase) in enumerate(_arrivals(entropy.fork("arrivals"), phases)):
         place = _weighted(which, kinds, phase.kinds)
         kind = kinds[place]
-        tokens = _length(prompts, kind.prompt, kind.spread, PROMPT_TOKENS_MAX)
-        output = _length(answers, kind.answer, kind.spread, MAX_TOKENS)
+        tokens = length(prompts, kind.prompt, kind.spread, PROMPT_TOKENS_MAX)
+        output = length(answers, kind.answer, kind.spread, MAX_TOKENS)
         blocks = _blocks(kind, place, below(prefixes, kind.prefixes), number, tokens)
         requests.append(Request(number, at_s, blocks, BLOCK_TOKENS, tokens, output, MAX_TOKENS))
-    changes = tuple(phase.begin_s for phase in phases[1:])
     return Generated(Workload(chosen.name, (Stage(rate, duration_s, tuple(requests)),)), changes)
 
 
 def _kinds(chosen: Traffic, entropy: Entropy) -> list[_Drawn]:
     return [
         _Drawn(
-            weight=_between(entropy, kind.weight),
-            prompt=_between(entropy, kind.prompt),
-            answer=_between(entropy, kind.answer),
-            spread=_between(entropy, kind.spread),
+            weight=between(entropy, kind.weight),
+            prompt=between(entropy, kind.prompt),
+            answer=between(entropy, kind.answer),
+            spread=between(entropy, kind.spread),
             shared=kind.shared[0] + (kind.shared[1] - kind.shared[0]) * unit(entropy),
             prefixes=kind.prefixes[0] + below(entropy, kind.prefixes[1] - kind.prefixes[0] + 1),
         )
@@ -156,13 +169,25 @@ def _phases(chosen: Traffic, entropy: Entropy, rate: float, duration_s: float) -
     drawn: list[_Phase] = []
     turn, at_s = below(entropy, 2), 0.0
     while at_s < duration_s:
-        lasting = _between(entropy, chosen.phase_s[turn % len(chosen.phase_s)])
-        factor = _between(entropy, chosen.swing[turn % len(chosen.swing)])
+        lasting = between(entropy, chosen.phase_s[turn % len(chosen.phase_s)])
+        factor = between(entropy, chosen.swing[turn % len(chosen.swing)])
         end_s = min(duration_s, at_s + lasting)
         drawn.append(_Phase(at_s, end_s, factor, (turn % len(every),) if chosen.apart else every))
         turn, at_s = turn + 1, end_s
     mean = sum(phase.rate * (phase.end_s - phase.begin_s) for phase in drawn) / duration_s
     return [_Phase(phase.begin_s, phase.end_s, rate * phase.rate / mean, phase.kinds) for phase in drawn]
+
+
+def _surged(phase: _Phase, surge: Surge) -> list[_Phase]:
+    """The phase, cut where the surge begins and ends."""
+    edges = (phase.begin_s, surge.begin_s, surge.end_s, phase.end_s)
+    cuts = [min(max(edge, phase.begin_s), phase.end_s) for edge in edges]
+    rates = (phase.rate, phase.rate * surge.factor, phase.rate)
+    return [
+        _Phase(begin_s, end_s, rate, phase.kinds)
+        for (begin_s, end_s), rate in zip(pairwise(cuts), rates, strict=True)
+        if end_s > begin_s
+    ]
 
 
 def _arrivals(entropy: Entropy, phases: Sequence[_Phase]) -> Iterator[tuple[float, _Phase]]:
@@ -185,22 +210,9 @@ def _weighted(entropy: Entropy, kinds: Sequence[_Drawn], places: Sequence[int]) 
     return places[-1]
 
 
-def _length(entropy: Entropy, median: float, spread: float, most: int) -> int:
-    """Log-normal, from 1 to `most` tokens."""
-    # The quantile of 0 is infinite.
-    share = max(unit(entropy), 1e-12)
-    return min(most, max(1, round(median * exp(spread * NormalDist().inv_cdf(share)))))
-
-
 def _blocks(kind: _Drawn, place: int, prefix: int, number: int, tokens: int) -> tuple[int, ...]:
     """Names: those of a prefix are of its kind, all others of the request alone."""
     count = -(-tokens // BLOCK_TOKENS)
     shared = min(int(kind.shared * kind.prompt) // BLOCK_TOKENS, count - 1)
     head = (1 << 60) | place << 50 | prefix << 32
     return tuple(head | block if block < shared else number << 32 | block for block in range(count))
-
-
-def _between(entropy: Entropy, bounds: Range) -> float:
-    """Uniform in the logarithm."""
-    low, high = bounds
-    return float(low * (high / low) ** unit(entropy))
