@@ -127,7 +127,7 @@ def traffic(name: str) -> Traffic:
 
 
 def generated(chosen: Traffic, seed: int, rate: float, duration_s: float, surge: Surge | None = None) -> Generated:
-    """Requests that arrive for `duration_s` seconds, `rate` a second in the mean, those that a surge adds not counted."""
+    """Requests that arrive for `duration_s` seconds, `rate` a second in the mean without what a surge adds."""
     entropy = SeededEntropy(seed, f"generated {chosen.name}")
     kinds = _kinds(chosen, entropy.fork("kinds"))
     phases = _phases(chosen, entropy.fork("phases"), rate, duration_s)
