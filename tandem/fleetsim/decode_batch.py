@@ -2,6 +2,7 @@
 
 import heapq
 
+from tandem.fleetsim.gaps import Gaps, bin_of
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.step_time import StepTime
 
@@ -9,7 +10,7 @@ from tandem.fleetsim.step_time import StepTime
 class DecodeBatch:
     """`count` sequences, which attend to `context` positions together in the next step."""
 
-    __slots__ = ("_ends", "_order", "context", "count", "step", "time")
+    __slots__ = ("_ends", "_late", "_order", "_steps", "context", "count", "step", "time")
 
     def __init__(self, step_time: StepTime) -> None:
         self.time = step_time
@@ -19,10 +20,18 @@ class DecodeBatch:
         """Steps done since the beginning."""
         self._ends: list[tuple[int, int, Job]] = []
         self._order = 0
+        self._steps = Gaps()
+        """All steps done."""
+        self._late: list[tuple[Job, float]] = []
+        """Those that take part in the next step for the first time, and for how long they have had no token."""
 
-    def start(self, job: Job) -> None:
-        """It takes part from the next step on."""
+    def start(self, job: Job, now: float) -> None:
+        """It takes part from the next step on, which begins now."""
         job.running = True
+        if now > job.told_s:
+            self._late.append((job, now - job.told_s))
+        else:
+            job.gaps_before = self._steps.bins.copy()
         job.first_step = self.step
         job.finish_step = self.step + job.left
         self.count += 1
@@ -30,19 +39,39 @@ class DecodeBatch:
         self._order += 1
         heapq.heappush(self._ends, (job.finish_step, self._order, job))
 
-    def stop(self, job: Job) -> int:
-        """It takes part no longer; gives the steps it took part in."""
+    def stop(self, job: Job, now: float) -> int:
+        """It takes part no longer, its last step having ended now; gives the steps it took part in."""
         steps = self.step - job.first_step
+        if steps:
+            job.request.gaps.add_since(self._steps.bins, job.gaps_before)
+            job.told_s = now
+        elif self._late:
+            self._late = [late for late in self._late if late[0] is not job]
         job.running = False
         self.count -= 1
         self.context -= job.total + steps
         return steps
 
-    def run(self, steps: int) -> None:
-        """So many steps are done."""
+    def run(self, steps: int, took_s: float) -> None:
+        """So many steps are done, which took so long together."""
         if self.count:
+            self._note_gaps(steps, took_s)
             self.step += steps
             self.context += steps * self.count
+
+    def _note_gaps(self, steps: int, took_s: float) -> None:
+        """Times of steps in a row grow evenly."""
+        half_s = self.time.read_s * self.count * (steps - 1) / 2
+        first_s = took_s / steps - half_s
+        if self._late:
+            number = bin_of(first_s)
+            for job, waited_s in self._late:
+                job.request.gaps.add(waited_s + first_s)
+                # Their first step is a part of that gap.
+                job.gaps_before = before = self._steps.bins.copy()
+                before[number] = before.get(number, 0) + 1
+            self._late = []
+        self._steps.add_steps(first_s, first_s + 2 * half_s, steps)
 
     def ended(self) -> list[Job]:
         """Those that have emitted their last token."""

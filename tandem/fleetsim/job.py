@@ -19,6 +19,7 @@ class Job:
     __slots__ = (
         "done",
         "finish_step",
+        "gaps_before",
         "first_step",
         "handed_over",
         "keeps",
@@ -31,6 +32,7 @@ class Job:
         "request",
         "resumed",
         "running",
+        "told_s",
         "total",
         "uncached",
     )
@@ -52,6 +54,10 @@ class Job:
         self.private = 0
         self.first_step = 0
         self.finish_step = 0
+        self.gaps_before: dict[int, int] = {}
+        """The gaps of its worker's steps before it took part in them."""
+        self.told_s = 0.0
+        """When its last token but those of the present batch came."""
         self.running = False
         self.resumed = False
         self.loading = False

@@ -95,7 +95,7 @@ class Worker:
         took_s = now - self._clock
         self.work_s += took_s - steps * self._time.base_s
         self._clock = now
-        self._batch.run(steps)
+        self._batch.run(steps, took_s)
         self.pool.reserve(steps * decoding)
         self._rates.observe(steps, decoding, sum(count for _, count in self._chunks), took_s)
         self._let_fall()
@@ -209,12 +209,13 @@ class Worker:
             return False
         self._running.append(job)
         self._queued -= job.uncached
+        request = job.request
         if job.handed_over and not job.resumed:
             job.done = job.total
+            job.told_s = request.first_s
             self._tell(publish(self.pool, job, job.total))
-            self._batch.start(job)
+            self._batch.start(job, self._clock)
             return True
-        request = job.request
         if not job.resumed:
             request.begun_s = self._clock
             request.reused += min(request.leading(here), job.total - 1)
@@ -268,10 +269,13 @@ class Worker:
         """The first token after the prompt, or after what was computed again."""
         job.left -= 1
         job.request.emitted += 1
-        if not job.resumed:
+        if job.resumed:
+            job.request.gaps.add(now - job.told_s)
+        else:
             self._listener.first_token(job, now)
+        job.told_s = now
         if job.left > 0 and not job.prefill_only:
-            self._batch.start(job)
+            self._batch.start(job, now)
             return
         self._running.remove(job)
         job.keeps = job.prefill_only
@@ -287,7 +291,7 @@ class Worker:
 
     def _count_emitted(self, job: Job) -> None:
         """It leaves the batch with as many tokens more as it took part in steps."""
-        steps = self._batch.stop(job)
+        steps = self._batch.stop(job, self._clock)
         job.left -= steps
         job.private += steps
         job.request.emitted += steps

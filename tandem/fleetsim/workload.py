@@ -1,8 +1,11 @@
 """What a simulated fleet is asked: requests whose prompts are named block by block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
+
+from tandem.fleetsim.gaps import Gaps
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,12 @@ class Request:
     max_tokens: int
     """What the client asked for at most: all that a router knows of the answer's length."""
     answer: tuple[int, ...] = ()
+    deadline_s: float = inf
+    """Counted from its arrival: when its answer is not whole by then, it is ended as a miss."""
+    patience_s: float = inf
+    """Counted from its arrival: the client goes away then, unless its answer is whole."""
+    cancelled_s: float = -1.0
+    """When its deadline or its client ended it; negative for never."""
     decode: int = -1
     prefill: int = -1
     """Which workers it was placed on; `prefill` is -1 where one worker does both."""
@@ -40,6 +49,8 @@ class Request:
     reused: int = 0
     """Prompt tokens found in the pool at first admission."""
     preempted: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
+    """Between its tokens, those after a hand-over and a preemption included."""
 
     def leading(self, blocks: int) -> int:
         """Tokens in the first so many blocks."""
@@ -58,6 +69,21 @@ class Request:
     def tpot_s(self) -> float:
         """Mean time between its tokens; 0 for an answer of one."""
         return (self.end_s - self.first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
+    def itl_p50_s(self) -> float:
+        """Median gap between its tokens; 0 for none."""
+        return self.gaps.quantile(0.5)
+
+    @property
+    def itl_p99_s(self) -> float:
+        """The gap that 99 of 100 do not exceed; 0 for none."""
+        return self.gaps.quantile(0.99)
+
+    @property
+    def itl_max_s(self) -> float:
+        """The longest gap between its tokens; 0 for none."""
+        return self.gaps.longest_s
 
 
 class Source(Protocol):
