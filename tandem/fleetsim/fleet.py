@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from tandem.fleetsim.figures import RunFigures, StageFigures, run_figures, stage_figures
 from tandem.fleetsim.job import Job
@@ -54,6 +55,8 @@ class Fleet:
         """Of the stage that is played: where its requests come from, and when it began."""
         self._out = [0.0] * len(self.workers)
         self._in = [0.0] * len(self.workers)
+        self._jobs: dict[int, Job] = {}
+        """By request number, the job that a worker has now."""
         self.kept: dict[int, Job] = {}
         """By request number, prefill jobs whose blocks are being transferred."""
         for from_s, number, pace in settings.paces:
@@ -144,9 +147,27 @@ class Fleet:
             self._submit(Job(request, prefill_only=False, handed_over=False), request.decode, now)
         else:
             self._submit(Job(request, prefill_only=True, handed_over=False), request.prefill, now)
+        allowed_s = min(request.deadline_s, request.patience_s)
+        if allowed_s < inf:
+            self._at(now + allowed_s, partial(self._cancel, request))
+
+    def _cancel(self, request: Request, now: float) -> None:
+        """Unless it has ended, a request ends without the rest of its answer, wherever it is."""
+        if request.ended:
+            return
+        request.cancelled_s = now
+        job = self._jobs.pop(request.number)
+        worker = self.workers[request.prefill if job.prefill_only else request.decode]
+        self.kept.pop(request.number, None)
+        worker.cancel(job, now)
+        self._schedule(worker)
+        self._in_flight -= 1
+        self._decider.finished(request, now)
+        self._source.ended(request, now - self._began_s)
 
     def _submit(self, job: Job, number: int, now: float) -> None:
         worker = self.workers[number]
+        self._jobs[job.request.number] = job
         worker.submit(job, now)
         self._schedule(worker)
 
@@ -161,6 +182,7 @@ class Fleet:
         if job.left == 0:
             job.keeps = False
             request.end_s = now
+            del self._jobs[request.number]
             self._in_flight -= 1
             self._decider.finished(request, now)
             self._source.ended(request, now - self._began_s)
@@ -215,6 +237,8 @@ class Fleet:
         self.kept[request.number] = job
 
         def arrived(at: float) -> None:
+            if request.cancelled_s >= 0:
+                return
             del self.kept[request.number]
             prefill = self.workers[request.prefill]
             prefill.release_kept(job, at)

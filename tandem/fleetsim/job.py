@@ -17,6 +17,7 @@ class Job:
     """
 
     __slots__ = (
+        "cancelled",
         "done",
         "finish_step",
         "gaps_before",
@@ -61,6 +62,8 @@ class Job:
         self.running = False
         self.resumed = False
         self.loading = False
+        self.cancelled = False
+        """It ends before its time, at the next step's boundary."""
         self.keeps = False
         """Its blocks stay pinned after its end here, until they have been transferred."""
 

@@ -103,8 +103,11 @@ class OursDecider:
     def finished(self, request: Request, now: float) -> None:
         attempt = self._attempts.pop(request.number)
         self._views[request.decode].released(attempt.decode)
-        self._policy.ended(attempt.asked, attempt.placement, request.output_tokens, now)
-        self._costs.observe_answer(request.max_tokens, request.output_tokens)
+        if request.first_s < 0 and attempt.prefill is not None:
+            self._views[request.prefill].released(attempt.prefill)
+        self._policy.ended(attempt.asked, attempt.placement, request.emitted, now)
+        if request.ended:
+            self._costs.observe_answer(request.max_tokens, request.emitted)
 
     def transferred(self, request: Request, tokens: int, seconds: float) -> None:
         if tokens > 0 and seconds > 0:

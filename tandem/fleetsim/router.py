@@ -27,7 +27,9 @@ class Decider(Protocol):
         """The prompt has been computed."""
         ...
 
-    def finished(self, request: Request, now: float) -> None: ...
+    def finished(self, request: Request, now: float) -> None:
+        """It is over: `request.ended` with its whole answer, or cancelled, then perhaps before its first token."""
+        ...
 
     def transferred(self, request: Request, tokens: int, seconds: float) -> None:
         """A hand-off has ended, which moved so many tokens in so long."""

@@ -60,6 +60,8 @@ class Worker:
         """Everything admitted, in order of admission."""
         self._prefilling: list[Job] = []
         self._waiting: deque[Job] = deque()
+        self._cancelled: list[Job] = []
+        """To be dropped when the step that is under way ends."""
         self._queued = 0
         """Prompt tokens to compute before a new prompt's."""
 
@@ -99,6 +101,7 @@ class Worker:
         self.pool.reserve(steps * decoding)
         self._rates.observe(steps, decoding, sum(count for _, count in self._chunks), took_s)
         self._let_fall()
+        self._drop_cancelled()
         if self._chunks:
             self._end_chunks(now)
         for job in self._batch.ended():
@@ -117,6 +120,19 @@ class Worker:
         self.touch(now)
         job.keeps = False
         release(self.pool, job)
+        self.wake(now)
+
+    def cancel(self, job: Job, now: float) -> None:
+        """Nobody wants the rest: everything that the job has here is given back as soon as the step that is under way
+        has ended. Of a job that has ended here there must be something left: what it keeps for its transfer."""
+        if job.keeps:
+            self.release_kept(job, now)
+            return
+        self.touch(now)
+        job.cancelled = True
+        self._cancelled.append(job)
+        if self.due is None:
+            self._drop_cancelled()
         self.wake(now)
 
     def run_at(self, pace: float, now: float) -> None:
@@ -239,6 +255,8 @@ class Worker:
             request.fetched += min(request.leading(end), job.total - 1) - min(request.leading(here), job.total - 1)
 
         def loaded(now: float) -> None:
+            if job.cancelled:
+                return
             self.touch(now)
             job.loading = False
             job.done = done
@@ -254,15 +272,17 @@ class Worker:
         chunks, self._chunks = self._chunks, []
         news, self._news = self._news, []
         for job, count in chunks:
+            job.request.computed += count
+            if job.cancelled:
+                continue
             job.done += count
             job.uncached -= count
-            job.request.computed += count
             self._queued -= count
         # In the order they had: with an ITL target a prompt may have got nothing while a later one got something.
         self._prefilling = [job for job in self._prefilling if job.done < job.total]
         self._tell(news)
         for job, _ in chunks:
-            if job.done >= job.total:
+            if job.done >= job.total and not job.cancelled:
                 self._emit_first(job, now)
 
     def _emit_first(self, job: Job, now: float) -> None:
@@ -312,6 +332,25 @@ class Worker:
         job.uncached = job.total
         self._queued += job.uncached
         self._waiting.appendleft(job)
+
+    def _drop_cancelled(self) -> None:
+        for job in self._cancelled:
+            self._drop(job)
+        self._cancelled = []
+
+    def _drop(self, job: Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self._queued -= job.uncached
+            return
+        if job.running:
+            self._count_emitted(job)
+        else:
+            self._queued -= job.uncached
+            if not job.loading:
+                self._prefilling.remove(job)
+        self._running.remove(job)
+        release(self.pool, job)
 
     # ---- telling ----
 

@@ -53,6 +53,9 @@ class PeerDecider:
         return decode, prefill
 
     def first_token(self, request: Request, now: float) -> None:
+        self._prompt_over(request)
+
+    def _prompt_over(self, request: Request) -> None:
         where, uncached = self._uncached.pop(request.number)
         self._prefill_tokens[where] -= uncached
         if request.prefill >= 0:
@@ -63,6 +66,8 @@ class PeerDecider:
             self._computing.finished(request.number, position)
 
     def finished(self, request: Request, now: float) -> None:
+        if request.first_s < 0:
+            self._prompt_over(request)
         self._in_flight[request.decode] -= 1
         self._generating.finished(request.number, self._decodes.index(request.decode))
 
