@@ -58,5 +58,8 @@ class IdleEngine:
     def sample_first(self, work_id: int) -> None:
         return None
 
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        return None
+
     def snapshot(self) -> tuple[bytes, ...]:
         return ()

@@ -37,6 +37,7 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.core.simple_tokenizer import MODEL_NAME
+from tandem.core.slo import Slo
 from tandem.engine.model_directory import open_model
 from tandem.kube.cluster import Cluster
 from tandem.service.large_pages import use_large_pages
@@ -130,6 +131,7 @@ def builder(
         index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
         shared = _shared_index(settings, meter)
         fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared)
+        fleet.services.default_slo = Slo(settings.front.slo.ttft_s, settings.front.slo.tpot_s)
         tools = Tools(
             loop=asyncio.get_running_loop(),
             clock=clock,
@@ -154,6 +156,7 @@ def builder(
             keeper=FleetKeeper(fleet),
             seeker=None if shared is None else dispatcher,
             coming=nothing_coming if texts is None else texts.coming,
+            slo=fleet.services.slo,
         )
         door = FrontDoor(services, settings.front, core.deadlines)
         fleet.set_members(settings.workers)

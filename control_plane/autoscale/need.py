@@ -24,11 +24,9 @@ from statistics import NormalDist
 from typing import Final
 
 from control_plane.autoscale.model import PoolSpeed
+from tandem.core.slo import TPOT_S, TTFT_S
 from tandem.spec.rollout import Slo
 
-TTFT_S: Final = 2.0
-TPOT_S: Final = 0.1
-"""What is held where the specification names no SLO."""
 _OVERHEAD_S: Final = 0.05
 """Of the TTFT, what goes by outside of prefill: tokenizing, placing, the way back."""
 _WAIT_SHARE_MIN: Final = 0.1
@@ -46,9 +44,9 @@ class Targets:
 
     @classmethod
     def of(cls, slo: Slo) -> "Targets":
-        ttft_s = TTFT_S if slo.ttft_ms is None else slo.ttft_ms / 1e3
-        tpot_s = TPOT_S if slo.tpot_ms is None else slo.tpot_ms / 1e3
-        return cls(ttft_s, tpot_s, slo.percentile / 100)
+        bounds = slo.bounds
+        ttft_s = TTFT_S if bounds.ttft_s is None else bounds.ttft_s
+        return cls(ttft_s, TPOT_S if bounds.tpot_s is None else bounds.tpot_s, slo.percentile / 100)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,19 @@ import msgspec
 from router.fleet.services import ServiceFacts
 from router.placement.revisions import Weights
 from tandem.core.errors import TandemError
+from tandem.core.messages import ITL_TARGET
+from tandem.core.slo import Slo
 from tandem.kube.kinds import Json
 from tandem.service.workers_file import ServiceEntry
 from tandem.spec.model import Model
 from tandem.spec.reading import readable
 from tandem.spec.service import ModelService
 
-_FEATURES: Final = {"vllm": ("adapters", "grammar", "prompt_logprobs")}
+_FEATURES: Final = {
+    "torch": (ITL_TARGET,),
+    "simulated": (ITL_TARGET,),
+    "vllm": ("adapters", "grammar", "prompt_logprobs"),
+}
 """What engines can do beyond the rest, for models that no worker has told about yet."""
 
 
@@ -62,8 +68,7 @@ def service_of(obj: Json) -> Found:
         weights=Weights.of(name, {each.name: each.weight for each in status.revisions}),
         queue_s=float(spec.routing.max_queue_seconds),
         policy=spec.routing.policy,
-        ttft_s=None if spec.slo.ttft_ms is None else spec.slo.ttft_ms / 1e3,
-        tpot_s=None if spec.slo.tpot_ms is None else spec.slo.tpot_ms / 1e3,
+        slo=spec.slo.bounds,
         revisions=tuple(each.name for each in status.revisions),
         features=_FEATURES.get(spec.engine.type, ()),
         aliases=spec.model.aliases,
@@ -82,8 +87,7 @@ def facts_of(entry: ServiceEntry) -> ServiceFacts:
         weights=Weights.of(entry.name, entry.weights),
         queue_s=entry.queue_s,
         policy=entry.policy,
-        ttft_s=entry.ttft_s,
-        tpot_s=entry.tpot_s,
+        slo=Slo(entry.ttft_s, entry.tpot_s, entry.itl_s),
         revisions=tuple(sorted(entry.weights)),
         aliases=entry.aliases,
     )

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from router.fleet.services import ServiceFacts
 from tandem.core.errors import KINDS
+from tandem.core.slo import Latency, Slo
 
 _NOT_ITS_FAULT: Final = frozenset(("draining", "slow_client"))
 """Of the router that stops, or of the client."""
@@ -78,7 +79,9 @@ class Tallies:
         tally = self._of(ended.model, ended.revision)
         tally.requests += 1
         tally.errors += failed
-        tally.slo_misses += outcome == "done" and times is not None and facts is not None and facts.missed(*times)
+        tally.slo_misses += (
+            outcome == "done" and times is not None and facts is not None and _missed(facts.slo, *times)
+        )
 
     def left(self, model: str, revision: str) -> None:
         """A request had to leave the revision for another."""
@@ -99,3 +102,7 @@ class Tallies:
             if len(self.by_revision) > _REVISIONS_MAX:
                 del self.by_revision[next(iter(self.by_revision))]
         return tally
+
+
+def _missed(slo: Slo, ttft_s: float, tpot_s: float) -> bool:
+    return not slo.met_by(Latency(ttft_s, 0.0, tpot_s))

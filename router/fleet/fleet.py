@@ -28,7 +28,7 @@ from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import kin
-from tandem.core.messages import Drain, Draining, Hello, Ready, RouterMessage, Transferred
+from tandem.core.messages import ITL_TARGET, Drain, Draining, Hello, Ready, RouterMessage, Transferred, Tune
 from tandem.core.metrics import Meter
 from tandem.service.link import Dialer, RouterLink
 
@@ -148,6 +148,9 @@ class Fleet:
         """From now on these services, and no others, with what is known of their members."""
         self.services.tell(facts, members)
         self.services.renew(self._hellos.values())
+        for peer in self.peers():
+            if peer.itl_target_s != self.services.itl_target_s(peer.view.model):
+                self._tune(peer)
         if self._listener is not None:
             self._listener.services_changed()
 
@@ -275,7 +278,14 @@ class Fleet:
         peer.ping()
         if peer.address in self._drains:
             peer.send(Drain(self._drains[peer.address]))
+        self._tune(peer)
         self._became_usable(peer)
+
+    def _tune(self, peer: Peer) -> None:
+        """Its steps are to hold what its service is to hold, whatever it was told on another link."""
+        peer.itl_target_s = self.services.itl_target_s(peer.view.model)
+        if ITL_TARGET in peer.hello.features:
+            peer.send(Tune(peer.itl_target_s))
 
     def _became_usable(self, peer: Peer) -> None:
         assert self._listener is not None

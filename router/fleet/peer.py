@@ -102,6 +102,7 @@ class Peer:
         "feed",
         "heard_at",
         "hello",
+        "itl_target_s",
         "leaves_at",
         "link",
         "ready_at",
@@ -124,6 +125,8 @@ class Peer:
         """Since when it takes work, as far as this link knows."""
         self.leaves_at: float | None = None
         """When the worker will have left, once it has said so."""
+        self.itl_target_s: float | None = None
+        """What its steps were last told to take on this link (`Tune`)."""
         self.asked_at = now
         self._targets: dict[int, Target] = {}
         self._next_handle = 1

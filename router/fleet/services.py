@@ -14,6 +14,7 @@ from router.fleet.served import served_models
 from router.generation import ServedModel
 from router.placement.revisions import Weights
 from tandem.core.messages import Hello
+from tandem.core.slo import DEFAULT, Slo
 
 _CONTEXT_UNKNOWN: Final = 1 << 20
 """What a prompt may have while nobody knows the model's context: workers know it when they come."""
@@ -31,9 +32,8 @@ class ServiceFacts:
     """How long a request waits for a worker."""
     policy: str | None = None
     """By what a worker is chosen (`router.placement.policies`)."""
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    """What a request is to hold: time to first token, and mean time per token after it."""
+    slo: Slo = Slo()
+    """What a request is to hold."""
     context_tokens: int = _CONTEXT_UNKNOWN
     revisions: tuple[str, ...] = ()
     """Those there are, with or without weight: they may be asked for by name."""
@@ -43,11 +43,6 @@ class ServiceFacts:
     """Other names that clients may ask for the model by."""
     index: str = ""
     """Under which name a shared index is told of its blocks; empty for that of the index's own settings."""
-
-    def missed(self, ttft_s: float, tpot_s: float) -> bool:
-        """Whether a request with these times did not hold what it was to hold."""
-        late = self.ttft_s is not None and ttft_s > self.ttft_s
-        return late or (self.tpot_s is not None and tpot_s > self.tpot_s)
 
 
 class MemberFacts(NamedTuple):
@@ -72,6 +67,8 @@ class Services:
         """Whether they have been told at least once."""
         self.awaited = False
         """Whether any member is said to be ready."""
+        self.default_slo = DEFAULT
+        """What stands in for bounds of TTFT and TPOT that a service does not set."""
         self._members: Mapping[str, MemberFacts] = {}
         self.known: Mapping[str, Hello] = {}
         """For each model, how a worker of it that decodes introduced itself."""
@@ -86,6 +83,16 @@ class Services:
         """How long a request for a model waits for a worker."""
         facts = self._facts.get(model)
         return otherwise if facts is None or facts.queue_s is None else facts.queue_s
+
+    def slo(self, model: str) -> Slo:
+        """What requests for a model are to hold."""
+        facts = self._facts.get(model)
+        return self.default_slo if facts is None else facts.slo.completed(self.default_slo)
+
+    def itl_target_s(self, model: str) -> float | None:
+        """What a step of its workers may take beside running sequences; None where its service does not say."""
+        facts = self._facts.get(model)
+        return None if facts is None else facts.slo.step_s
 
     def all(self) -> tuple[ServiceFacts, ...]:
         """Every service, by name of its model."""

@@ -31,6 +31,7 @@ from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.kv import SALT_SEPARATOR, pack_tokens
 from tandem.core.metrics import Meter
+from tandem.core.slo import DEFAULT, Slo
 from tandem.core.spans import Recorder, Span
 
 _U64 = (1 << 64) - 1
@@ -41,6 +42,11 @@ ApiRequest = ChatRequest | CompletionRequest
 def nothing_coming() -> Mapping[str, str]:
     """All renderers there will be are there."""
     return {}
+
+
+def default_slo(model: str) -> Slo:
+    """Nobody says what requests are to hold."""
+    return DEFAULT
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class Services:
     seeker: Seeker | None = None
     coming: Callable[[], Mapping[str, str]] = nothing_coming
     """Models without a renderer yet, each with the reason."""
+    slo: Callable[[str], Slo] = default_slo
+    """What requests for a model are to hold."""
 
 
 class FrontDoor:
@@ -71,7 +79,7 @@ class FrontDoor:
         self._total_s = (deadlines or Deadlines()).total_s
         self.services = services
         self.arrivals = Arrivals(services.clock, services.entropy)
-        self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, settings.slo)
+        self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, services.slo)
         self._asked = AskedModels()
         self._quotas = Quotas()
         self._keys = IdempotencyKeys(settings.idempotency)

@@ -3,17 +3,18 @@
 As in dispatch only the facts are put together; they become spans when somebody looks.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from router.front.arrival import Arrival, Tokenized
 from router.front.exchange import Ended
-from router.front.settings import SloSettings
 from router.generation import Usage
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.metrics import Meter
+from tandem.core.slo import Latency, Slo
 from tandem.core.spans import Attribute, Recorder, Span, Untold
 
 SERVICE = "router"
@@ -47,7 +48,9 @@ def tell(facts: Facts) -> tuple[Span, ...]:
 class Ledger:
     """One per router. Stage times and token counts go to the meter, spans to the recorder."""
 
-    def __init__(self, clock: Clock, entropy: Entropy, meter: Meter, recorder: Recorder, slo: SloSettings) -> None:
+    def __init__(
+        self, clock: Clock, entropy: Entropy, meter: Meter, recorder: Recorder, slo: Callable[[str], Slo]
+    ) -> None:
         self._clock = clock
         self._entropy = entropy
         self._meter = meter
@@ -121,7 +124,7 @@ class Ledger:
         tpot_s = (ended.at - ended.first_output) / max(1, ended.delivered - 1)
         if ended.delivered > 1:
             self._meter.observe("tandem_tpot_seconds", tpot_s, model)
-        if ttft_s <= self._slo.ttft_s and tpot_s <= self._slo.tpot_s:
+        if self._slo(model).met_by(Latency(ttft_s, ended.at - arrival.received, tpot_s)):
             self._meter.add("tandem_goodput_requests_total", 1.0, model)
 
     def _count_cached(self, usage: Usage) -> None:

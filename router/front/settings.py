@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from router.front.idempotency import IdempotencySettings
 from router.front.outlet import OutletLimits
 from router.front.prefixes import PrefixSettings
+from tandem.core.slo import TPOT_S, TTFT_S
 
 
 @dataclass(frozen=True)
 class SloSettings:
-    """What a request must meet to count as goodput: time to first token, and mean time per token after it."""
+    """Where a request's service sets no bound of its own: time to first token, and mean time per token after it."""
 
-    ttft_s: float = 5.0
-    tpot_s: float = 0.2
+    ttft_s: float = TTFT_S
+    tpot_s: float = TPOT_S
 
 
 @dataclass(frozen=True)

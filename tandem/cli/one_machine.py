@@ -17,7 +17,6 @@ from tandem.spec.vllm import kinds_served
 
 REPLICAS_MAX: Final = 256
 _MODEL: Final = ("revision", "digest", "credentials_secret")
-_SPEC: Final = ("slo",)
 _POOL: Final = ("autoscaling", "accelerator", "topology", "image", "spot", "spare", "template")
 _HERE: Final = ("file://", "hf://")
 
@@ -95,7 +94,6 @@ def without_effect(service: ModelService) -> str | None:
     """One line about what is given and has no effect on one machine, or None."""
     given = [f"spec.model.{key}" for key in _given(service.spec.model, _MODEL)]
     given += [f"spec.rollout.{key}" for key in _given(service.spec.rollout, ("gate",))]
-    given += [f"spec.{key}" for key in _given(service.spec, _SPEC)]
     given += [f"spec.routing.{key}" for key in _given(service.spec.routing, ("max_queue_seconds",))]
     pools: dict[str, list[Pool]] = {}
     for pool in service.spec.pools:

@@ -174,7 +174,19 @@ class Unpin(msgspec.Struct, frozen=True):
     tenant_salt: str = ""
 
 
-WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping | Unpin
+ITL_TARGET: Final = "itl_target"
+"""The feature of workers whose steps can be bounded while they run."""
+
+
+class Tune(msgspec.Struct, frozen=True):
+    """What a step may take beside running sequences from now on; only for workers whose `Hello.features` has
+    `itl_target`."""
+
+    itl_target_s: float | None = None
+    """In seconds; None stands for the worker's own setting."""
+
+
+WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping | Unpin | Tune
 
 
 # ---- to the router, tokens stream ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ not ended when the measurement did misses every bound. Only a request that its o
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class End(StrEnum):
@@ -44,6 +45,19 @@ class Slo:
     itl_s: float | None = None
     e2e_s: float | None = None
 
+    def completed(self, otherwise: "Slo") -> "Slo":
+        """These bounds; those of `otherwise` for TTFT and TPOT where this one sets none."""
+        ttft_s = otherwise.ttft_s if self.ttft_s is None else self.ttft_s
+        tpot_s = otherwise.tpot_s if self.tpot_s is None else self.tpot_s
+        return Slo(ttft_s, tpot_s, self.itl_s, self.e2e_s)
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step with running sequences may take so that their tokens come in time: the ITL target of a worker.
+        None where nothing bounds ITL or TPOT."""
+        bounds = [bound for bound in (self.itl_s, self.tpot_s) if bound is not None]
+        return min(bounds) if bounds else None
+
     @property
     def bounds(self) -> dict[str, float]:
         """The bounds that are set, by the name of what they bound: `ttft`, `tpot`, `itl`, `e2e`."""
@@ -63,6 +77,12 @@ class Slo:
     def met_by(self, latency: Latency) -> bool:
         """Whether a request that was answered in full is goodput."""
         return not self.missed(latency)
+
+
+TTFT_S: Final = 2.0
+TPOT_S: Final = 0.1
+DEFAULT: Final = Slo(TTFT_S, TPOT_S)
+"""What is held where nobody says what is to be."""
 
 
 @dataclass(frozen=True)

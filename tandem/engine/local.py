@@ -128,6 +128,9 @@ class LocalEngine:
         self.scheduler.sample_first(work_id)
         self._changed()
 
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        self.scheduler.set_itl_target(itl_target_s)
+
     def snapshot(self) -> tuple[bytes, ...]:
         """Names of all full blocks available now. What became available since the last report is in both."""
         return self.scheduler.snapshot()

@@ -28,7 +28,7 @@ class EngineInfo:
     blocks: int
     layout: Layout
     features: tuple[str, ...] = ()
-    """What it can do beyond the rest, sorted: `adapters`, `grammar`, `images`, `prompt_logprobs`."""
+    """What it can do beyond the rest, sorted: `adapters`, `grammar`, `images`, `itl_target`, `prompt_logprobs`."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it has loaded, or would load when asked."""
     columns: bool = False
@@ -382,6 +382,11 @@ class Engine(Protocol):
     def sample_first(self, work_id: int) -> None:
         """Prefill is lost. Draw here what has not been provided; what a fetch that runs does not bring is computed,
         and none begins any more."""
+        ...
+
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        """What a step may take beside running sequences, in seconds, from the next step on; None stands for the
+        engine's own setting. Engines without the feature `itl_target` cannot change it: nothing happens."""
         ...
 
     def snapshot(self) -> tuple[bytes, ...]:

@@ -324,6 +324,10 @@ class Scheduler:
         """How busy this engine is."""
         return load_of(self.residence, self._throughput, self._budget.prompt_cost)
 
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        """What a step may take beside running sequences, in seconds, from now on; None stands for the settings'."""
+        self._budget.set_itl_target(itl_target_s)
+
     def overdue_s(self, now: float) -> float:
         """By how much the work that is most overdue has missed its deadline; 0 when none has."""
         return max((now - job.work.deadline for job in self._jobs.values()), default=0.0)

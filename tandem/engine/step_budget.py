@@ -4,6 +4,8 @@ What the learned step time (`StepTimeModel`) leaves of the target beside the run
 one after the other, each at its own position. Nothing decodes: `max_batched_tokens` alone bounds the chunk.
 """
 
+from dataclasses import replace
+
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.step_model import PromptCost, StepLoad, StepTimeModel
 from tandem.engine.step_rules import Allowance, Budget, open_allowance
@@ -15,9 +17,13 @@ class StepBudget:
     """Owns the model; opens one `Allowance` per step."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self._settings = settings
+        self._settings = self._bounds = settings
         # Before anything is measured: a chunk of 512 tokens is taken to fill the target.
         self._model = StepTimeModel(settings.itl_target_s / 512)
+
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        """What steps may take from now on, in seconds; None stands for the settings'."""
+        self._bounds = self._settings if itl_target_s is None else replace(self._settings, itl_target_s=itl_target_s)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         self._model.observe(load, seconds)
@@ -31,5 +37,5 @@ class StepBudget:
         """The room beside the running sequences, whose load this is."""
         model, rows = self._model, running.decode_rows
         if rows == 0:
-            return open_allowance(self._settings, 0, 0.0, 1.0, model.prompt_cost())
-        return open_allowance(self._settings, rows, model.predict(running), model.margin, model.prompt_cost())
+            return open_allowance(self._bounds, 0, 0.0, 1.0, model.prompt_cost())
+        return open_allowance(self._bounds, rows, model.predict(running), model.margin, model.prompt_cost())

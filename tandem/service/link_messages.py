@@ -43,6 +43,7 @@ from tandem.core.messages import (
     StepOutputs,
     Submit,
     Transferred,
+    Tune,
     Unclaimed,
     Unpin,
     WorkerCommand,
@@ -89,7 +90,7 @@ class Wording(Generic[Message]):
 
 
 COMMANDS: Final[Wording[WorkerCommand]] = Wording(
-    {1: Submit, 2: Cancel, 3: ProvideFirst, 4: SampleFirst, 5: Drain, 6: Ping, 7: Keep, 8: Claim, 9: Unpin}
+    {1: Submit, 2: Cancel, 3: ProvideFirst, 4: SampleFirst, 5: Drain, 6: Ping, 7: Keep, 8: Claim, 9: Unpin, 10: Tune}
 )
 
 ROUTER_MESSAGES: Final[Wording[RouterMessage]] = Wording(

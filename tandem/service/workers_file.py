@@ -41,6 +41,7 @@ class ServiceEntry(msgspec.Struct, frozen=True):
     policy: str | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    itl_s: float | None = None
     aliases: tuple[str, ...] = ()
 
 

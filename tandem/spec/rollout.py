@@ -4,6 +4,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from tandem.core import slo
 from tandem.spec.text import Name, Share, Strict
 
 _DURATION_MAX_MS = 3_600_000
@@ -59,8 +60,18 @@ class Slo(Strict, frozen=True):
     ttft_ms: Annotated[int, Meta(ge=1, le=_DURATION_MAX_MS)] | None = None
     """Time to first token, in milliseconds."""
     tpot_ms: Annotated[int, Meta(ge=1, le=_DURATION_MAX_MS)] | None = None
-    """Time per output token after the first, in milliseconds."""
+    """Mean time per output token after the first, in milliseconds. It bounds the steps of workers, too."""
+    itl_ms: Annotated[int, Meta(ge=1, le=_DURATION_MAX_MS)] | None = None
+    """99th percentile of a request's gaps between tokens, in milliseconds. It bounds the steps of workers, too."""
     percentile: Annotated[int, Meta(ge=50, le=99)] = 99
-    """Of requests, for both times."""
+    """Of requests, for all times."""
     error_rate: Annotated[float, Meta(ge=0, le=1)] = 0.01
     """At most this share of requests fails."""
+
+    @property
+    def bounds(self) -> slo.Slo:
+        """The times in seconds, as everybody who judges requests by them takes them."""
+        ttft_s, tpot_s, itl_s = (
+            None if bound is None else bound / 1e3 for bound in (self.ttft_ms, self.tpot_ms, self.itl_ms)
+        )
+        return slo.Slo(ttft_s, tpot_s, itl_s)

@@ -26,6 +26,7 @@ from tandem.core.messages import (
     RouterMessage,
     SampleFirst,
     Submit,
+    Tune,
     Unpin,
     WorkerCommand,
 )
@@ -216,6 +217,8 @@ class WorkerHost:
                 self._desk.handover.claim(session.session_id, command)
             case Drain():
                 self.start_drain(command.within_s)
+            case Tune():
+                self._engine.set_itl_target(command.itl_target_s)
             case Ping():
                 pass
 

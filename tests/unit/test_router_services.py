@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from router.dispatch.standings import RevisionListing, ServiceListing
-from router.fleet.services import MemberFacts, ServiceFacts
+from router.fleet.services import MemberFacts, ServiceFacts, Services
 from router.placement.revisions import Weights
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.core.messages import Submit
+from tandem.core.messages import ITL_TARGET, Submit, Tune
+from tandem.core.slo import DEFAULT, Slo
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
@@ -278,7 +279,7 @@ def test_a_router_for_services_that_all_sleep_is_ready() -> None:
 
 def test_late_answers_miss_the_slo_of_their_service() -> None:
     async def body(world: World) -> None:
-        tell(world, told({OLD: 100, NEW: 0}, ttft_s=0.2, tpot_s=0.05))
+        tell(world, told({OLD: 100, NEW: 0}, slo=Slo(ttft_s=0.2, tpot_s=0.05)))
         await all_end([world.ask()])
         assert listed(world)[0][OLD].slo_misses == 0
         world.workers["p1"].prefill_s = 0.5
@@ -290,6 +291,52 @@ def test_late_answers_miss_the_slo_of_their_service() -> None:
         assert (revisions[OLD].requests, revisions[OLD].errors, revisions[OLD].slo_misses) == (3, 0, 2)
 
     scenario(body)
+
+
+def test_workers_whose_steps_can_be_bounded_are_told_what_the_service_is_to_hold() -> None:
+    def told_to(worker_id: str) -> list[float | None]:
+        commands = world.workers[worker_id].commands
+        return [command.itl_target_s for command in commands if isinstance(command, Tune)]
+
+    world: World
+
+    async def main(loop: VirtualLoop) -> None:
+        nonlocal world
+        world = World(loop)
+        for name, features in (("u1", (ITL_TARGET,)), ("u2", ())):
+            world.worker(name, "unified").features = features
+        await world.start()
+        assert (told_to("u1"), told_to("u2")) == ([None], [])
+        for slo in (
+            Slo(ttft_s=2.0),
+            Slo(tpot_s=0.04),
+            Slo(tpot_s=0.04, itl_s=0.03),
+            Slo(tpot_s=0.04, itl_s=0.03),
+            Slo(),
+        ):
+            tell(world, told({}, slo=slo))
+            await asyncio.sleep(0.1)
+        assert (told_to("u1"), told_to("u2")) == ([None, 0.04, 0.03, None], [])
+        tell(world, told({}, slo=Slo(itl_s=0.02)))
+        await asyncio.sleep(0.1)
+        world.workers["u1"].die()
+        await world.workers["u1"].revive()
+        await asyncio.sleep(5)
+        assert told_to("u1")[4:] == [0.02, 0.02], "another link, another telling"
+        await world.stop()
+
+    run(main)
+
+
+def test_a_service_that_leaves_bounds_open_is_judged_by_the_default() -> None:
+    services = Services()
+    assert services.slo("demo") == DEFAULT
+    services.tell([told({}, slo=Slo(tpot_s=0.03, itl_s=0.2))], ())
+    assert services.slo("demo") == Slo(2.0, 0.03, 0.2)
+    services.default_slo = Slo(7.0, 0.5)
+    services.tell([told({}, slo=Slo(ttft_s=0.4))], ())
+    assert (services.slo("demo"), services.slo("other")) == (Slo(0.4, 0.5), Slo(7.0, 0.5))
+    assert (services.itl_target_s("demo"), services.itl_target_s("other")) == (None, None)
 
 
 def test_what_a_revision_fails_counts_as_its_error_and_what_clients_do_wrong_does_not() -> None:

@@ -56,6 +56,18 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
     assert after < 0.6 * before
 
 
+def test_a_target_that_is_told_holds_until_it_is_taken_back() -> None:
+    budget = StepBudget(SETTINGS)
+    drive(budget, 200)
+    own = offer(budget, 32, 1000.0).tokens
+    budget.set_itl_target(0.02)
+    steps = sorted(drive(budget, 300))
+    assert max(steps) <= 1.5 * 0.02, "steps follow the target that was told"
+    assert offer(budget, 32, 1000.0).tokens < 0.5 * own
+    budget.set_itl_target(None)
+    assert offer(budget, 32, 1000.0).tokens == pytest.approx(own, rel=0.05)
+
+
 def test_a_full_target_leaves_the_floor_and_says_so() -> None:
     budget = StepBudget(SchedulerSettings(itl_target_s=0.005, min_prefill_tokens=32))
     drive(budget, 100)

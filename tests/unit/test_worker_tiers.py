@@ -15,7 +15,7 @@ from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tiers import Offer, Tiers
 from kv_transfer.transport import reuse_lease
 from tandem.core.kv import chain_names, payer, tenant_root
-from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Pin, Source, Submit, Unpin
+from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Pin, Source, Submit, Tune, Unpin
 from tandem.core.metrics import NullMeter
 from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, KvChange, Listener, StepReport
 from tandem.engine.simulated.model import SimulatedModel
@@ -312,6 +312,20 @@ def test_a_pinned_prefix_stays_until_it_is_unpinned() -> None:
         assert (await s.ask("u", prompt(TURN + 8))).tokens_by_tier == {}
 
     on_stage("u+", body)
+
+
+def test_what_a_step_may_take_is_told_while_the_worker_runs() -> None:
+    async def body(s: Stage) -> None:
+        engine = s.services["u"][1].engine
+        tell = s.workers["u"].router.link.tokens.send
+        bounds = []
+        for target_s in (0.012, None):
+            tell(Tune(target_s))
+            await s.settle("u")
+            bounds.append(engine.scheduler._budget._bounds.itl_target_s)
+        assert bounds == [0.012, engine.scheduler.settings.itl_target_s]
+
+    on_stage("u", body)
 
 
 def test_a_tenant_keeps_no_more_than_it_may() -> None:

@@ -119,7 +119,7 @@ class Rollover:
         return await self._cluster.look(there)
 
     def _tell(self, weights: dict[str, int]) -> None:
-        service, slo = self.running, self.running.spec.slo
+        service, slo = self.running, self.running.spec.slo.bounds
         self._site.tell(
             ServiceEntry(
                 name=f"local/{service.metadata.name}",
@@ -127,8 +127,9 @@ class Rollover:
                 weights=weights,
                 queue_s=float(service.spec.routing.max_queue_seconds),
                 policy=service.spec.routing.policy,
-                ttft_s=None if slo.ttft_ms is None else slo.ttft_ms / 1e3,
-                tpot_s=None if slo.tpot_ms is None else slo.tpot_ms / 1e3,
+                ttft_s=slo.ttft_s,
+                tpot_s=slo.tpot_s,
+                itl_s=slo.itl_s,
                 aliases=service.spec.model.aliases,
             )
         )

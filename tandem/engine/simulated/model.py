@@ -6,6 +6,7 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
+from tandem.core.messages import ITL_TARGET
 from tandem.core.simple_tokenizer import BYTE_IDS, VOCAB_SIZE
 from tandem.engine.digest import DIGEST
 from tandem.engine.protocol import EngineInfo
@@ -76,6 +77,7 @@ class SimulatedModel:
             eos_token_ids=(self.eos_token_id,),
             blocks=self.blocks,
             layout=self.layout,
+            features=(ITL_TARGET,),
             columns=True,
         )
 

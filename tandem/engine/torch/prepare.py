@@ -8,6 +8,7 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
+from tandem.core.messages import ITL_TARGET
 from tandem.engine.digest import DIGEST
 from tandem.engine.memory import HostMemory
 from tandem.engine.model_config import DTYPES, ModelConfig
@@ -59,6 +60,7 @@ def prepare(settings: TorchSettings, card: Callable[[str], Card] = read_card) ->
         eos_token_ids=directory.config.eos_token_ids,
         blocks=blocks,
         layout=layout,
+        features=(ITL_TARGET,),
     )
     return Prepared(spec, info, HostMemory(layout.block_bytes, blocks))
 

@@ -172,6 +172,9 @@ class VllmEngine:
         self.ledger.sample_first(work_id)
         self._changed()
 
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        """vLLM's chunks are fixed when it starts (`max_batched_tokens`): its steps have no target."""
+
     def snapshot(self) -> tuple[bytes, ...]:
         """Names of all full blocks in vLLM's prefix cache or in the stage."""
         return self._names.snapshot()
