@@ -14,7 +14,7 @@ from router.fleet.served import served_models
 from router.generation import ServedModel
 from router.placement.revisions import Weights
 from tandem.core.messages import Hello
-from tandem.core.slo import DEFAULT, Slo
+from tandem.core.slo import DEFAULT, UNBOUND, Slo
 
 _CONTEXT_UNKNOWN: Final = 1 << 20
 """What a prompt may have while nobody knows the model's context: workers know it when they come."""
@@ -32,7 +32,7 @@ class ServiceFacts:
     """How long a request waits for a worker."""
     policy: str | None = None
     """By what a worker is chosen (`router.placement.policies`)."""
-    slo: Slo = Slo()
+    slo: Slo = UNBOUND
     """What a request is to hold."""
     context_tokens: int = _CONTEXT_UNKNOWN
     revisions: tuple[str, ...] = ()

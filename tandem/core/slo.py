@@ -79,6 +79,7 @@ class Slo:
         return not self.missed(latency)
 
 
+UNBOUND: Final = Slo()
 TTFT_S: Final = 2.0
 TPOT_S: Final = 0.1
 DEFAULT: Final = Slo(TTFT_S, TPOT_S)

@@ -37,7 +37,7 @@ def test_what_only_a_cluster_can_do_is_said_in_one_line() -> None:
     line = without_effect(service_of(yaml.safe_load(LLAMA_70B)))
     assert line == (
         "on one machine these have no effect: spec.model.revision, spec.model.credentialsSecret, "
-        "spec.rollout.gate, spec.slo, spec.routing.maxQueueSeconds, autoscaling of prefill and decode, accelerator "
+        "spec.rollout.gate, spec.routing.maxQueueSeconds, autoscaling of prefill and decode, accelerator "
         "of prefill and decode, topology of prefill and decode, image of prefill, spare of decode"
     )
 

@@ -18,6 +18,7 @@ from router.placement.revisions import Weights
 from router.process_settings import ProcessSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
+from tandem.core.slo import Slo
 from tandem.kube.cluster import Cluster, Page, Selector, WatchEvent
 from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
@@ -202,17 +203,16 @@ def test_a_service_says_weights_bounds_policy_and_slo() -> None:
         spec = {
             "model": {"name": "big"},
             "routing": {"policy": "round_robin", "maxQueueSeconds": 7},
-            "slo": {"ttftMs": 900, "tpotMs": 40},
+            "slo": {"ttftMs": 900, "tpotMs": 40, "itlMs": 120},
         }
         await stage.apply(service("chat", spec=spec, status=weighted(r1=90, r2=10)))
         facts = stage.fleet.facts["big"]
         assert facts.weights == Weights("default/chat", ((OLD, 90), (NEW, 10)))
-        assert (facts.name, facts.queue_s, facts.policy, facts.ttft_s, facts.tpot_s, facts.revisions) == (
+        assert (facts.name, facts.queue_s, facts.policy, facts.slo, facts.revisions) == (
             "default/chat",
             7.0,
             "round_robin",
-            0.9,
-            0.04,
+            Slo(0.9, 0.04, 0.12),
             (OLD, NEW),
         )
         assert facts.context_tokens == 512

@@ -321,7 +321,7 @@ def test_what_a_step_may_take_is_told_while_the_worker_runs() -> None:
         bounds = []
         for target_s in (0.012, None):
             tell(Tune(target_s))
-            await s.settle("u")
+            await s.ask("u", prompt(20))
             bounds.append(engine.scheduler._budget._bounds.itl_target_s)
         assert bounds == [0.012, engine.scheduler.settings.itl_target_s]
 
