@@ -12,6 +12,7 @@ import msgspec
 from tandem.core.errors import TandemError
 from tandem.core.messages import Pin, TokenLogprob
 from tandem.core.request import Grammar, Sampling, Stopping
+from tandem.core.slo import UNBOUND, Slo
 from tandem.core.spans import TraceContext
 
 
@@ -159,6 +160,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Those of its service that may be asked for by name."""
     aliases: tuple[str, ...] = ()
     """Other names that clients may ask for it by."""
+    slo: Slo = UNBOUND
+    """What its service says requests are to hold."""
 
     @property
     def base(self) -> str:

@@ -143,4 +143,4 @@ class Services:
         if facts is None:
             return served
         aliases = () if served.parent else facts.aliases
-        return msgspec.structs.replace(served, revisions=facts.revisions, aliases=aliases)
+        return msgspec.structs.replace(served, revisions=facts.revisions, aliases=aliases, slo=facts.slo)

@@ -8,8 +8,10 @@ from router.generation import ServedModel
 
 def model_object(name: str, model: ServedModel, defaults: Defaults) -> dict[str, Any]:
     """As it is listed under one of its names. `root` says which model an alias stands for, `generation_defaults` what
-    requests that leave it out are given, where that is not neutral."""
+    requests that leave it out are given, where that is not neutral, `slo` what answers are to hold by its service.
+    """
     stated = defaults.stated()
+    slo = {f"{name}_ms": round(bound * 1e3) for name, bound in model.slo.bounds.items()}
     return {
         "id": name,
         "object": "model",
@@ -19,4 +21,5 @@ def model_object(name: str, model: ServedModel, defaults: Defaults) -> dict[str,
         **({"parent": model.parent} if model.parent else {}),
         **({"root": model.name} if name != model.name else {}),
         **({"generation_defaults": stated} if stated else {}),
+        **({"slo": slo} if slo else {}),
     }

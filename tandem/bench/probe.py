@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,7 @@ from tandem.bench.outcome import Outcome
 from tandem.bench.wire import BadAnswer
 from tandem.bench.workload import Piece
 from tandem.core.errors import TandemError
+from tandem.core.slo import Slo
 
 _PROBE_CONTENT: Final = -2
 _PROBE_TOKENS: Final = 48
@@ -25,26 +26,54 @@ _TRIES: Final = (
 )
 
 
+class _Bounds(msgspec.Struct, frozen=True):
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    itl_ms: float | None = None
+
+
 class _Model(msgspec.Struct):
     id: str
+    slo: _Bounds = _Bounds()
 
 
 class _Models(msgspec.Struct):
     data: tuple[_Model, ...] = ()
 
 
-async def only_model(client: Client, timeout_s: float) -> str:
-    """The first model a server lists. Raises `bad_setting` when it cannot be asked or lists none."""
+class Listed(NamedTuple):
+    """A model of a server, and what the server says its answers are to hold; most servers say nothing of that."""
+
+    model: str
+    slo: Slo
+
+
+async def find_model(client: Client, name: str | None, timeout_s: float) -> Listed:
+    """The model called `name`, which a server need not list; without one the first that it lists. Raises
+    `bad_setting` where that is needed and it cannot be asked or lists none."""
+    try:
+        listed = await _listed(client, timeout_s)
+    except TandemError:
+        if name is None:
+            raise
+        listed = ()
+    for model in listed:
+        if name in (None, model.id):
+            bounds = (model.slo.ttft_ms, model.slo.tpot_ms, model.slo.itl_ms)
+            return Listed(model.id, Slo(*(None if bound is None else bound / 1e3 for bound in bounds)))
+    if name is None:
+        raise TandemError("bad_setting", "--url: the server lists no model; name one with --model")
+    return Listed(name, Slo())
+
+
+async def _listed(client: Client, timeout_s: float) -> tuple[_Model, ...]:
     try:
         async with asyncio.timeout(timeout_s), await client.exchange("GET", "/v1/models") as answer:
-            listed = msgspec.json.decode(await answer.read(), type=_Models).data if answer.status == 200 else ()
+            return msgspec.json.decode(await answer.read(), type=_Models).data if answer.status == 200 else ()
     except (OSError, TimeoutError, BadAnswer, msgspec.DecodeError) as error:
         raise TandemError(
             "bad_setting", f"--url: no model list from there: {error or type(error).__name__}"
         ) from error
-    if not listed:
-        raise TandemError("bad_setting", "--url: the server lists no model; name one with --model")
-    return listed[0].id
 
 
 async def find_style(

@@ -12,7 +12,7 @@ from tandem.bench.capacity import CapacitySearch, Trial
 from tandem.bench.client import Client, Target, parse_target
 from tandem.bench.outcome import Outcome
 from tandem.bench.plot import plot
-from tandem.bench.probe import find_style, only_model
+from tandem.bench.probe import find_model, find_style
 from tandem.bench.replay import Settings, replay
 from tandem.bench.report import Report, summarize
 from tandem.bench.schedule import at_rate, at_speed, jittered
@@ -22,6 +22,7 @@ from tandem.cli.bench_progress import Progress
 from tandem.cli.bench_signals import Interruption
 from tandem.cli.bench_table import table
 from tandem.core.errors import TandemError
+from tandem.core.slo import Slo
 
 _PROBE_TIMEOUT_S = 60.0
 
@@ -39,12 +40,13 @@ def main(arguments: Sequence[str]) -> int:
 async def _bench(target: Target, workload: Workload, options: Options) -> int:
     with Interruption() as interruption:
         try:
-            settings = await _settings(target, options)
+            settings, slo = await _settings(target, options)
         except asyncio.CancelledError:
             if interruption.signal is None:
                 raise
             _say("bench: interrupted before the first request")
             return interruption.status
+        options = replace(options, slo=slo)
         count, model = len(workload.items), settings.style.model
         _say(f"bench: {count} requests of {workload.name} to {model!r} at {options.url}")
         if options.find_capacity:
@@ -73,13 +75,20 @@ def prepared(options: Options, workload: Workload) -> Workload:
     return at_speed(chosen, options.speed)
 
 
-async def _settings(target: Target, options: Options) -> Settings:
+async def _settings(target: Target, options: Options) -> tuple[Settings, Slo]:
+    """How to ask, and what answers are to hold: as the command line says, otherwise as the server does."""
     async with aclosing(Client(target)) as client:
-        model = options.model or await only_model(client, _PROBE_TIMEOUT_S)
+        listed = await find_model(client, options.model, _PROBE_TIMEOUT_S)
+        slo = options.slo if options.slo.bounds else listed.slo
+        if options.find_capacity and not slo.bounds:
+            raise TandemError(
+                "bad_setting",
+                "--find-capacity needs --slo, such as --slo ttft=2,itl=0.1: the server says nothing of it",
+            )
         style, tokens_per_word = await find_style(
-            client, model, options.chat, options.text, options.vocabulary, _PROBE_TIMEOUT_S
+            client, listed.model, options.chat, options.text, options.vocabulary, _PROBE_TIMEOUT_S
         )
-    return Settings(
+    settings = Settings(
         style=style,
         vocabulary=options.vocabulary,
         tokens_per_word=tokens_per_word,
@@ -88,6 +97,7 @@ async def _settings(target: Target, options: Options) -> Settings:
         in_flight_max=options.in_flight_max,
         closed=options.closed,
     )
+    return settings, slo
 
 
 async def _replay(

@@ -60,8 +60,6 @@ def parse(arguments: Sequence[str]) -> Options:
     """Options from the command line. Raises `bad_setting`; argparse itself exits with 2."""
     given = _parser().parse_args(arguments)
     slo = parse_slo(given.slo) if given.slo else Slo()
-    if given.find_capacity and not slo.bounds:
-        raise TandemError("bad_setting", "--find-capacity needs --slo, such as --slo ttft=2,itl=0.1")
     if given.find_capacity and given.clients:
         raise TandemError(
             "bad_setting", "--find-capacity searches a rate, which --clients does not have; leave one out"
@@ -181,7 +179,9 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
-    group.add_argument("--slo", help="goodput bounds in seconds: ttft=2,tpot=0.05,itl=…,e2e=…")
+    group.add_argument(
+        "--slo", help="goodput bounds in seconds: ttft=2,tpot=0.05,itl=…,e2e=…; otherwise those that the server lists"
+    )
     group.add_argument("--find-capacity", action="store_true", help="search the highest rate that meets --slo")
     group.add_argument("--share", type=_positive, default=0.9, help="share of requests that must meet --slo")
     group.add_argument("--trial-seconds", type=_positive, default=20.0, help="length of one trial of the search")

@@ -12,11 +12,12 @@ import pytest
 from tandem.bench.client import Client, Target, parse_target
 from tandem.bench.completion import Style, complete, request_body
 from tandem.bench.content import TokenRange
-from tandem.bench.probe import find_style, only_model
+from tandem.bench.probe import find_model, find_style
 from tandem.bench.replay import Settings, replay
 from tandem.bench.workload import Item, Piece, Workload
 from tandem.cli.main import main
 from tandem.core.errors import TandemError
+from tandem.core.slo import Slo
 
 Request = dict[str, Any]
 Refusal = Callable[[Request], tuple[int, str] | None]
@@ -29,6 +30,7 @@ class StubServer:
         self.refuse = refuse
         self.fault = fault
         self.requests: list[Request] = []
+        self.listed: Request = {"id": "stub"}
         self.connections = 0
         self.dropped = 0
         """Streams that hung until their client closed the connection."""
@@ -58,7 +60,7 @@ class StubServer:
         length = int(head.split("content-length: ")[1].split("\r\n")[0])
         body = await reader.readexactly(length)
         if head.startswith("get /v1/models"):
-            self._plain(writer, 200, {"data": [{"id": "stub"}]})
+            self._plain(writer, 200, {"data": [self.listed]})
             return True
         request = json.loads(body)
         self.requests.append(request)
@@ -196,7 +198,10 @@ async def test_the_probe_finds_the_most_exact_style(server: tuple[StubServer, Ta
 
     stub.refuse = refuse
     client = Client(target)
-    assert await only_model(client, 5.0) == "stub"
+    assert await find_model(client, None, 5.0) == ("stub", Slo())
+    stub.listed["slo"] = {"ttft_ms": 900, "itl_ms": 50}
+    assert await find_model(client, None, 5.0) == ("stub", Slo(ttft_s=0.9, itl_s=0.05))
+    assert await find_model(client, "other", 5.0) == ("other", Slo())
     style, tokens_per_word = await find_style(client, "stub", False, False, TokenRange(), 5.0)
     assert style == expected
     assert tokens_per_word == 1.0
@@ -262,8 +267,19 @@ def test_capacity_is_searched_within_bounds(
     assert capsys.readouterr().out.splitlines()[-1].startswith("capacity: ")
 
 
-def test_wrong_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--find-capacity"]) == 2
+def test_what_the_server_says_is_held_is_judged_unless_the_user_says_otherwise(
+    running: tuple[StubServer, str], tmp_path: Path
+) -> None:
+    stub, url = running
+    stub.listed["slo"] = {"ttft_ms": 5000, "tpot_ms": 4000}
+    report = tmp_path / "report.json"
+    for given, judged in (([], {"ttft": 5.0, "tpot": 4.0}), (["--slo", "e2e=9"], {"e2e": 9.0})):
+        assert main(["bench", "--url", url, *FAST, *given, "--json", str(report)]) == 0
+        assert json.loads(report.read_text())["slo"] == judged
+
+
+def test_wrong_use_is_one_sentence(running: tuple[StubServer, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--url", running[1], "--synthetic", "8:2", "--find-capacity"]) == 2
     assert main(["bench", "--trace", "/nowhere.jsonl", "--url", "http://127.0.0.1:1"]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 2

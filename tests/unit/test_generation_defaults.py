@@ -18,6 +18,7 @@ from router.generation import ServedModel
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError
 from tandem.core.request import Sampling
+from tandem.core.slo import Slo
 from tandem.engine.model_directory import open_model
 from tandem.service.system import SystemClock
 
@@ -137,6 +138,12 @@ def test_v1_models_tells_defaults_that_are_not_neutral() -> None:
     assert "generation_defaults" not in model_object("m", model, NEUTRAL)
     listed = model_object("m", model, defaults_of({"top_k": 3}))
     assert listed["generation_defaults"] == {"top_k": 3}
+
+
+def test_v1_models_tells_what_the_service_is_to_hold() -> None:
+    assert "slo" not in model_object("m", ServedModel("m", 100, (1,)), NEUTRAL)
+    listed = model_object("m", ServedModel("m", 100, (1,), slo=Slo(0.8, itl_s=0.05)), NEUTRAL)
+    assert listed["slo"] == {"ttft_ms": 800, "itl_ms": 50}
 
 
 def test_a_router_refuses_a_setting_that_there_is_not() -> None:

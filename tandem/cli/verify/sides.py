@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tandem.bench.client import Client, Target
-from tandem.bench.probe import only_model
+from tandem.bench.probe import find_model
 from tandem.cli.board import LineBoard
 from tandem.cli.platform import Platform
 from tandem.cli.supervisor import Supervisor
@@ -64,7 +64,7 @@ class Running:
         if model is None:
             async with aclosing(Client(self.target)) as client:
                 try:
-                    model = await only_model(client, _PROBE_S)
+                    model = (await find_model(client, None, _PROBE_S)).model
                 except TandemError as error:
                     reason = error.message.removeprefix("--url: ")
                     raise TandemError("bad_setting", f"{self.name}: {reason}") from error
