@@ -13,8 +13,9 @@ def objective_of(facts: ServiceFacts | None, *, begun: bool) -> Objective | None
     """The bounds of a service; None where it has none. What has begun to answer waits for no first token."""
     if facts is None:
         return None
-    ttft_ms = None if facts.ttft_s is None or begun else 1e3 * facts.ttft_s
-    tpot_ms = None if facts.tpot_s is None else 1e3 * facts.tpot_s
+    slo = facts.slo
+    ttft_ms = None if slo.ttft_s is None or begun else 1e3 * slo.ttft_s
+    tpot_ms = None if slo.step_s is None else 1e3 * slo.step_s
     return None if ttft_ms is None and tpot_ms is None else Objective(ttft_ms, tpot_ms)
 
 

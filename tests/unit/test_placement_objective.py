@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from router.dispatch.objectives import objective_of, weight_of
 from router.fleet.services import ServiceFacts
 from router.placement import Objective, PlacementRequest
+from tandem.core.slo import Slo
 
 
 def facts(ttft_s: float | None = None, tpot_s: float | None = None) -> ServiceFacts:
-    return ServiceFacts("ns/s", "m", ttft_s=ttft_s, tpot_s=tpot_s)
+    return ServiceFacts("ns/s", "m", slo=Slo(ttft_s, tpot_s))
 
 
 def test_a_service_without_bounds_asks_for_nothing() -> None:
