@@ -57,6 +57,19 @@ class Allowance(msgspec.Struct, gc=False):
     def spent(self) -> bool:
         return self.tokens <= 0
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether no prompt can get a token more, wherever it stands."""
+        if self.seconds is None or self.floor > 0:
+            return self.tokens <= 0
+        return self.tokens <= 0 or self.cost.tokens_within(self.seconds, 0.0) < 1
+
+    def tokens_for(self, start: float) -> int:
+        """The tokens of `offer`, without their reason."""
+        if self.seconds is None:
+            return self.tokens
+        return min(self.tokens, max(self.floor, int(self.cost.tokens_within(self.seconds, start))))
+
     def offer(self, start: float) -> Budget:
         """How much the prompt that has computed `start` tokens may take now; 0 when its turn is another step's."""
         if self.seconds is None:

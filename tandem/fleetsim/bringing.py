@@ -1,11 +1,21 @@
-"""Whether to read a prompt's blocks from tiers and other holders, or to compute them."""
+"""What of a prompt is brought from tiers and other holders instead of being computed, by the rule of Tandem's workers.
 
-from typing import Protocol
+It is decided when a job comes (`tandem.worker.worth`), and carried out when it has got its place.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final, Protocol
 
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.step_time import StepTime
 from tandem.fleetsim.tiers import Tier, Tiers
 from tandem.fleetsim.workload import Request
+from tandem.worker.worth import Stretch, worth_bringing
+
+_PROGRESS_S: Final = 2.0
+"""A fetch may take so much longer than computing would."""
 
 
 class Holders(Protocol):
@@ -30,39 +40,53 @@ class Bringing:
         self._time = step_time
         self._holders = holders
 
-    def begin(self, job: Job, here: int, now: float) -> tuple[int, float] | None:
-        """Begin to bring what follows the first `here` blocks, as far as that is faster than computing it: up to
-        which block, and when it will be there. None when computing all of it is the fastest."""
+    def choose(self, job: Job, here: int, now: float) -> None:
+        """Decide how many leading blocks the job is to have brought, of whose prompt `here` are here."""
         request = job.request
-        own = self._reads(request, here)
-        own_end = here + sum(blocks for blocks, _ in own.values())
-        own_at = max((now + tier.reading_s(now, tokens) for tier, (_, tokens) in own.items()), default=now)
-        ways = [(now + self._rest_s(job, here), here, now)]
-        if own:
-            ways.append((own_at + self._rest_s(job, own_end), own_end, own_at))
-        if request.sources:
-            end, at = self._holders.offer(self._worker, request, own_end, now)
-            if end > own_end:
-                at = max(at, own_at)
-                ways.append((at + self._rest_s(job, end), end, at))
-        _, end, at = min(ways)
+
+        def otherwise(start: int, end: int) -> float:
+            known = job.known(start)
+            return self._time.prompt(known, job.known(end) - known)
+
+        worth = worth_bringing(tuple(self._stretches(request, here, now)), here, otherwise)
+        job.bring, job.patience_s = worth.blocks, worth.otherwise_s + _PROGRESS_S
+
+    def begin(self, job: Job, here: int, now: float) -> tuple[int, float] | None:
+        """Begin to bring what was chosen beyond the first `here` blocks: up to which block, and when it will be
+        there. When that is later than the job has patience, nothing comes until then. None when nobody has any."""
+        request, found = job.request, self._tiers.where(job.request.blocks[here : job.bring])
+        own = self._reads(request, here, found)
+        own_end, at = here + len(found), now
+        for tier, tokens in own.items():
+            at = max(at, tier.read(now, tokens))
+        end = own_end
+        if end < job.bring and request.sources:
+            offered, offered_at = self._holders.offer(self._worker, request, end, now)
+            if offered > end:
+                self._holders.fetch(self._worker, request, end, now)
+                end, at = offered, max(at, offered_at)
         if end == here:
             return None
-        for tier, (_, tokens) in own.items():
-            tier.read(now, tokens)
-        if end > own_end:
-            self._holders.fetch(self._worker, request, own_end, now)
-        return end, at
+        late_s = now + job.patience_s
+        return (end, at) if at <= late_s else (here, late_s)
 
-    def _reads(self, request: Request, here: int) -> dict[Tier, tuple[int, int]]:
-        """Blocks and tokens to read from each own tier, beginning after the first `here` blocks."""
-        reads: dict[Tier, tuple[int, int]] = {}
-        for place, tier in enumerate(self._tiers.where(request.blocks[here:]), start=here):
-            blocks, tokens = reads.get(tier, (0, 0))
-            reads[tier] = blocks + 1, tokens + request.leading(place + 1) - request.leading(place)
+    def _stretches(self, request: Request, here: int, now: float) -> Iterator[Stretch]:
+        """Own tiers as far as they reach, which are read at the same time; then the sources."""
+        found = self._tiers.where(request.blocks[here:])
+        end, seconds = here, 0.0
+        for _, run in groupby(found):
+            end += len(list(run))
+            own = self._reads(request, here, found[: end - here])
+            seconds = max(tier.reading_s(now, tokens) for tier, tokens in own.items())
+            yield Stretch(end, seconds, found[end - here - 1].settings.name)
+        if request.sources:
+            offered, at = self._holders.offer(self._worker, request, end, now)
+            if offered > end:
+                yield Stretch(offered, seconds + at - now, "peer")
+
+    def _reads(self, request: Request, here: int, found: Sequence[Tier]) -> Counter[Tier]:
+        """Tokens to read from each tier, the first block being number `here`."""
+        reads: Counter[Tier] = Counter()
+        for place, tier in enumerate(found, start=here):
+            reads[tier] += request.leading(place + 1) - request.leading(place)
         return reads
-
-    def _rest_s(self, job: Job, blocks: int) -> float:
-        """Computing what follows the first so many blocks."""
-        known = job.known(blocks)
-        return self._time.prompt(known, job.total - known)

@@ -2,6 +2,7 @@
 
 import heapq
 
+from tandem.engine.step_rules import blocks_for
 from tandem.fleetsim.gaps import Gaps, bin_of
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.step_time import StepTime
@@ -10,9 +11,9 @@ from tandem.fleetsim.step_time import StepTime
 class DecodeBatch:
     """`count` sequences, which attend to `context` positions together in the next step."""
 
-    __slots__ = ("_ends", "_late", "_order", "_steps", "context", "count", "step", "time")
+    __slots__ = ("_ends", "_late", "_order", "_phases", "_size", "_steps", "context", "count", "step", "time")
 
-    def __init__(self, step_time: StepTime) -> None:
+    def __init__(self, step_time: StepTime, block_tokens: int = 1) -> None:
         self.time = step_time
         self.count = 0
         self.context = 0
@@ -20,6 +21,9 @@ class DecodeBatch:
         """Steps done since the beginning."""
         self._ends: list[tuple[int, int, Job]] = []
         self._order = 0
+        self._size = block_tokens
+        self._phases = [0] * block_tokens
+        """By place in a block, how many of them stood there at step 0: a new block is begun at the edge."""
         self._steps = Gaps()
         """All steps done."""
         self._late: list[tuple[Job, float]] = []
@@ -36,6 +40,7 @@ class DecodeBatch:
         job.finish_step = self.step + job.left
         self.count += 1
         self.context += job.total
+        self._phases[(job.total - self.step) % self._size] += 1
         self._order += 1
         heapq.heappush(self._ends, (job.finish_step, self._order, job))
 
@@ -50,6 +55,26 @@ class DecodeBatch:
         job.running = False
         self.count -= 1
         self.context -= job.total + steps
+        size = self._size
+        self._phases[(job.total - job.first_step) % size] -= 1
+        job.private += size * (blocks_for(job.total + steps, size) - blocks_for(job.total, size))
+        return steps
+
+    def growth(self, steps: int) -> int:
+        """Tokens, in whole blocks, that the next so many steps need beyond what their sequences have."""
+        size = self._size
+        if size == 1:
+            return steps * self.count
+        cycles, rest = divmod(steps, size)
+        edges = sum(self._phases[-step % size] for step in range(self.step, self.step + rest))
+        return size * (cycles * self.count + edges)
+
+    def steps_within(self, tokens: int) -> int:
+        """The most steps that need no more than so many tokens. There must be a sequence."""
+        size = self._size
+        steps = tokens // (size * self.count) * size
+        while self.growth(steps + 1) <= tokens:
+            steps += 1
         return steps
 
     def run(self, steps: int, took_s: float) -> None:

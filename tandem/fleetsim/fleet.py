@@ -10,10 +10,11 @@ from functools import partial
 from math import inf
 
 from tandem.fleetsim.figures import RunFigures, StageFigures, run_figures, stage_figures
+from tandem.fleetsim.handing import Network, Transfers
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.router import Decider, Knowledge
 from tandem.fleetsim.worker import Worker
-from tandem.fleetsim.worker_settings import WorkerSettings
+from tandem.fleetsim.worker_settings import Listener, WorkerSettings
 from tandem.fleetsim.workload import Listed, Request, Source, Stage, Workload
 
 
@@ -34,15 +35,18 @@ class FleetSettings:
 
 
 DeciderOf = Callable[[Knowledge], Decider]
+WorkerOf = Callable[[int, str, WorkerSettings, Listener, int], Worker]
 
 
 class Fleet:
     """One run. `run` may be called once."""
 
-    def __init__(self, settings: FleetSettings, decider_of: DeciderOf) -> None:
+    def __init__(self, settings: FleetSettings, decider_of: DeciderOf, worker_of: WorkerOf = Worker) -> None:
+        """`worker_of` makes a worker of its number, role, settings, listener, and the seed of its noise."""
         self._settings = settings
         self.workers = tuple(
-            Worker(number, role, settings.worker, self, settings.seed) for number, role in enumerate(settings.roles)
+            worker_of(number, role, settings.worker, self, settings.seed)
+            for number, role in enumerate(settings.roles)
         )
         self.knowledge = Knowledge(self.workers, settings.event_s)
         self._decider = decider_of(self.knowledge)
@@ -53,12 +57,10 @@ class Fleet:
         self._source: Source = Listed(())
         self._began_s = 0.0
         """Of the stage that is played: where its requests come from, and when it began."""
-        self._out = [0.0] * len(self.workers)
-        self._in = [0.0] * len(self.workers)
-        self._jobs: dict[int, Job] = {}
-        """By request number, the job that a worker has now."""
-        self.kept: dict[int, Job] = {}
-        """By request number, prefill jobs whose blocks are being transferred."""
+        network = Network(settings.transfer_tokens_per_s, settings.transfer_s, settings.worker.max_batched_tokens)
+        self.transfers = Transfers(network, self.workers, self.wake_at, self._decider.transferred)
+        self._jobs: dict[int, list[tuple[int, Job]]] = {}
+        """By request number: where it is, its jobs."""
         for from_s, number, pace in settings.paces:
             run_at = partial(self.workers[number].run_at, pace)
             if from_s > 0:
@@ -84,8 +86,7 @@ class Fleet:
     def check(self) -> None:
         """Assert every worker's invariants."""
         for worker in self.workers:
-            mine = [job for job in self.kept.values() if job.request.prefill == worker.index]
-            worker.check(mine)
+            worker.check([job for job in self.transfers.kept if job.request.prefill == worker.index])
 
     # ---- the loop ----
 
@@ -143,33 +144,34 @@ class Fleet:
             return
         self._in_flight += 1
         request.decode, request.prefill = placed
-        if request.prefill < 0:
-            self._submit(Job(request, prefill_only=False, handed_over=False), request.decode, now)
-        else:
-            self._submit(Job(request, prefill_only=True, handed_over=False), request.prefill, now)
+        decode = Job(request, prefill_only=False, handed_over=request.prefill >= 0)
+        jobs = self._jobs[request.number] = [(request.decode, decode)]
+        if request.prefill >= 0:
+            prefill = Job(request, prefill_only=True, handed_over=False)
+            self.transfers.begin(prefill, decode)
+            jobs.insert(0, (request.prefill, prefill))
+        for number, job in jobs:
+            self.workers[number].submit(job, now)
+            self._schedule(self.workers[number])
         allowed_s = min(request.deadline_s, request.patience_s)
         if allowed_s < inf:
             self._at(now + allowed_s, partial(self._cancel, request))
 
     def _cancel(self, request: Request, now: float) -> None:
         """Unless it has ended, a request ends without the rest of its answer, wherever it is."""
-        if request.ended:
-            return
-        request.cancelled_s = now
-        job = self._jobs.pop(request.number)
-        worker = self.workers[request.prefill if job.prefill_only else request.decode]
-        self.kept.pop(request.number, None)
-        worker.cancel(job, now)
-        self._schedule(worker)
+        if not request.ended:
+            request.cancelled_s = now
+            self._over(request, now)
+
+    def _over(self, request: Request, now: float) -> None:
+        """The request has ended: nothing of it stays on any worker."""
+        self.transfers.end(request)
+        for number, job in self._jobs.pop(request.number):
+            self.workers[number].cancel(job, now)
+            self._schedule(self.workers[number])
         self._in_flight -= 1
         self._decider.finished(request, now)
         self._source.ended(request, now - self._began_s)
-
-    def _submit(self, job: Job, number: int, now: float) -> None:
-        worker = self.workers[number]
-        self._jobs[job.request.number] = job
-        worker.submit(job, now)
-        self._schedule(worker)
 
     # ---- tandem.fleetsim.worker.Listener ----
 
@@ -180,14 +182,18 @@ class Fleet:
     def finished(self, job: Job, now: float) -> None:
         request = job.request
         if job.left == 0:
-            job.keeps = False
             request.end_s = now
-            del self._jobs[request.number]
-            self._in_flight -= 1
-            self._decider.finished(request, now)
-            self._source.ended(request, now - self._began_s)
+            self._jobs[request.number] = [each for each in self._jobs[request.number] if each[1] is not job]
+            self._over(request, now)
         elif job.prefill_only:
-            self._hand_over(job, now)
+            self.transfers.computed(job, now)
+            self._schedule(self.workers[request.decode])
+
+    def reserved(self, job: Job, now: float) -> None:
+        self.transfers.reserved(job, now)
+
+    def withdrawn(self, job: Job, now: float) -> None:
+        self.transfers.withdrawn(job)
 
     def blocks(self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float) -> None:
         self.knowledge.heard(worker, tier, stored, removed, now)
@@ -200,53 +206,10 @@ class Fleet:
         self._at(at, then)
 
     def offer(self, worker: int, request: Request, blocks: int, now: float) -> tuple[int, float]:
-        """What a worker could fetch of others beyond its first so many blocks: (up to which, when it would be there);
-        nothing when the sources have lost it."""
-        for source, _ in request.sources:
-            have = self._leading(source, request)
-            if have > blocks:
-                tokens = request.leading(have) - request.leading(blocks)
-                begin = max(now, self._out[source], self._in[worker])
-                return have, begin + self._settings.transfer_s + tokens / self._settings.transfer_tokens_per_s
-        return blocks, now
+        return self.transfers.offer(worker, request, blocks, now)
 
     def fetch(self, worker: int, request: Request, blocks: int, now: float) -> None:
-        """Carry out what was offered."""
-        source = next(source for source, _ in request.sources if self._leading(source, request) > blocks)
-        have, at = self.offer(worker, request, blocks, now)
-        begin = max(now, self._out[source], self._in[worker])
-        self._out[source] = self._in[worker] = at
-        self._decider.transferred(request, request.leading(have) - request.leading(blocks), at - begin)
-
-    def _leading(self, worker: int, request: Request) -> int:
-        """Leading blocks that a worker has, wherever."""
-        holder = self.workers[worker]
-        return holder.leading(request.blocks)
-
-    def _hand_over(self, job: Job, now: float) -> None:
-        """Blocks have travelled since they were computed; what is left of that, or the last chunk, is waited for."""
-        request, settings = job.request, self._settings
-        decode = self.workers[request.decode]
-        held = request.leading(decode.pool.leading(request.blocks))
-        tokens = request.input_tokens - held
-        rate = settings.transfer_tokens_per_s
-        begin = max(request.begun_s, self._out[request.prefill], self._in[request.decode])
-        last_chunk_s = min(tokens, settings.worker.max_batched_tokens) / rate
-        end = max(begin + tokens / rate, now + last_chunk_s)
-        self._out[request.prefill] = self._in[request.decode] = end
-        self.kept[request.number] = job
-
-        def arrived(at: float) -> None:
-            if request.cancelled_s >= 0:
-                return
-            del self.kept[request.number]
-            prefill = self.workers[request.prefill]
-            prefill.release_kept(job, at)
-            self._schedule(prefill)
-            self._decider.transferred(request, tokens, end - begin)
-            self._submit(Job(request, prefill_only=False, handed_over=True), request.decode, at)
-
-        self._at(end + settings.transfer_s, arrived)
+        self.transfers.fetch(worker, request, blocks, now)
 
 
 def simulate(settings: FleetSettings, decider_of: DeciderOf, workload: Workload) -> RunFigures:

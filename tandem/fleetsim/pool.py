@@ -48,6 +48,11 @@ class Pool:
         """The size of a block in use."""
         return self._blocks[name][1]
 
+    def own_tokens(self, names: Sequence[int]) -> int:
+        """Tokens of those names in use that have one user."""
+        blocks = self._blocks
+        return sum(blocks[name][1] for name in names if blocks[name][0] == 1)
+
     def unused_tokens(self, names: Sequence[int]) -> int:
         """Tokens of those names that nobody uses: pinning them takes so much from what is free."""
         lru = self._lru

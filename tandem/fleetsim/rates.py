@@ -5,7 +5,8 @@ from typing import Final
 from tandem.fleetsim.step_time import StepTime
 
 _WEIGHT: Final = 0.1
-"""As in `tandem.engine.throughput`."""
+_OUTLIER: Final = 3.0
+"""Both as in `tandem.engine.throughput`."""
 
 
 class Rates:
@@ -24,7 +25,7 @@ class Rates:
             return
         if decoding:
             share, mean_s = 1 - (1 - _WEIGHT) ** steps, took_s / steps
-            self.step_s = _mix(self.step_s, mean_s, share)
+            self.step_s = _mix(self.step_s, min(mean_s, _OUTLIER * self.step_s) if self.step_s else mean_s, share)
             self.decode = _mix(self.decode, decoding / mean_s, share)
         if prompt_tokens:
             self.prefill = _mix(self.prefill, prompt_tokens / took_s, _WEIGHT)

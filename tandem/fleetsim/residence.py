@@ -1,23 +1,45 @@
 """Jobs and the pool: who has which blocks, what becomes of them when a job ends or has to give way."""
 
+from tandem.engine.step_rules import blocks_for
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.pool import Pool
 
 
-def take_room(pool: Pool, job: Job, spare: int) -> int | None:
-    """Pin the prompt's leading blocks that are here and reserve the rest, leaving `spare` tokens free. Gives the
-    number of those blocks; None, and nothing has changed, when there is no room."""
+def take_room(pool: Pool, job: Job, spare: int, size: int) -> tuple[int, int]:
+    """Pin the prompt's leading blocks that are here and reserve the rest in blocks of `size`, leaving `spare` tokens
+    free. Gives (how many blocks were here, 0); (0, free tokens it wants in all), and nothing has changed, when there
+    is no room."""
     request = job.request
     here = pool.leading(request.blocks)
     names = request.blocks[:here]
-    shared = request.leading(here)
-    if job.total - shared + pool.unused_tokens(names) + spare > pool.free:
-        return None
+    private = size * blocks_for(job.total, size) - request.leading(here)
+    wanted = private + pool.unused_tokens(names) + spare
+    if wanted > pool.free:
+        return 0, wanted
     pool.pin(names)
-    job.pinned, job.published = names, here
-    job.private = job.total - shared
-    pool.reserve(job.private)
-    return here
+    job.pinned, job.published, job.private = names, here, private
+    pool.reserve(private)
+    return here, 0
+
+
+def adopt(pool: Pool, job: Job) -> int:
+    """Use blocks that others have named since in place of the own, still empty ones. Gives how many tokens more are
+    known."""
+    request, first = job.request, job.published
+    if not job.at_edge or len(job.pinned) != first:
+        return 0
+    blocks, last = request.blocks, first
+    while last < len(blocks) and pool.holds(blocks[last]):
+        last += 1
+    if last == first:
+        return 0
+    tokens = request.leading(last) - request.leading(first)
+    job.private -= tokens
+    pool.give_back(tokens)
+    pool.pin(blocks[first:last])
+    job.pinned, job.published = blocks[:last], last
+    before, job.done = job.done, max(job.done, job.known(last))
+    return job.done - before
 
 
 def publish(pool: Pool, job: Job, known: int) -> list[int]:

@@ -4,8 +4,8 @@ What a router knows is late, as in reality: load figures are those of the last m
 `event_s` to arrive. What it did itself it knows at once.
 """
 
-from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Protocol
 
 from kv_transfer.memory_index import MemoryIndex
@@ -43,26 +43,29 @@ class Knowledge:
         self.workers = tuple(workers)
         self.index = MemoryIndex()
         self._event_s = event_s
-        self._events: deque[tuple[float, int, str, tuple[int, ...], tuple[int, ...]]] = deque()
+        self._events: list[tuple[float, int, int, str, tuple[int, ...], tuple[int, ...]]] = []
+        """A heap: workers tell of steps that have ended when they are looked at."""
+        self._told = 0
         self._names = _Names()
         self.ids = tuple(f"w{worker.index:03d}" for worker in workers)
         self.numbers = {name: number for number, name in enumerate(self.ids)}
 
     def heard(self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float) -> None:
         """A worker has told of blocks; it takes its time."""
-        self._events.append((now + self._event_s, worker, tier, stored, removed))
+        self._told += 1
+        heappush(self._events, (now + self._event_s, self._told, worker, tier, stored, removed))
 
     def renew(self, now: float) -> None:
         """Bring the index and all figures up to what has arrived by now."""
         events, ids, names = self._events, self.ids, self._names
+        for each in self.workers:
+            each.touch(now)
         while events and events[0][0] <= now:
-            _, worker, tier, stored, removed = events.popleft()
+            _, _, worker, tier, stored, removed = heappop(events)
             if stored:
                 self.index.stored(ids[worker], [names[block] for block in stored], tier)
             if removed:
                 self.index.removed(ids[worker], [names[block] for block in removed], tier)
-        for each in self.workers:
-            each.touch(now)
 
     def load(self, worker: int) -> Load:
         return self.workers[worker].load

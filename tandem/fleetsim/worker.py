@@ -1,33 +1,38 @@
 """One worker: continuous batching step by step, many alike steps at once.
 
-Scheduling is that of the engines in the field: sequences that decode go first, one token each; what is left of
-`max_batched_tokens`, and of the ITL target where there is one, goes to prompts in order of arrival, in chunks, by
-the rules of Tandem's own scheduler (`tandem.engine.step_rules`); a prompt is admitted when its blocks fit beside
-what is in use; when running sequences outgrow the pool the one admitted last is preempted and computed again.
+Scheduling is that of Tandem's workers, by the rules they have in common (`tandem.engine.step_rules`): sequences that
+decode go first, one token each; what is left of `max_batched_tokens`, and of the ITL target where there is one, goes
+to prompts by priority and arrival, in chunks. Who comes next is admitted when its blocks fit beside what is in use: a
+job whose prompt is computed elsewhere reserves its room without any budget, and parks until the blocks have come.
+When running sequences outgrow the pool the least urgent is preempted and computed again.
 Between two changes of the batch every step differs from the one before by one position per sequence, so their time
-is summed in closed form.
+is summed in closed form; alike steps with prompts in them are planned at once (`tandem.fleetsim.prompts`).
 """
 
-from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from math import inf
 
 from tandem.core.messages import Load
-from tandem.engine.step_model import PromptCost
-from tandem.engine.step_rules import Allowance, chunk_end, open_allowance
+from tandem.engine.step_rules import order_of, spare_blocks
 from tandem.fleetsim.bringing import Bringing
 from tandem.fleetsim.decode_batch import DecodeBatch
+from tandem.fleetsim.exports import Exports
+from tandem.fleetsim.idle_reservations import Room, Shortage, giving_way, idle_at, next_look_s
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.pool import Pool
+from tandem.fleetsim.prompts import Prompts, Step
+from tandem.fleetsim.queueing import Waiting
 from tandem.fleetsim.rates import Rates
 from tandem.fleetsim.residence import give_way, publish, release, take_room
 from tandem.fleetsim.step_noise import StepNoise
-from tandem.fleetsim.step_time import StepTime, attended
 from tandem.fleetsim.tiers import Tiers
 from tandem.fleetsim.worker_settings import Listener, WorkerSettings
+from tandem.fleetsim.workload import Request
 
 
 class Worker:
-    """`due` is when the next step, or run of steps, ends; `advance` carries it out."""
+    """`due` is when the step, or run of steps, that is under way ends; `advance` carries it out."""
 
     def __init__(self, index: int, role: str, settings: WorkerSettings, listener: Listener, seed: int = 0) -> None:
         self.index = index
@@ -44,24 +49,34 @@ class Worker:
         """What it told of itself last."""
         self._report_due = 0.0
         self._listener = listener
+        self._size = settings.engine_block_tokens
         self._time = self._next_time = settings.step_time
-        self._cost = PromptCost(0.0, self._time.token_s, self._time.context_s)
         self._noise = StepNoise(settings.step_noise, seed, index) if settings.step_noise else None
-        self._batch = DecodeBatch(settings.step_time)
+        self._batch = DecodeBatch(settings.step_time, self._size)
+        self._prompts = Prompts(settings, self.pool, self._batch)
         self._rates = Rates()
         self._bringing = Bringing(index, self.tiers, settings.step_time, listener)
+        self._exports = Exports(settings.export_share, settings.kv_tokens, self._size)
         self._clock = 0.0
         """When the step or run of steps that is under way began."""
         self._steps = 0
-        self._chunks: list[tuple[Job, int]] = []
-        self._news: list[int] = []
-        """Blocks that are whole when the step that is under way ends."""
-        self._running: list[Job] = []
-        """Everything admitted, in order of admission."""
-        self._prefilling: list[Job] = []
-        self._waiting: deque[Job] = deque()
+        """Of a run of steps that only decode."""
+        self._planned: list[Step] = []
+        """Steps with prompts, of which the first so many have been carried out."""
+        self._carried_out = 0
+        self._running: dict[Job, None] = {}
+        """Everything that has its room, in order of admission."""
+        self._parked: dict[Job, None] = {}
+        """Those of them that wait for blocks to come."""
+        self._joining: list[Job] = []
+        """Those whose blocks have come, until the next step is planned."""
         self._cancelled: list[Job] = []
         """To be dropped when the step that is under way ends."""
+        self._waiting = Waiting()
+        self._arrivals = 0
+        self._shortage: Shortage | None = None
+        self._look_s = inf
+        """When a parked job is looked at that will be idle by then."""
         self._queued = 0
         """Prompt tokens to compute before a new prompt's."""
 
@@ -69,13 +84,52 @@ class Worker:
 
     def submit(self, job: Job, now: float) -> None:
         """A job arrives; it is looked at when the running step ends."""
-        tokens = job.request.input_tokens + job.request.output_tokens
+        request = job.request
+        tokens = request.input_tokens + request.output_tokens
         assert tokens < self.pool.capacity, f"a request of {tokens} tokens never fits {self.pool.capacity}"
         self.touch(now)
+        job.order = self._next_order(request.priority)
         if not job.handed_over:
-            job.uncached -= job.request.leading(self.pool.leading(job.request.blocks))
+            if self.tiers or request.sources:
+                self._bringing.choose(job, self.pool.leading(request.blocks), now)
+            job.uncached -= request.leading(max(job.bring, self.pool.leading(request.blocks)))
         self._queued += job.uncached
-        self._waiting.append(job)
+        self._waiting.push(job)
+        self.wake(now)
+
+    def prompt_ready(self, job: Job, now: float) -> None:
+        """The prompt of a job that is handed over has been computed elsewhere."""
+        self.touch(now)
+        if self._waiting.remove(job):
+            job.ready = True
+            self._waiting.push(job)
+            self.wake(now)
+        job.ready = True
+
+    def arrived(self, job: Job, now: float) -> None:
+        """All blocks of a parked job are here, and its first token is known: it goes on."""
+        self.touch(now)
+        del self._parked[job]
+        job.parked = False
+        job.done = job.total
+        self._tell(publish(self.pool, job, job.total))
+        self._joining.append(job)
+        self.wake(now)
+
+    def cancel(self, job: Job, now: float) -> None:
+        """Nobody wants the rest: all that the job has here is given back as soon as the step that is under way has
+        ended. Nothing happens when it is over already."""
+        if job.keeps:
+            self.release_kept(job, now)
+        elif not job.over and not job.cancelled:
+            self.touch(now)
+            job.cancelled = True
+            self._cancelled.append(job)
+            self.wake(now)
+
+    def run_at(self, pace: float, now: float) -> None:
+        """From the next step on every step takes `pace` times as long as the settings say."""
+        self._next_time = self.settings.step_time.paced(pace)
         self.wake(now)
 
     def wake(self, now: float) -> None:
@@ -83,7 +137,11 @@ class Worker:
         if self.due is None:
             self._clock = now
             self._plan()
-        elif not self._chunks and self.due > now:
+        elif self._planned:
+            self._carry_out_until(now)
+            del self._planned[self._carried_out + 1 :]
+            self.due = self._planned[-1].end_s
+        elif self.due > now:
             steps = self._batch.steps_until(now - self._clock)
             if steps < self._steps:
                 self._steps = steps
@@ -92,24 +150,23 @@ class Worker:
     def advance(self) -> None:
         """The step or run of steps that was planned ends, and the next is planned."""
         assert self.due is not None
-        now, steps, decoding = self.due, self._steps, self._batch.count
+        now = self.due
         self.touch(now)
-        took_s = now - self._clock
-        self.work_s += took_s - steps * self._time.base_s
-        self._clock = now
-        self._batch.run(steps, took_s)
-        self.pool.reserve(steps * decoding)
-        self._rates.observe(steps, decoding, sum(count for _, count in self._chunks), took_s)
-        self._let_fall()
-        self._drop_cancelled()
-        if self._chunks:
-            self._end_chunks(now)
+        if self._planned:
+            self._carry_out(self._planned[self._carried_out])
+            self._planned, self._carried_out = [], 0
+        else:
+            self._end_steps(self._steps, now, 0)
+            self._drop_cancelled()
         for job in self._batch.ended():
             self._finish(job, now)
         self._plan()
 
     def touch(self, now: float) -> None:
-        """Before anything changes: what the worker told of itself at the last multiple of `load_every_s`."""
+        """Before anything changes: steps that have ended are carried out, and what the worker told of itself at the
+        last multiple of `load_every_s` is noted."""
+        if self._planned:
+            self._carry_out_until(now)
         if now >= self._report_due:
             every_s = self.settings.load_every_s
             self._report_due = (now // every_s + 1) * every_s
@@ -119,26 +176,14 @@ class Worker:
         """What a prefill job kept for its transfer may go."""
         self.touch(now)
         job.keeps = False
-        release(self.pool, job)
+        job.over = True
+        self._exports.remove(job.request)
+        self._tell(release(self.pool, job))
         self.wake(now)
 
-    def cancel(self, job: Job, now: float) -> None:
-        """Nobody wants the rest: everything that the job has here is given back as soon as the step that is under way
-        has ended. Of a job that has ended here there must be something left: what it keeps for its transfer."""
-        if job.keeps:
-            self.release_kept(job, now)
-            return
-        self.touch(now)
-        job.cancelled = True
-        self._cancelled.append(job)
-        if self.due is None:
-            self._drop_cancelled()
-        self.wake(now)
-
-    def run_at(self, pace: float, now: float) -> None:
-        """From the next step on every step takes `pace` times as long as the settings say."""
-        self._next_time = self.settings.step_time.paced(pace)
-        self.wake(now)
+    def held(self, request: Request) -> int:
+        """Leading prompt tokens in the pool."""
+        return request.leading(self.pool.leading(request.blocks))
 
     def leading(self, names: Sequence[int]) -> int:
         """How many of the first names are here, in the pool or below."""
@@ -153,17 +198,23 @@ class Worker:
 
     def _plan(self) -> None:
         if self._next_time is not self._time:
-            self._take_time(self._next_time)
-        batch, preempted = self._batch, self.preemptions
-        self._make_room_to_decode()
-        self._chunks = []
-        if self._prefilling or self._waiting:
-            self._pick_chunks(admit=self.preemptions == preempted)
-        if self._chunks:
-            tokens = sum(count for _, count in self._chunks)
-            reach = sum(attended(job.done, count) for job, count in self._chunks)
-            self._steps = 1
-            self.due = self._clock + self._time.mixed(batch.count, batch.context, tokens, reach)
+            self._time = self._batch.time = self._next_time
+        self._drop_cancelled()
+        joining, self._joining = self._joining, []
+        for job in joining:
+            job.told_s = job.request.first_s
+            self._batch.start(job, self._clock)
+        again = True
+        while again:
+            before = self.preemptions
+            self._make_room_to_decode()
+            again = self.preemptions > before
+            self._plan_prompts(admit=not again)
+            # Whoever was preempted may have been the last one to run.
+            again = again and not self._planned and not self._batch.count
+        batch = self._batch
+        if self._planned:
+            self.due = self._planned[-1].end_s
         elif batch.count:
             self._steps = self._alike_steps()
             self.due = self._clock + batch.seconds(self._steps)
@@ -171,106 +222,188 @@ class Worker:
             self.due = None
         if self._noise is not None and self.due is not None:
             self.due = self._clock + (self.due - self._clock) * self._noise.factor()
+            if self._planned:
+                self._planned[0].end_s = self.due
         self._let_fall()
-
-    def _take_time(self, step_time: StepTime) -> None:
-        self._time = self._batch.time = step_time
-        self._cost = PromptCost(0.0, step_time.token_s, step_time.context_s)
 
     def _alike_steps(self) -> int:
         """Steps until a sequence ends, or memory needs a look."""
         batch, pool = self._batch, self.pool
-        steps = min(batch.steps_left(), self.settings.steps_max if self._noise is None else 1)
-        if pool.free - pool.cached < steps * batch.count:
-            steps = min(steps, pool.free // batch.count, batch.steps_until(self.settings.look_s))
+        steps = min(batch.steps_left(), self._steps_max)
+        if pool.free - pool.cached < batch.growth(steps):
+            steps = min(steps, batch.steps_within(pool.free), batch.steps_until(self.settings.look_s))
         return max(1, steps)
 
+    @property
+    def _steps_max(self) -> int:
+        return self.settings.steps_max if self._noise is None else 1
+
     def _make_room_to_decode(self) -> None:
-        """Preempt from the last admitted on until the next step's tokens fit."""
-        while self._batch.count and self.pool.free < self._batch.count:
-            self._preempt(next(job for job in reversed(self._running) if not job.loading))
+        """Preempt the least urgent until the next step's blocks fit."""
+        while self._batch.count and self.pool.free < self._batch.growth(1):
+            self._preempt(max((job for job in self._running if not job.parked), key=lambda job: job.order))
 
-    def _pick_chunks(self, *, admit: bool) -> None:
-        """Prompts of the next step. In one that had to preempt nobody is admitted."""
-        rows = self._batch.count
-        allowance = open_allowance(self.settings, rows, self._batch.seconds(1) if rows else 0.0, 1.0, self._cost)
-        for job in self._prefilling:
-            if allowance.spent:
-                return
-            self._take_chunk(job, allowance)
-        waiting = self._waiting
-        while admit and waiting and not allowance.spent and len(self._running) < self.settings.max_sequences:
-            job = waiting[0]
-            if not self._admit(job):
-                return
-            waiting.popleft()
-            if not job.running and not job.loading:
-                self._take_chunk(job, allowance)
-
-    def _take_chunk(self, job: Job, allowance: Allowance) -> None:
-        """Others may use its blocks from this step on, as in engines that name blocks when they schedule them."""
-        start, size = job.done, self.settings.engine_block_tokens
-        end = chunk_end(start, job.total, allowance.offer(start).tokens, size)
-        if end > start:
-            allowance.take(start, end - start)
-            self._chunks.append((job, end - start))
-            self._news += publish(self.pool, job, end)
+    def _plan_prompts(self, *, admit: bool) -> None:
+        """Prompts of the next steps. In one that had to preempt nobody is admitted."""
+        prompts, steps_max = self._prompts, self._steps_max
+        if not prompts and not self._waiting:
+            return
+        if self._waiting and not admit:
+            steps_max = 1
+        prompts.open(self._time)
+        while admit:
+            while (job := self._admitted(prompts.budget_left)) is not None:
+                if not job.parked:
+                    prompts.take_chunk(job)
+            admit = self._give_way()
+        self._queued -= prompts.adopted
+        prompts.adopted = 0
+        self._planned = prompts.steps(self._clock, self._time, len(self._waiting) > 0, steps_max)
 
     # ---- admission ----
 
-    def _admit(self, job: Job) -> bool:
-        """Give the job its room, if there is as much beside the next step of those that decode."""
-        here = take_room(self.pool, job, self._batch.count + 1)
-        if here is None:
-            return False
-        self._running.append(job)
-        self._queued -= job.uncached
-        request = job.request
-        if job.handed_over and not job.resumed:
-            job.done = job.total
-            job.told_s = request.first_s
-            self._tell(publish(self.pool, job, job.total))
-            self._batch.start(job, self._clock)
-            return True
-        if not job.resumed:
-            request.begun_s = self._clock
-            request.reused += min(request.leading(here), job.total - 1)
-        job.done = job.known(here)
-        job.uncached = job.total - job.done
-        self._queued += job.uncached
-        coming = self._bringing.begin(job, here, self._clock) if self.tiers or request.sources else None
-        if coming is None:
-            self._prefilling.append(job)
-        else:
-            self._await_blocks(job, here, *coming)
-        return True
+    def _admitted(self, budget_left: bool) -> Job | None:
+        """Give the most urgent that may enter its room; None when none may, or there is none."""
+        self._shortage = None
+        if not self._waiting:
+            return None
+        settings, pool = self.settings, self.pool
+        ahead = 0 if budget_left else len(self._prompts) + sum(not job.handed_over for job in self._parked)
+        job = self._waiting.head(budget_left, ahead, settings.fetch_ahead, self._may_export)
+        if job is None:
+            return None
+        if len(self._running) >= settings.max_sequences:
+            self._shortage = Shortage(job, 0)
+            return None
+        spare = self._size * spare_blocks(settings.watermark, pool.capacity // self._size, len(self._running) > 0)
+        here, wanted = take_room(pool, job, spare, self._size)
+        if wanted:
+            self._shortage = Shortage(job, wanted)
+            return None
+        self._waiting.remove(job)
+        self._running[job] = None
+        self._enter(job, here)
+        return job
 
-    def _await_blocks(self, job: Job, here: int, end: int, at: float) -> None:
-        """The blocks from `here` to `end` come `at` some time; what is left is computed then."""
-        request, done = job.request, job.known(end)
-        job.loading = True
-        self._queued -= done - job.done
+    def _may_export(self, job: Job) -> bool:
+        return self._exports.may_add(job.request)
+
+    def _enter(self, job: Job, here: int) -> None:
+        """It has its room, with `here` blocks of its prompt in it."""
+        request, first, now = job.request, not job.admitted, self._clock
+        job.admitted = True
+        if job.prefill_only:
+            self._exports.add(request)
+        if first and job.handed_over:
+            self._park(job)
+            self._listener.reserved(job, now)
+            return
+        before, job.done = job.uncached, job.known(here)
+        job.uncached = job.total - job.done
+        if not job.resumed:
+            request.begun_s = now
+            request.reused += job.done
+        coming = self._bringing.begin(job, here, now) if first and here < job.bring else None
+        if coming is None:
+            self._prompts.add(job)
+        else:
+            self._await_blocks(job, *coming)
+        self._queued += job.uncached - before
+
+    def _park(self, job: Job) -> None:
+        job.parked, job.untouched, job.moved_s = True, True, self._clock
+        self._parked[job] = None
+
+    def _await_blocks(self, job: Job, end: int, at: float) -> None:
+        """The blocks up to `end` come `at` some time; what is left is computed then."""
+        done = max(job.done, job.known(end))
         job.uncached -= done - job.done
         if not job.resumed:
-            request.fetched += min(request.leading(end), job.total - 1) - min(request.leading(here), job.total - 1)
+            job.request.fetched += done - job.done
+        self._park(job)
+        self._listener.wake_at(self.index, at, partial(self._brought, job, end))
 
-        def loaded(now: float) -> None:
-            if job.cancelled:
-                return
-            self.touch(now)
-            job.loading = False
-            job.done = done
-            self._tell(publish(self.pool, job, request.leading(end)))
-            self._prefilling.append(job)
-            self.wake(now)
+    def _brought(self, job: Job, end: int, now: float) -> None:
+        if job.cancelled:
+            return
+        self.touch(now)
+        del self._parked[job]
+        job.parked = False
+        job.done = max(job.done, job.known(end))
+        self._tell(publish(self.pool, job, job.request.leading(end)))
+        self._prompts.add(job)
+        self.wake(now)
 
-        self._listener.wake_at(self.index, at, loaded)
+    def _give_way(self) -> bool:
+        """Whether parked hand-overs for which nothing comes have made room for who waits."""
+        shortage, now, idle_s = self._shortage, self._clock, self.settings.fetch_idle_s
+        if shortage is None or not self._parked:
+            return False
+        room = Room(self.pool.free, self.settings.max_sequences - len(self._running))
+        given = giving_way(self._parked, shortage, room, idle_s, now, self._frees)
+        for job in given:
+            self._put_off(job, shortage.job)
+        self._look_again(next_look_s(self._parked, idle_s, now))
+        return bool(given)
+
+    def _frees(self, job: Job) -> int:
+        return job.private + self.pool.own_tokens(job.pinned)
+
+    def _put_off(self, job: Job, ahead: Job) -> None:
+        """It waits again, behind the one that it made room for."""
+        if self._clock >= idle_at(job, self.settings.fetch_idle_s):
+            job.idle_turns += 1
+        else:
+            job.room_made += 1
+        self._leave(job)
+        give_way(self.pool, job)
+        job.admitted = False
+        _, arrival = self._next_order(0)
+        job.order = (max(job.order[0], ahead.order[0]), arrival)
+        self._waiting.push(job)
+        self._listener.withdrawn(job, self._clock)
+
+    def _look_again(self, at: float) -> None:
+        if at < self._look_s:
+            self._look_s = at
+            self._listener.wake_at(self.index, at, self._looked)
+
+    def _looked(self, now: float) -> None:
+        self._look_s = inf
+        self.touch(now)
+        self.wake(now)
+
+    def _next_order(self, priority: int) -> tuple[int, int]:
+        self._arrivals += 1
+        return order_of(priority, self._arrivals)
 
     # ---- ends of steps ----
 
-    def _end_chunks(self, now: float) -> None:
-        chunks, self._chunks = self._chunks, []
-        news, self._news = self._news, []
+    def _carry_out_until(self, now: float) -> None:
+        """The planned steps that have ended, but for the last: planning the next is not for onlookers."""
+        planned = self._planned
+        while self._carried_out < len(planned) - 1 and planned[self._carried_out].end_s < now:
+            self._carry_out(planned[self._carried_out])
+            self._carried_out += 1
+
+    def _carry_out(self, step: Step) -> None:
+        self._end_steps(1, step.end_s, sum(count for _, count in step.chunks))
+        self._drop_cancelled()
+        self._end_chunks(step.chunks, step.end_s)
+
+    def _end_steps(self, steps: int, now: float, prompt_tokens: int) -> None:
+        batch, took_s = self._batch, now - self._clock
+        self.work_s += took_s - steps * self._time.base_s
+        self._clock = now
+        grown = batch.growth(steps)
+        batch.run(steps, took_s)
+        self.pool.reserve(grown)
+        self._rates.observe(steps, batch.count, prompt_tokens, took_s)
+        self._let_fall()
+
+    def _end_chunks(self, chunks: list[tuple[Job, int]], now: float) -> None:
+        news: list[int] = []
+        known: list[Job] = []
         for job, count in chunks:
             job.request.computed += count
             if job.cancelled:
@@ -278,11 +411,15 @@ class Worker:
             job.done += count
             job.uncached -= count
             self._queued -= count
-        # In the order they had: with an ITL target a prompt may have got nothing while a later one got something.
-        self._prefilling = [job for job in self._prefilling if job.done < job.total]
+            news += publish(self.pool, job, job.done)
+            if job.peer is not None:
+                job.peer.touched(now)
+            if job.done >= job.total:
+                known.append(job)
         self._tell(news)
-        for job, _ in chunks:
-            if job.done >= job.total and not job.cancelled:
+        if known:
+            self._prompts.drop_known()
+            for job in known:
                 self._emit_first(job, now)
 
     def _emit_first(self, job: Job, now: float) -> None:
@@ -297,60 +434,71 @@ class Worker:
         if job.left > 0 and not job.prefill_only:
             self._batch.start(job, now)
             return
-        self._running.remove(job)
-        job.keeps = job.prefill_only
-        self._listener.finished(job, now)
-        if not job.keeps:
-            self._tell(release(self.pool, job))
+        job.keeps = job.prefill_only and job.left > 0
+        self._over(job, now)
 
     def _finish(self, job: Job, now: float) -> None:
         self._count_emitted(job)
-        self._running.remove(job)
+        self._over(job, now)
+
+    def _over(self, job: Job, now: float) -> None:
+        del self._running[job]
         self._listener.finished(job, now)
-        self._tell(release(self.pool, job))
+        if not job.keeps:
+            job.over = True
+            if job.prefill_only:
+                self._exports.remove(job.request)
+            self._tell(release(self.pool, job))
 
     def _count_emitted(self, job: Job) -> None:
         """It leaves the batch with as many tokens more as it took part in steps."""
         steps = self._batch.stop(job, self._clock)
         job.left -= steps
-        job.private += steps
         job.request.emitted += steps
+
+    def _leave(self, job: Job) -> None:
+        """Out of the batch, in whatever part of it."""
+        del self._running[job]
+        if job.running:
+            self._count_emitted(job)
+            return
+        self._queued -= job.uncached
+        if job.parked:
+            job.parked = False
+            del self._parked[job]
+        elif job in self._joining:
+            self._joining.remove(job)
+        else:
+            self._prompts.remove(job)
 
     def _preempt(self, job: Job) -> None:
         """Give its room to the others; it will be computed again, with what it has generated."""
-        if job.running:
-            self._count_emitted(job)
+        self._leave(job)
+        if job.request.emitted and not job.prefill_only:
             job.total = job.request.input_tokens + job.request.emitted
             job.resumed = True
-        else:
-            self._prefilling.remove(job)
-            self._queued -= job.uncached
-        self._running.remove(job)
+        if job.prefill_only:
+            self._exports.remove(job.request)
         give_way(self.pool, job)
         self.preemptions += 1
         job.request.preempted += 1
         job.uncached = job.total
         self._queued += job.uncached
-        self._waiting.appendleft(job)
+        self._waiting.push(job)
 
     def _drop_cancelled(self) -> None:
-        for job in self._cancelled:
-            self._drop(job)
-        self._cancelled = []
-
-    def _drop(self, job: Job) -> None:
-        if job in self._waiting:
-            self._waiting.remove(job)
-            self._queued -= job.uncached
-            return
-        if job.running:
-            self._count_emitted(job)
-        else:
-            self._queued -= job.uncached
-            if not job.loading:
-                self._prefilling.remove(job)
-        self._running.remove(job)
-        release(self.pool, job)
+        cancelled, self._cancelled = self._cancelled, []
+        for job in cancelled:
+            if job.over:
+                continue
+            job.over = True
+            if self._waiting.remove(job):
+                self._queued -= job.uncached
+                continue
+            self._leave(job)
+            if job.prefill_only:
+                self._exports.remove(job.request)
+            release(self.pool, job)
 
     # ---- telling ----
 
@@ -375,22 +523,24 @@ class Worker:
     def _figures(self, now: float) -> Load:
         """Load figures, the steps counted that a run of them has done so far."""
         pool, batch, rates, free = self.pool, self._batch, self._rates, self.pool.free
-        if batch.count and not self._chunks and self.due is not None and now > self._clock:
+        if batch.count and not self._planned and self.due is not None and now > self._clock:
             steps = min(self._steps, batch.steps_until(now - self._clock))
             rates = rates.during(self._time, steps, batch.count, batch.context)
-            free = max(0, free - steps * batch.count)
+            free = max(0, free - batch.growth(steps))
         size = self.settings.block_tokens
         return Load(
-            running=batch.count + len(self._prefilling),
+            running=len(self._running),
             waiting=len(self._waiting),
             queued_prompt_tokens=self._queued,
             blocks_free=free // size,
             blocks_cached=min(pool.cached, free) // size,
-            blocks_exported=0,
+            blocks_exported=self._exports.tokens // size,
             step_s=rates.step_s,
             prefill_tokens_per_s=rates.prefill,
             decode_tokens_per_s=rates.decode,
             preemptions=self.preemptions,
+            prefill_token_s=self._time.token_s,
+            prefill_position_s=self._time.context_s,
         )
 
     # ---- invariants ----
@@ -399,15 +549,18 @@ class Worker:
         """Assert that the books fit, with `kept` the jobs whose transfer is under way."""
         self.pool.check()
         self.tiers.check()
-        batch, resident = self._batch, (*self._running, *kept)
+        batch, size, resident = self._batch, self._size, (*self._running, *kept)
         decoding = [job for job in self._running if job.running]
         assert batch.count == len(decoding), f"{batch.count} are said to decode, {len(decoding)} do"
         assert batch.context == sum(job.context(batch.step) for job in decoding), "contexts do not add up"
-        grown = sum(batch.step - job.first_step for job in decoding)
+        grown = sum(-(-job.context(batch.step) // size) - -(-job.total // size) for job in decoding)
         pinned = dict.fromkeys(name for job in resident for name in job.pinned)
         named = sum(self.pool.tokens_of(name) for name in pinned)
-        private = grown + sum(job.private for job in resident)
+        private = size * grown + sum(job.private for job in resident)
         assert self.pool.used == private + named, f"{self.pool.used} used, {private} + {named} accounted for"
-        undone = (*self._waiting, *(job for job in self._running if not job.running))
+        undone = (*self._waiting.jobs, *(job for job in self._running if not job.running))
         queued = sum(job.uncached for job in undone)
         assert self._queued == queued, f"{self._queued} queued, {queued} counted"
+        exported = dict.fromkeys(name for job in resident if job.prefill_only for name in job.request.blocks)
+        assert (self._exports.tokens > 0) == (len(exported) > 0), "exports without jobs, or jobs without exports"
+        assert list(self._parked) == [job for job in self._running if job.parked], "a parked job is not one"

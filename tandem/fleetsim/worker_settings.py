@@ -1,13 +1,17 @@
 """How large a worker is and how it schedules; and whom it tells."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
+from tandem.engine.settings import SchedulerSettings
 from tandem.fleetsim.bringing import Holders
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.step_time import StepTime
 from tandem.fleetsim.tiers import TierSettings
+
+_TANDEM: Final = SchedulerSettings()
+_ENGINE_BLOCK: Final = 16
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class WorkerSettings:
     bounds them. Chunks end at edges of blocks of `engine_block_tokens` where possible. `look_s` bounds how far steps
     are advanced at once while the pool is full, so that what is evicted is told in time; `steps_max` how many steps
     (1: one by one). `step_noise` is the standard deviation of the logarithm of a step's time, whose mean stays what
-    `step_time` says; 0 for exact times. With noise steps are advanced one by one.
+    `step_time` says; 0 for exact times. With noise steps are advanced one by one. The other settings are those of
+    `tandem.engine.settings.SchedulerSettings`, with its defaults.
     """
 
     kv_tokens: int
@@ -30,11 +35,25 @@ class WorkerSettings:
     itl_target_s: float | None = None
     engine_block_tokens: int = 1
     max_sequences: int = 256
+    watermark: float = _TANDEM.watermark
+    export_share: float = _TANDEM.export_share
+    fetch_ahead: int = _TANDEM.fetch_ahead
+    fetch_idle_s: float = _TANDEM.fetch_idle_s
     tiers: tuple[TierSettings, ...] = ()
     load_every_s: float = 0.05
     look_s: float = 0.2
     steps_max: int = 1 << 40
     step_noise: float = 0.0
+
+    def as_in_production(self, itl_target_s: float = _TANDEM.itl_target_s) -> "WorkerSettings":
+        """The same worker as Tandem runs it: prompts are held to the ITL target, in its chunks and blocks."""
+        return replace(
+            self,
+            max_batched_tokens=_TANDEM.max_batched_tokens,
+            min_prefill_tokens=_TANDEM.min_prefill_tokens,
+            itl_target_s=itl_target_s,
+            engine_block_tokens=_ENGINE_BLOCK,
+        )
 
 
 class Listener(Holders, Protocol):
@@ -43,6 +62,14 @@ class Listener(Holders, Protocol):
     def first_token(self, job: Job, now: float) -> None: ...
 
     def finished(self, job: Job, now: float) -> None: ...
+
+    def reserved(self, job: Job, now: float) -> None:
+        """A job that is handed over has its room: blocks may come."""
+        ...
+
+    def withdrawn(self, job: Job, now: float) -> None:
+        """It has given its room back, and waits for it again."""
+        ...
 
     def blocks(
         self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float

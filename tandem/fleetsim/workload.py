@@ -26,6 +26,8 @@ class Request:
     max_tokens: int
     """What the client asked for at most: all that a router knows of the answer's length."""
     answer: tuple[int, ...] = ()
+    priority: int = 0
+    """Workers take the higher first."""
     deadline_s: float = inf
     """Counted from its arrival: when its answer is not whole by then, it is ended as a miss."""
     patience_s: float = inf

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tandem.fleetsim.fleet import Fleet, FleetSettings
 from tandem.fleetsim.ours import OursSettings, ours
 from tandem.fleetsim.peers.catalogue import peer
-from tests.unit.test_fleetsim_fleet import FLEETS, HELD, REQUESTS, Alternating, Drawn, busy, workload
+from tests.unit.test_fleetsim_fleet import ALL, FLEETS, REQUESTS, Alternating, Drawn, busy, workload
 
 
-@given(REQUESTS, st.sampled_from((*FLEETS, HELD)), st.lists(st.floats(0.0, 4.0), min_size=25, max_size=25))
+@given(REQUESTS, st.sampled_from(ALL), st.lists(st.floats(0.0, 4.0), min_size=25, max_size=25))
 @settings(max_examples=80, deadline=None)
 def test_a_cancelled_request_leaves_nothing_behind(
     drawn: list[Drawn], fleet_settings: FleetSettings, allowed: list[float]

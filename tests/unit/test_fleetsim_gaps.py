@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.fleetsim.fleet import Fleet, FleetSettings
 from tandem.fleetsim.gaps import Gaps, all_gaps
-from tests.unit.test_fleetsim_fleet import FLEETS, HELD, REQUESTS, Alternating, Drawn, workload
+from tests.unit.test_fleetsim_fleet import ALL, REQUESTS, Alternating, Drawn, workload
 
 
 @given(st.floats(1e-4, 1.0), st.floats(0, 0.5), st.integers(1, 400))
@@ -35,7 +35,7 @@ def test_quantiles_are_right_to_a_hundredth() -> None:
     assert Gaps().quantile(0.5) == Gaps().longest_s == 0.0
 
 
-@given(REQUESTS, st.sampled_from((*FLEETS, HELD)), st.sampled_from((1, 1 << 40)))
+@given(REQUESTS, st.sampled_from(ALL), st.sampled_from((1, 1 << 40)))
 @settings(max_examples=40, deadline=None)
 def test_a_requests_gaps_are_as_many_as_follow_its_first_token_and_fill_its_time(
     drawn: list[Drawn], fleet_settings: FleetSettings, steps_max: int

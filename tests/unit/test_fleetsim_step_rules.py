@@ -69,6 +69,10 @@ class Nobody:
 
     def finished(self, job: Job, now: float) -> None: ...
 
+    def reserved(self, job: Job, now: float) -> None: ...
+
+    def withdrawn(self, job: Job, now: float) -> None: ...
+
     def blocks(
         self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float
     ) -> None: ...
@@ -96,7 +100,9 @@ def simulated(of_worker: WorkerSettings, asked: Sequence[Asked]) -> list[Chunks]
                 worker.submit(Job(request, prefill_only=False, handed_over=False), now)
         if at:
             worker.advance()
-        told.append([(job.done, count) for job, count in worker._chunks])
+        chunks = worker._planned[0].chunks if worker._planned else []
+        chunks = worker._planned[0].chunks if worker._planned else []
+        told.append([(job.done, count) for job, count in chunks])
     return told
 
 
