@@ -1,4 +1,4 @@
-"""What of a prompt is brought from tiers and other holders instead of being computed, by the rule of Tandem's workers.
+"""What of a prompt is brought from tiers and other holders, not computed, by the rule of Tandem's workers.
 
 It is decided when a job comes (`tandem.worker.worth`), and carried out when it has got its place.
 """

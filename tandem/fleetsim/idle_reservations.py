@@ -35,7 +35,7 @@ class Room:
 
 
 def idle_at(job: Job, idle_s: float) -> float:
-    """From when on a parked hand-over makes room for anybody: each turn that was idle makes the next twice as long."""
+    """From when on a parked hand-over makes room for anybody: each idle turn makes the next twice as long."""
     return job.moved_s + idle_s * 2.0**job.idle_turns
 
 

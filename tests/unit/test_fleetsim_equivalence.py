@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ class Placed:
     def transferred(self, request: Request, tokens: int, seconds: float) -> None: ...
 
 
-def played(name: str, worker_of: Callable[..., Worker | RealWorker]) -> dict[str, float]:
+def played(name: str, worker_of: Callable[..., Any]) -> dict[str, float]:
     """Seconds by quantile."""
     case = CASES[name]
     drawn = case.drawn()
@@ -104,13 +105,12 @@ def played(name: str, worker_of: Callable[..., Worker | RealWorker]) -> dict[str
     of_worker = WorkerSettings(
         case.kv_tokens, BLOCK, StepTime.of(MODEL.model), 2048, itl_target_s=0.05, engine_block_tokens=BLOCK
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.fleetsim.fleet.Worker", worker_of)
-        fleet = Fleet(
-            FleetSettings(case.roles, of_worker, 50e9 / MODEL.kv_token_bytes),
-            lambda knowledge: Placed(knowledge, groups),
-        )
-        fleet.run(Workload(name, (Stage(1.0, drawn[-1][0], requests),)))
+    fleet = Fleet(
+        FleetSettings(case.roles, of_worker, 50e9 / MODEL.kv_token_bytes),
+        lambda knowledge: Placed(knowledge, groups),
+        worker_of,
+    )
+    fleet.run(Workload(name, (Stage(1.0, drawn[-1][0], requests),)))
     fleet.check()
     firsts = sorted(request.ttft_s for request in requests)
     gaps = all_gaps(request.gaps for request in requests)
@@ -134,7 +134,7 @@ def test_a_worker_that_forgets_what_decodes_beside_its_prompts_is_told_apart(mon
     def forgetful(bounds: StepBounds, rows: int, running_s: float, margin: float, cost: PromptCost) -> Allowance:
         return open_allowance(bounds, rows, 0.0, margin, cost)
 
-    monkeypatch.setattr("tandem.fleetsim.worker.open_allowance", forgetful)
+    monkeypatch.setattr("tandem.fleetsim.prompts.open_allowance", forgetful)
     wrong = played("unified", Worker)
     assert wrong["ITL p99"] > 1.1 * real("unified")["ITL p99"]
     assert wrong["TTFT p50"] < 0.9 * real("unified")["TTFT p50"]
