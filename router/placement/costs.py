@@ -77,7 +77,7 @@ class CostModel:
     def _observe_prefill(self, worker_id: str, span: Span, alone: bool) -> None:
         computed, reused = span.attributes.get("tokens_computed"), span.attributes.get("tokens_reused")
         if isinstance(computed, int) and isinstance(reused, int):
-            ms, step_ms = (span.end_s - span.start_s) * 1e3, 0.0
-            if worker_id in self._batches and self._batches[worker_id][0] > 0:
-                step_ms = self.step_ms(worker_id, *self._batches[worker_id])
-            self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, step_ms=step_ms)
+            ms, chunks = (span.end_s - span.start_s) * 1e3, span.attributes.get("chunks")
+            steps = chunks if isinstance(chunks, int) and chunks > 0 else 1
+            steps_ms = steps * self.step_ms(worker_id, *self._batches.get(worker_id, (0, 0)))
+            self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, steps_ms=steps_ms)

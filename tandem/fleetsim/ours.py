@@ -172,6 +172,7 @@ def _prefill_span(request: Request, now: float) -> Span:
     attributes: dict[str, Attribute] = {
         "tokens_computed": request.computed,
         "tokens_reused": request.reused + request.fetched,
+        "chunks": request.chunks,
     }
     return _span("prefill", request.begun_s, now, attributes)
 

@@ -406,6 +406,7 @@ class Worker:
         known: list[Job] = []
         for job, count in chunks:
             job.request.computed += count
+            job.request.chunks += 1
             if job.cancelled:
                 continue
             job.done += count

@@ -46,6 +46,8 @@ class Request:
     emitted: int = 0
     computed: int = 0
     """Prompt tokens that had to be computed, again after a preemption included."""
+    chunks: int = 0
+    """Steps in which some of its prompt was computed."""
     fetched: int = 0
     """Prompt tokens read from a tier below the pool or from another worker."""
     reused: int = 0

@@ -76,7 +76,7 @@ class PrefillCosts:
             self._terms.pop(worker_id, None)
 
     def observe_prompt(
-        self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, step_ms: float
+        self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, steps_ms: float
     ) -> None:
         """A prompt was computed beside a batch whose steps take `step_ms`. Only when it was `alone`, no other one
         before or beside it, does `ms` tell what it takes."""
@@ -86,7 +86,7 @@ class PrefillCosts:
         known = self._attended.get(worker_id, attended)
         self._attended[worker_id] = known + _SHARE * (attended - known)
         if alone and ms > 0.0:
-            self._observe_alone(worker_id, (step_ms, computed, computed * attended), ms)
+            self._observe_alone(worker_id, (steps_ms, computed, computed * attended), ms)
 
     def forget(self, worker_id: str) -> None:
         self._paces.forget(worker_id)
