@@ -75,6 +75,8 @@ class CostModel:
             self.transfers.observe(str(kind), moved_bytes, gb_per_s * 1e9)
 
     def _observe_prefill(self, worker_id: str, span: Span, alone: bool) -> None:
+        """Every step has its fixed part, also where nothing runs beside the prompt. A worker that does not tell how
+        many steps the prompt took is taken to have needed one."""
         computed, reused = span.attributes.get("tokens_computed"), span.attributes.get("tokens_reused")
         if isinstance(computed, int) and isinstance(reused, int):
             ms, chunks = (span.end_s - span.start_s) * 1e3, span.attributes.get("chunks")

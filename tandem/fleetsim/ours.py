@@ -64,7 +64,8 @@ class OursDecider:
         self._knowledge = knowledge
         self._settings = settings
         self._policy = make_policy(settings.placement, SeededEntropy(seed, "placement"))
-        self._costs = CostModel(settings.priors)
+        self.costs = CostModel(settings.priors)
+        """What it has learned; reading it changes nothing."""
         self._views = tuple(_view(worker, knowledge.ids[worker.index], settings) for worker in knowledge.workers)
         self._loads: list[Load] = [worker.load for worker in knowledge.workers]
         self._attempts: dict[int, _Attempt] = {}
@@ -82,7 +83,7 @@ class OursDecider:
             request_id=str(request.number),
             objective=self._settings.objective,
         )
-        placement = self._policy.choose(asked, self._views, self._costs, self._settings.placement, None, now)
+        placement = self._policy.choose(asked, self._views, self.costs, self._settings.placement, None, now)
         if isinstance(placement, Unplaced):
             return None
         self._policy.placed(asked, placement, now)
@@ -98,7 +99,7 @@ class OursDecider:
             view.released(attempt.prefill)
         alone = attempt.alone and view.prompts == attempt.prompts and request.fetched == 0
         spans = (_prefill_span(request, now),)
-        self._costs.observe_spans(view.worker_id, spans, alone=alone)
+        self.costs.observe_spans(view.worker_id, spans, alone=alone)
 
     def finished(self, request: Request, now: float) -> None:
         attempt = self._attempts.pop(request.number)
@@ -107,14 +108,14 @@ class OursDecider:
             self._views[request.prefill].released(attempt.prefill)
         self._policy.ended(attempt.asked, attempt.placement, request.emitted, now)
         if request.ended:
-            self._costs.observe_answer(request.max_tokens, request.emitted)
+            self.costs.observe_answer(request.max_tokens, request.emitted)
 
     def transferred(self, request: Request, tokens: int, seconds: float) -> None:
         if tokens > 0 and seconds > 0:
             moved = tokens * self._settings.token_bytes
             attributes: dict[str, Attribute] = {"bytes": moved, "gb_per_s": moved / seconds / 1e9}
             worker_id = self._views[request.decode].worker_id
-            self._costs.observe_spans(worker_id, (_span("kv.pull", 0.0, seconds, attributes),))
+            self.costs.observe_spans(worker_id, (_span("kv.pull", 0.0, seconds, attributes),))
 
     def _take_loads(self, now: float) -> None:
         """Figures that are new since the last decision."""
@@ -123,7 +124,7 @@ class OursDecider:
                 self._loads[number] = load = worker.load
                 view = self._views[number]
                 view.loaded(load, now, _LOAD_LAG_S)
-                self._costs.observe_load(view.worker_id, load, view.attended_tokens)
+                self.costs.observe_load(view.worker_id, load, view.attended_tokens)
 
     def _sent(self, request: Request, asked: PlacementRequest, placement: Placement, now: float) -> tuple[int, int]:
         numbers = self._knowledge.numbers

@@ -75,9 +75,29 @@ def test_the_steps_beside_a_prompt_are_not_its_own_cost() -> None:
         step_ms = 10.0 + 0.5 * running
         for _ in range(4):
             costs.observe_load("w", load(running=running, step_s=step_ms / 1e3), running * 1000)
-        ms = 1000 * TRUE_TOKEN_MS + (step_ms if running else 0.0)
+        ms = 1000 * TRUE_TOKEN_MS + step_ms
         costs.observe_spans("w", (prefill_span(1000, 0, ms),), alone=True)
     assert costs.prefill_ms("w", 1000) == pytest.approx(1000 * TRUE_TOKEN_MS, rel=0.15)
+
+
+@given(st.integers(1, 16), st.floats(2.0, 40.0), st.booleans())
+def test_the_fixed_time_of_steps_is_not_the_pace_of_whoever_has_short_prompts(
+    pieces: int, base_ms: float, told: bool
+) -> None:
+    """Two workers alike, one of which gets short prompts alone; in steps of 2,048 tokens, or one step told of none."""
+    costs = CostModel(CostPriors())
+    for _ in range(100):
+        costs.observe_load("decode", load(running=1, step_s=base_ms / 1e3), 0)
+    for turn in range(80):
+        for worker, tokens in (("short", 100 + 10 * (turn % 20)), ("long", 2048 * pieces - 40 * (turn % 7))):
+            steps = -(-tokens // 2048) if told else 1
+            ms = steps * base_ms + tokens * TRUE_TOKEN_MS
+            attributes: dict[str, Attribute] = {"tokens_computed": tokens, "tokens_reused": 0}
+            if told:
+                attributes["chunks"] = steps
+            costs.observe_spans(worker, (span("prefill", ms, **attributes),), alone=True)
+    assert costs.prefill_ms("short", 1000) <= 1.1 * costs.prefill_ms("long", 1000)
+    assert costs.prefill_ms("long", 1000) <= 1.1 * costs.prefill_ms("short", 1000)
 
 
 def test_a_slower_machine_is_told_from_noise() -> None:

@@ -1,8 +1,9 @@
-"""How long a prompt takes to compute: a·step + pace · (b·n + c·n·(k + n/2)) for n tokens after k known ones.
+"""How long a prompt takes to compute: a·steps + pace · (b·n + c·n·(k + n/2)) for n tokens after k known ones.
 
-The last term is attention: every token attends to all before it. The first is the step that runs beside: a prompt
-waits for one to end and shares one, whose length is that of the decode batch there. It delays the prompt, but the
-sequences of that batch lose nothing by it.
+The last term is attention: every token attends to all before it. The first is the time that the steps which compute
+the prompt take without it: that of the decode batch beside, or of a step with nothing in it, as many times as the
+prompt has pieces. It delays the prompt, but the sequences of that batch lose nothing by it, and it says nothing of
+how fast the worker computes: booked as pace it would make workers look slow that have had short prompts.
 
 The shape a, b, c is one for all workers, which run the same model; the pace is each worker's own. Both are learned
 from prompts that had a worker to themselves: only their time is their own. Before a worker has had one, its pace
@@ -28,7 +29,7 @@ _PULLS: Final = (0.05, 0.001, 0.05)
 
 
 class PrefillTerms(NamedTuple):
-    """Steps of the batch beside that a prompt takes part in, and milliseconds per token and per token and attended
+    """Steps that a piece of a prompt takes part in, and milliseconds per token and per token and attended
     position."""
 
     steps: float
@@ -78,8 +79,8 @@ class PrefillCosts:
     def observe_prompt(
         self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, steps_ms: float
     ) -> None:
-        """A prompt was computed beside a batch whose steps take `step_ms`. Only when it was `alone`, no other one
-        before or beside it, does `ms` tell what it takes."""
+        """A prompt was computed in steps that would have taken `steps_ms` together without it. Only when it was
+        `alone`, no other one before or beside it, does `ms` tell what it takes."""
         if computed <= 0:
             return
         attended = cached + computed / 2
