@@ -84,7 +84,7 @@ def test_the_steps_beside_a_prompt_are_not_its_own_cost() -> None:
 def test_the_fixed_time_of_steps_is_not_the_pace_of_whoever_has_short_prompts(
     pieces: int, base_ms: float, told: bool
 ) -> None:
-    """Two workers alike, one of which gets short prompts alone; in steps of 2,048 tokens, or one step told of none."""
+    """Two workers alike, one with short prompts only: in steps of 2,048 tokens, or in one that they do not tell."""
     costs = CostModel(CostPriors())
     for _ in range(100):
         costs.observe_load("decode", load(running=1, step_s=base_ms / 1e3), 0)
