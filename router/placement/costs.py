@@ -82,4 +82,4 @@ class CostModel:
             ms, chunks = (span.end_s - span.start_s) * 1e3, span.attributes.get("chunks")
             steps = chunks if isinstance(chunks, int) and chunks > 0 else 1
             steps_ms = steps * self.step_ms(worker_id, *self._batches.get(worker_id, (0, 0)))
-            self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, steps_ms=steps_ms)
+            self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, steps_ms=steps_ms, steps=steps)

@@ -35,6 +35,8 @@ class PrefillTerms(NamedTuple):
     steps: float
     token: float
     position: float
+    pieces_token: float = 0.0
+    """Pieces that a long prompt is computed in, per token. 0 while prompts have taken a single one."""
 
     def ms(self, uncached: int, cached: int) -> float:
         """What `uncached` tokens after `cached` ones add to steps."""
@@ -56,6 +58,7 @@ class PrefillCosts:
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
         self._terms: dict[str, PrefillTerms] = {}
+        self._pieces_token = 0.0
         self._solved = self._shape.coefficients
 
     def terms(self, worker_id: str) -> PrefillTerms:
@@ -65,7 +68,7 @@ class PrefillCosts:
         if known is None:
             pace = self._paces.telling(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
             steps, token, position = self._solved
-            known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position)
+            known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
         return known
 
     def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
@@ -77,12 +80,13 @@ class PrefillCosts:
             self._terms.pop(worker_id, None)
 
     def observe_prompt(
-        self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, steps_ms: float
+        self, worker_id: str, computed: int, cached: int, ms: float, *, alone: bool, steps_ms: float, steps: int = 1
     ) -> None:
-        """A prompt was computed in steps that would have taken `steps_ms` together without it. Only when it was
-        `alone`, no other one before or beside it, does `ms` tell what it takes."""
+        """A prompt was computed in `steps` steps that would have taken `steps_ms` together without it. Only when it
+        was `alone`, no other one before or beside it, does `ms` tell what it takes."""
         if computed <= 0:
             return
+        self._observe_pieces(computed, steps)
         attended = cached + computed / 2
         known = self._attended.get(worker_id, attended)
         self._attended[worker_id] = known + _SHARE * (attended - known)
@@ -93,6 +97,16 @@ class PrefillCosts:
         self._paces.forget(worker_id)
         for known in (self._rates, self._told, self._attended, self._terms):
             known.pop(worker_id, None)
+
+    def _observe_pieces(self, computed: int, steps: int) -> None:
+        """A piece had at least `computed` over `steps` tokens, and all but the last had at most those over one step
+        less. What is known moves into these bounds, by a share: pieces are shorter beside more sequences."""
+        known = 1.0 / self._pieces_token if self._pieces_token > 0.0 else float("inf")
+        least, most = computed / steps, computed / (steps - 1) if steps > 1 else float("inf")
+        piece = most if known == float("inf") else known + _SHARE * (min(max(known, least), most) - known)
+        if piece != known:
+            self._pieces_token = 1.0 / piece
+            self._terms.clear()
 
     def _observe_alone(self, worker_id: str, features: tuple[float, float, float], ms: float) -> None:
         """The pace is that of the part that grows with the prompt, learned from prompts in which that part shows."""

@@ -27,27 +27,32 @@ class Way(msgspec.Struct, frozen=True, gc=False):
 
 
 def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> tuple[float, Way]:
-    """How long the prompt waits, and the cheapest way to have it on `worker`. At least the last token is computed, as
-    its logits are needed."""
+    """How long the prompt waits, with the time in it that its steps take without it, and the cheapest way to have it
+    on `worker`. At least the last token is computed, as its logits are needed."""
     worker_id = worker.worker_id
     terms = ask.prefill_terms(worker_id)
     queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
+    # What a step that computes a piece of it takes without it; at least one does.
+    step_ms = terms.steps * step.base
     sequences = worker.sequences
     if sequences and worker.role != "prefill":
-        # The steps of running sequences that a prompt waits for and takes part in.
-        queue_ms += terms.steps * (step.base + step.sequence * sequences + step.position * worker.attended_tokens)
+        step_ms += terms.steps * (step.sequence * sequences + step.position * worker.attended_tokens)
     held = ask.held.get(worker_id)
     blocks = 0 if held is None else held.hbm
     if ask.promised:
         promised = ask.promised.get((worker.root, worker_id), 0)
         blocks = promised if promised > blocks else blocks
     if held is not None or blocks:
-        return queue_ms, _way(ask, worker, terms, blocks)
-    alike = worker.pairing, terms.token
-    way = ask.blank.get(alike)
-    if way is None:
-        way = ask.blank[alike] = _way(ask, worker, terms, 0)
-    return queue_ms, way
+        way = _way(ask, worker, terms, blocks)
+    else:
+        alike = worker.pairing, terms.token
+        known = ask.blank.get(alike)
+        way = _way(ask, worker, terms, 0) if known is None else known
+        ask.blank[alike] = way
+    pieces = way.uncached * terms.pieces_token
+    if pieces > 1.0:
+        step_ms *= pieces
+    return queue_ms + step_ms, way
 
 
 def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
