@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from kv_transfer.fetch_progress import Brought, FetchProgress, FetchReport
+from kv_transfer.fetch_progress import Brought, FetchProgress, FetchReport, Prefilled
 from kv_transfer.fetch_pull import FetchSettings, PullLeg, Receiver
 from kv_transfer.fetch_tiers import TierLeg
 from kv_transfer.tiers.tiers import Tiers
@@ -81,13 +81,18 @@ class Fetcher:
         self._settling: dict[asyncio.Task[None], None] = {}
 
     async def fetch(
-        self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing = _NOTHING, whole: Whole = unheard
+        self,
+        job: FetchJob,
+        remote: RemoteKv | None,
+        bringing: Bringing = _NOTHING,
+        whole: Whole = unheard,
+        prefilled: Prefilled | None = None,
     ) -> FetchReport:
         """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
 
         `whole` hears what a hand-off has brought when its last block has landed, right before the engine does, or at
         once where nothing was left for it to bring: what is still to be said to the holder then may take longer than
-        a short answer.
+        a short answer. While `prefilled` does not say that the prompt is computed the holder may be silent for longer.
 
         Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
         the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says
@@ -99,7 +104,7 @@ class Fetcher:
             if remote is None or run.stuck:
                 report, settling = self._ended(run, remote)
             else:
-                report, settling = await self._hand_over(run, remote, whole)
+                report, settling = await self._hand_over(run, remote, whole, prefilled)
         except asyncio.CancelledError:
             self._end(run, "cancelled")
             raise
@@ -153,9 +158,10 @@ class Fetcher:
     # -- what is computed for this request --
 
     async def _hand_over(
-        self, run: "_Fetch", remote: RemoteKv, whole: Whole
+        self, run: "_Fetch", remote: RemoteKv, whole: Whole, prefilled: Prefilled | None
     ) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
         progress = self._progress(run, run.open_below(None), inf)
+        progress.prefilled = prefilled
 
         def landed() -> None:
             whole(replace(progress.report(None, False, self._clock.now()), brought=tuple(run.brought)))

@@ -3,7 +3,7 @@
 Times are the receiver's clock, seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -68,6 +68,25 @@ class FetchReport:
         return (self.reason or "").removeprefix(f"{self.code}: ")
 
 
+class Prefilled:
+    """Whether the prompt of a hand-off has been computed where its blocks come from, as far as its receiver knows."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        """Since when that is known."""
+        self.changed: Callable[[], None] = unheeded
+
+    def known(self, now: float) -> None:
+        """The router says so, or that nobody computes it there any more."""
+        if self.at is None:
+            self.at = now
+            self.changed()
+
+
+def unheeded() -> None:
+    """No pull runs that would have to hear of it."""
+
+
 @dataclass
 class FetchProgress:
     """State of what one origin is to bring, over one or more pulls. `started` is when it was asked for, `until` by
@@ -78,6 +97,8 @@ class FetchProgress:
     block_bytes: int
     started: float
     until: float = inf
+    prefilled: Prefilled | None = None
+    """None where nobody computes what is fetched."""
     path: str = ""
     first: FirstTokens | None = None
     failed: dict[str, str] = field(default_factory=dict)
@@ -140,9 +161,14 @@ class FetchProgress:
 
     def deadline(self) -> float:
         """When to give up: `Alive` keeps a silent transfer going for as long as a request may take. Whether prefill
-        gets on is known to the holder, which ends the pull when it does not."""
-        silent = min(self._heard + self.deadlines.transfer_progress_s, self._moved + self.deadlines.total_s)
-        return min(silent, self.until)
+        gets on is for the router to judge. A holder that computes may be short of time to say `Alive`, and what it
+        computes would be computed twice: it may be silent for as long as its prefill may stand still."""
+        bounds, heard = self.deadlines, self._heard
+        silent_s = bounds.transfer_progress_s
+        if self.prefilled is not None:
+            heard = max(heard, self.prefilled.at or heard)
+            silent_s = silent_s if self.prefilled.at is not None else max(silent_s, bounds.prefill_progress_s)
+        return min(heard + silent_s, self._moved + bounds.total_s, self.until)
 
     def brought(self, origin: str, holder: str, reason: str | None) -> tuple[Brought, ...]:
         """What came, one entry per tier where blocks came from several; nothing when nothing came and all is well."""

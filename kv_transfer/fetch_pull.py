@@ -1,13 +1,13 @@
 """The part of a fetch that another process brings: pulls over its transports, believing only what verifies."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from kv_transfer.fetch_leg import Leg
-from kv_transfer.fetch_progress import FetchProgress, routes
+from kv_transfer.fetch_progress import FetchProgress, routes, unheeded
 from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullEvent, PullOpen, Transport
 from kv_transfer.unanswered import Unanswered
 from kv_transfer.verify import Verifier
@@ -126,11 +126,16 @@ class PullLeg(Leg[Pull]):
     ) -> Pull:
         unanswered, began = self._receiver.unanswered, self._clock.now()
         bound_s = unanswered.bound_s(address, left_s)
+        limit = asyncio.timeout(None)
         try:
-            opened = await transport.open(address, request, sink, bound_s)
+            async with self._heeding(limit):
+                opened = await transport.open(address, request, sink, bound_s)
         except asyncio.CancelledError:
             unanswered.called_off(address, began, self._clock.now())
             raise
+        except TimeoutError:
+            unanswered.failed(address, left_s, self._clock.now())
+            raise TandemError("transfer_failed", f"{self.holder.worker_id} did not answer") from None
         except TandemError:
             unanswered.failed(address, left_s, self._clock.now())
             self._patient = bound_s == left_s
@@ -172,7 +177,7 @@ class PullLeg(Leg[Pull]):
             lambda: limit.reschedule(self._clock.now()),
         )
         try:
-            async with limit:
+            async with self._heeding(limit):
                 try:
                     await self._listen(pull, targets, sink, verifying, limit)
                 except TandemError:
@@ -191,6 +196,20 @@ class PullLeg(Leg[Pull]):
             if refusal.reason == "digest":
                 await self._refuse(landed.index)
             raise TandemError("kv_corrupt", refusal.message)
+
+    @asynccontextmanager
+    async def _heeding(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Within `limit`, which moves when the prompt becomes known to be computed: from then on the holder has less
+        reason to be silent. Raises `TimeoutError`."""
+        prefilled, progress = self.progress.prefilled, self.progress
+        async with limit:
+            if prefilled is not None:
+                prefilled.changed = lambda: limit.reschedule(progress.deadline())
+            try:
+                yield
+            finally:
+                if prefilled is not None:
+                    prefilled.changed = unheeded
 
     async def _listen(
         self,

@@ -41,6 +41,10 @@ class LegOwner(Protocol):
 
     def leg_reported(self, leg: "Leg", report: AttemptReport) -> None: ...
 
+    def leg_gone(self, leg: "Leg") -> None:
+        """The worker of a fenced leg is lost, and its report with it."""
+        ...
+
     def transferred(self, leg: "Leg", code: str) -> None:
         """The fetch of a live leg has ended, with whatever it brought; `code` is empty when that was everything."""
         ...
@@ -62,7 +66,9 @@ class Leg:
         "_prompts",
         "_work",
         "alone",
+        "computed",
         "computes_prompt",
+        "given_up",
         "handle",
         "live",
         "open",
@@ -93,6 +99,10 @@ class Leg:
         self.reported = False
         self.watched = True
         self.progressed_s = 0.0
+        self.computed = 0
+        """Prompt tokens that the worker has said to have computed."""
+        self.given_up = False
+        """The prompt is to be computed elsewhere."""
         self.computes_prompt = work.prompt_tokens > 0
         self.alone = peer.view.queued_prompt_tokens == 0
         self.handle = peer.open(self) if handle is None else peer.pass_on(handle, self)
@@ -126,9 +136,9 @@ class Leg:
             self.reported = True
             self._owner.leg_reported(self, report)
 
-    def on_progress(self, now: float) -> None:
-        """The worker gets on with it: it is not stalled, however long it takes."""
-        self.progressed_s = now
+    def on_progress(self, now: float, tokens: int) -> None:
+        """The worker gets on with it: it is not stalled, however long it takes. `tokens` of its prompt are computed."""
+        self.progressed_s, self.computed = now, max(self.computed, tokens)
 
     def on_transferred(self, code: str) -> None:
         if self.live:
@@ -141,6 +151,8 @@ class Leg:
         self.open = False
         if self.live:
             self._owner.leg_failed(self, "worker_lost", reason)
+        else:
+            self._owner.leg_gone(self)
 
     def send(self, command: WorkerCommand) -> None:
         self.peer.send(command)
@@ -195,6 +207,10 @@ class Attempt:
     span_id: str
     started: float
     patient_since: float
+    calls_off: Leg | None = None
+    """The prefill that was given up and is being cancelled: what it has begun is not computed elsewhere before it
+    has ended there, or `calls_off_until`."""
+    calls_off_until: float = 0.0
     transferred: bool = False
     """Decode's fetch has ended: nobody wants prefill's blocks any more."""
     notes: list[str] = field(default_factory=list)

@@ -36,7 +36,7 @@ class Claimant:
     def on_report(self, report: AttemptReport) -> None:
         self._report = report
 
-    def on_progress(self, now: float) -> None:
+    def on_progress(self, now: float, tokens: int) -> None:
         """Its bounds are its own."""
 
     def on_transferred(self, code: str) -> None:

@@ -1,27 +1,47 @@
 """When a sequence counts as stalled. Pure."""
 
 from collections.abc import Iterable
+from typing import Final
 
-from router.dispatch.attempt import Attempt
+from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.positions import Positions
 from tandem.core.deadlines import Deadlines
 
 
-def first_token_s(attempt: Attempt, deadlines: Deadlines) -> float:
-    """Bound on waiting for a first token: a worker's queue plus prefill progress, or twice what placement expected
-    when that is longer."""
-    expected_s = attempt.placement.costs[0][1].completion_ms / 1e3
-    return max(deadlines.queue_s + deadlines.prefill_progress_s, 2 * expected_s)
+STEPS: Final = 10
+"""How many of its steps a prompt may stand still."""
+_UNMEASURED_STEP_S: Final = 3.0
+"""What a step is taken to last on a worker that has told of none."""
+
+
+def standstill_s(step_s: float, bound_s: float) -> float:
+    """How long a prompt may get no token computed where a step takes `step_s` (zero: nobody knows): `bound_s`, or ten
+    steps where these are longer."""
+    return max(bound_s, STEPS * (step_s or _UNMEASURED_STEP_S))
+
+
+def _step_s(leg: Leg) -> float:
+    load = leg.peer.view.load
+    return load.longest_step_s if load is not None else 0.0
 
 
 def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
-    """When `each` must have moved, or a worker have said that it gets on. The token after the first may also have to
-    wait, for the transfer and for a place in decode's batch."""
+    """When `each` must have moved, or a worker have said that it gets on.
+
+    While a prefill worker computes the prompt only its word counts: what decode says is of others. A worker that
+    computes the prompt itself has its own bound on the wait for a place before. The token after the first may also
+    have to wait, for the transfer and for a place in decode's batch.
+    """
     beyond_first = each.next_position - attempt.first[each.sequence]
+    place_s = deadlines.queue_s + deadlines.kv_wait_s
+    if beyond_first == 0 and attempt.prefill is not None:
+        since = max(attempt.patient_since, attempt.prefill.progressed_s)
+        return since + standstill_s(_step_s(attempt.prefill), deadlines.prefill_progress_s)
     if beyond_first == 0:
-        return max(attempt.patient_since, attempt.progressed_s) + first_token_s(attempt, deadlines)
+        since = max(attempt.patient_since, attempt.decode.progressed_s)
+        return since + standstill_s(_step_s(attempt.decode), place_s)
     if beyond_first == 1 and not attempt.decode.computes_prompt:
-        return max(each.moved_s, attempt.progressed_s) + first_token_s(attempt, deadlines)
+        return max(each.moved_s, attempt.progressed_s) + place_s
     return max(each.moved_s, attempt.decode.progressed_s) + deadlines.inter_token_s
 
 
@@ -37,6 +57,8 @@ def earliest(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadl
 
 
 def next_look(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines, now: float) -> float:
-    """When to look for stalls again. Progress can bring a deadline nearer (from first token to inter-token), and
+    """When to look for stalls again: when a prefill that is called off has had its time to end. Progress can bring a deadline nearer (from first token to inter-token), and
     nobody is told of it on the hot path; looking four times per inter-token deadline notices soon enough."""
+    if attempt.calls_off is not None:
+        return attempt.calls_off_until
     return min(earliest(attempt, unfinished, deadlines)[0], now + deadlines.inter_token_s / 4)

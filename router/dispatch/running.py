@@ -28,6 +28,8 @@ from tandem.core.errors import KINDS, TandemError
 from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, SampleFirst, SequenceOutput
 
 _TIMER_SLACK_S: Final = 0.001
+_CALL_OFF_S: Final = 1.0
+"""How long a prefill that is given up may take to end. A worker that is well says so in a step."""
 
 
 class RunningRequest(HeldRequest):
@@ -145,6 +147,8 @@ class RunningRequest(HeldRequest):
         assert self._attempt is not None
         if leg is self._attempt.prefill:
             self._go_on_without_prefill(self._attempt, leg, f"{code}: {message}")
+            if not leg.open:
+                self._computed_twice(leg, leg.computed)
         elif code == "taken_over":
             self.let_go(TandemError(code, message))
         elif code in FINAL and not self._hedging.runs(leg):
@@ -157,10 +161,14 @@ class RunningRequest(HeldRequest):
         self._account.reported(leg, report)
         if not leg.live:
             leg.close()
+            self._called_off(leg, report.tokens_computed)
         if self.phase is Phase.ENDING and self._account.cached is not None:
             self._done()
         elif self.phase is Phase.OVER:
             self._forget_when_silent()
+
+    def leg_gone(self, leg: Leg) -> None:
+        self._called_off(leg, leg.computed)
 
     # ---- failures ----
 
@@ -171,19 +179,54 @@ class RunningRequest(HeldRequest):
         if attempt is None or attempt.prefill is None or attempt.transferred or not attempt.decode.watched:
             return
         if (attempt.prefill.peer.worker_id, attempt.decode.peer.worker_id) == (prefill, decode):
-            self._go_on_without_prefill(attempt, attempt.prefill, f"nothing gets through to {decode}: {reason}")
+            self._give_up_prefill(attempt, attempt.prefill, f"nothing gets through to {decode}: {reason}")
+
+    def _give_up_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
+        """Have the prompt computed by decode although prefill still may: a retry. It ends there before it begins
+        here. Where too much is being retried it is waited for all the same."""
+        now = self._tools.clock.now()
+        if not self._sequences.lacks_first(attempt):
+            self._go_on_without_prefill(attempt, leg, reason)
+        elif not self._host.may_retry():
+            attempt.notes.append(
+                f"kept waiting for prefill on {leg.peer.worker_id}, as others are retried ({reason})"
+            )
+            attempt.patient_since = now
+            self._await_progress(attempt)
+        else:
+            leg.fence(cancel=True)
+            leg.given_up = True
+            attempt.prefill, attempt.calls_off, attempt.calls_off_until = None, leg, now + _CALL_OFF_S
+            attempt.notes.append(f"called off prefill on {leg.peer.worker_id} ({reason})")
+            self._await_progress(attempt)
+            if leg.reported or not leg.open:
+                self._called_off(leg, leg.computed)
+
+    def _called_off(self, leg: Leg, tokens: int) -> None:
+        """A fenced leg has ended on its worker, where `tokens` of the prompt had been computed."""
+        attempt = self._attempt
+        if attempt is not None and attempt.calls_off is leg:
+            self._go_on_without_prefill(attempt, leg, "it was called off")
+        self._computed_twice(leg, tokens)
+
+    def _computed_twice(self, leg: Leg, tokens: int) -> None:
+        if leg.given_up and tokens:
+            self._tools.meter.add("tandem_tokens_computed_twice_total", tokens)
+        leg.given_up = False
 
     def _go_on_without_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
         """Decode computes what it cannot fetch, and draws the first positions that are not known yet. Once it has
         brought a position of its own there is nothing left to fetch."""
-        leg.fence(cancel=True)
-        attempt.prefill = None
+        if leg.live:
+            leg.fence(cancel=True)
+        attempt.prefill = attempt.calls_off = None
         self._exclude(leg)
         attempt.notes.append(f"went on without prefill on {leg.peer.worker_id} ({reason})")
         lacks_first = self._sequences.lacks_first(attempt)
         if lacks_first or attempt.decode.watched:
             attempt.decode.send(SampleFirst(attempt.decode.handle))
         if lacks_first:
+            leg.given_up = True
             attempt.patient_since = self._tools.clock.now()
             attempt.decode.computes_prompt = True
             self._tools.meter.add("tandem_attempts_total", 1.0, "prefill_lost")
@@ -303,13 +346,17 @@ class RunningRequest(HeldRequest):
 
     def _look_for_stalls(self, attempt: Attempt, now: float) -> None:
         self._hedging.look(attempt, now, lambda avoid: self._host.place_beside(self, avoid))
+        if attempt.calls_off is not None:
+            if now >= attempt.calls_off_until:
+                self._go_on_without_prefill(attempt, attempt.calls_off, "it did not say that it has ended")
+            return
         due, each = earliest(attempt, self._sequences.unfinished(), self._tools.settings.deadlines)
         if now < due:
             self._await_progress(attempt)
             return
         stalled = f"sequence {each.sequence} made no progress at position {each.next_position} in time"
         if attempt.prefill is not None and each.next_position == attempt.first[each.sequence]:
-            self._go_on_without_prefill(attempt, attempt.prefill, stalled)
+            self._give_up_prefill(attempt, attempt.prefill, stalled)
         else:
             self._restart(attempt.decode, "deadline_exceeded", f"{attempt.decode.peer.worker_id}: {stalled}")
 

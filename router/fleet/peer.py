@@ -46,8 +46,8 @@ class Target(Protocol):
         """The fetch has ended, with whatever it brought; `code` is empty when that was everything."""
         ...
 
-    def on_progress(self, now: float) -> None:
-        """It gets on, and has nothing to show for it yet."""
+    def on_progress(self, now: float, tokens: int) -> None:
+        """It gets on, and has nothing to show for it yet; `tokens` of its prompt are computed, or zero."""
         ...
 
     def on_claimed(self, claimed: Claimed | None) -> None:
@@ -225,9 +225,10 @@ class Peer:
     def _take_other(self, message: RouterMessage) -> tuple[News, ...]:
         match message:
             case Progressed():
-                for handle in message.handles:
+                tokens = message.tokens or (0,) * len(message.handles)
+                for handle, computed in zip(message.handles, tokens, strict=False):
                     if (moving := self._targets.get(handle)) is not None:
-                        moving.on_progress(self.heard_at)
+                        moving.on_progress(self.heard_at, computed)
             case AttemptFailed() if (target := self._targets.get(message.handle)) is not None:
                 target.on_failed(message)
             case Claimed():

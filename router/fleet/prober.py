@@ -250,7 +250,7 @@ class CanaryLeg:
     def on_report(self, report: AttemptReport) -> None:
         return None
 
-    def on_progress(self, now: float) -> None:
+    def on_progress(self, now: float, tokens: int) -> None:
         """Its bounds are its own."""
 
     def on_transferred(self, code: str) -> None:

@@ -12,8 +12,11 @@ class Deadlines:
     queue_s: float = 10.0
     """For a place, on a router, and on a worker since the last moment at which a prompt before it got on."""
     kv_wait_s: float = 30.0
-    """For KV blocks that nobody is bringing. A transfer that runs has bounds of its own."""
-    prefill_progress_s: float = 30.0
+    """For KV blocks that nobody is bringing. A transfer that runs has bounds of its own. Also for a hand-off's prefill
+    that stands still where its router has not given it up."""
+    prefill_progress_s: float = 5.0
+    """How long the prefill of a hand-off may stand still before its router gives it up, where ten of its worker's
+    steps are not longer."""
     transfer_progress_s: float = 2.0
     inter_token_s: float = 10.0
     total_s: float = 600.0

@@ -392,6 +392,8 @@ class Progressed(msgspec.Struct, frozen=True, gc=False):
     heartbeat."""
 
     handles: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    """How many prompt tokens have been computed for each of them, in the same order; empty where nobody counts."""
 
 
 RouterMessage = (
@@ -438,6 +440,8 @@ class Load(msgspec.Struct, frozen=True):
     """What one more prompt token adds to a step, and what it adds per position it attends to, as learned from steps
     of many sizes. Zero when nobody knows."""
     prefill_position_s: float = 0.0
+    longest_step_s: float = 0.0
+    """How long the longest step with a prompt is expected to take, or took of late. Zero when nobody knows."""
     overdue_s: float = 0.0
     """The age of a step that takes far longer than steps of its size do; until it is over the worker gets no new
     work. Zero when all is well."""

@@ -49,6 +49,11 @@ _METRICS: Final = (
     ),
     Metric("tandem_goodput_requests_total", "counter", "Requests that met the SLO.", ("model",)),
     Metric("tandem_attempts_total", "counter", "Attempts by outcome.", ("outcome",)),
+    Metric(
+        "tandem_tokens_computed_twice_total",
+        "counter",
+        "Prompt tokens that a prefill worker had computed when it was given up; decode computes them again.",
+    ),
     Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
     Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
     Metric("tandem_discovery_lost", "gauge", "1 while the API server that tells of workers does not answer."),

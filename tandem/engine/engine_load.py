@@ -6,8 +6,8 @@ from tandem.engine.step_model import PromptCost
 from tandem.engine.throughput import Throughput
 
 
-def load_of(residence: Residence, figures: Throughput, cost: PromptCost | None) -> Load:
-    """The figures of this moment. Prompt tokens that are being fetched, or are to be, do not count as queued."""
+def load_of(residence: Residence, figures: Throughput, cost: PromptCost | None, longest_step_s: float) -> Load:
+    """The figures of this moment; `longest_step_s` is predicted. Prompt tokens that are being fetched, or are to be, do not count as queued."""
     queued = residence.computable.tokens + residence.bringable.tokens
     queued += sum(sequence.beyond_bring for sequence in residence.aside)
     queued += sum(sequence.length - sequence.computed for sequence in residence.batch.prefilling)
@@ -25,4 +25,5 @@ def load_of(residence: Residence, figures: Throughput, cost: PromptCost | None) 
         preemptions=residence.preemptions,
         prefill_token_s=cost.token if cost is not None else 0.0,
         prefill_position_s=cost.position if cost is not None else 0.0,
+        longest_step_s=max(longest_step_s, figures.prompt_step_s),
     )

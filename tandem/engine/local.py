@@ -125,7 +125,7 @@ class LocalEngine:
         self._changed()
 
     def sample_first(self, work_id: int) -> None:
-        self.scheduler.sample_first(work_id)
+        self.scheduler.sample_first(work_id, self._clock.now())
         self._changed()
 
     def set_itl_target(self, itl_target_s: float | None) -> None:

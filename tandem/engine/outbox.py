@@ -17,7 +17,7 @@ class Outbox:
         self._ended: list[WorkEnded] = []
         self._fetches: list[FetchJob] = []
         self._withdrawn: list[int] = []
-        self._progressed: dict[int, None] = {}
+        self._progressed: dict[int, int] = {}
         self._reasons: dict[str, None] = {}
 
     def fail(self, work_id: int, code: str, message: str, param: str | None = None) -> None:
@@ -38,9 +38,9 @@ class Outbox:
         self._withdrawn.append(work_id)
         return True
 
-    def progress(self, work_ids: Iterable[int]) -> None:
-        """These get on, or wait behind others that do."""
-        self._progressed.update(dict.fromkeys(work_ids))
+    def progress(self, works: Iterable[tuple[int, int]]) -> None:
+        """These (work id, prompt tokens computed for it so far) get on, or wait behind others that do."""
+        self._progressed.update(works)
 
     def explain(self, reason: str) -> None:
         self._reasons[reason] = None
@@ -56,7 +56,7 @@ class Outbox:
             ended=tuple(self._ended),
             fetches=tuple(self._fetches),
             withdrawn=tuple(self._withdrawn),
-            progressed=tuple(self._progressed),
+            progressed=tuple(self._progressed.items()),
             kv=kv,
             reasons=tuple(self._reasons),
         )

@@ -177,8 +177,9 @@ class StepReport(msgspec.Struct, frozen=True):
     fetches: tuple[FetchJob, ...] = ()
     withdrawn: tuple[int, ...] = ()
     """Works whose fetch is to be stopped: their slots went to others. Once it has ended they wait for new ones."""
-    progressed: tuple[int, ...] = ()
-    """Works that get on, or wait behind others that do, without having anything to show for it yet."""
+    progressed: tuple[tuple[int, int], ...] = ()
+    """Works that get on, or wait behind others that do, without having anything to show for it yet; each with the
+    prompt tokens that have been computed for it."""
     kv: KvChange = NO_CHANGE
     space: KvChange | None = None
     """What changed in the engine's `BlockSpace`, for an engine that has blocks elsewhere too: a name that both have

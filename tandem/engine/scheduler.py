@@ -102,22 +102,30 @@ class Scheduler:
         if branch.outputs != branch.forced:
             return
         branch.awaits_first = False
+        self._prefill_over(job, now)
         self.residence.blocks_ready(job)
         self._acceptance.accept(branch, token, None, now, emit=relay, relayed=relay)
         if branch.phase is Phase.PARKED:
             self.residence.settle(branch)
 
-    def sample_first(self, work_id: int) -> None:
+    def sample_first(self, work_id: int, now: float) -> None:
         """Draw here what has not been provided; what a fetch does not bring is computed, and none begins any more."""
         job = self._jobs.get(work_id)
         if job is None or job.work.mode != "decode":
             return
+        self._prefill_over(job, now)
         self.residence.prefill_lost(job)
         for branch in job.branches.values():
             branch.awaits_first = False
             if branch.phase is Phase.PARKED:
                 self.residence.settle(branch)
         self._idle_fetches.prefill_lost(job)
+
+    def _prefill_over(self, job: Job, now: float) -> None:
+        """Nobody else computes the prompt of a decode work any more: its own waiting counts from now."""
+        if job.waits_for_prefill:
+            job.prefill_over = now
+            self._deadlines.watch_wait(job)
 
     # -- blocks under transfer --
 
@@ -143,6 +151,7 @@ class Scheduler:
         job = self._jobs.get(work_id)
         if job is not None:
             self.residence.landed(job, index, digests, now)
+            self._tell_progress([job], now)
             self._note_prefilled(job, now)
 
     def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
@@ -217,6 +226,7 @@ class Scheduler:
                 else:
                     entry.sequence.computed = entry.end
             taken += count
+        self._note_computed(draft, now)
         self._acceptance.columns(draft.generating, result.tokens, now)
         self._acceptance.drawn(result.drawn, now)
         for entry in draft.entries.values():
@@ -284,22 +294,25 @@ class Scheduler:
         self._end(job, now, completed=False)
 
     def _note_computing(self, draft: Draft, now: float) -> None:
-        prompts = [entry.sequence.job for entry in draft.entries.values() if entry.prefill]
-        for job in prompts:
-            if job.computing is None:
-                job.computing = now
-        if prompts:
-            self._deadlines.moved(now)
-        if prompts and now - self._told_progress >= _TELL_PROGRESS_S:
-            self._told_progress = now
-            self._tell_progress(prompts, now)
+        for entry in draft.entries.values():
+            if entry.prefill and entry.sequence.job.computing is None:
+                entry.sequence.job.computing = now
 
-    def _tell_progress(self, computed: list[Job], now: float) -> None:
-        """Prompts get on, and with them everything that waits for its place behind them."""
-        moving = {job.work_id: job for job in self._jobs.values() if job.wait is Wait.PLACE}
-        moving.update({job.work_id: job for job in computed})
-        self._outbox.progress(moving)
-        for job in moving.values():
+    def _note_computed(self, draft: Draft, now: float) -> None:
+        """Prompts have got on, and with them everything that waits for its place behind them."""
+        prompts = [entry.sequence.job for entry in draft.entries.values() if entry.prefill]
+        if not prompts:
+            return
+        self._deadlines.moved(now)
+        self._tell_progress(prompts, now)
+
+    def _tell_progress(self, prompts: list[Job], now: float) -> None:
+        if now - self._told_progress < _TELL_PROGRESS_S:
+            return
+        self._told_progress = now
+        moving = [job for job in self._jobs.values() if job.wait is Wait.PLACE or job in prompts]
+        self._outbox.progress((job.work_id, job.tokens_computed) for job in moving)
+        for job in moving:
             if job.leased:
                 self.leases.move(job.work.lease_id, now)
 
@@ -322,7 +335,7 @@ class Scheduler:
 
     def load(self) -> Load:
         """How busy this engine is."""
-        return load_of(self.residence, self._throughput, self._budget.prompt_cost)
+        return load_of(self.residence, self._throughput, self._budget.prompt_cost, self._budget.longest_s)
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
         """What a step may take beside running sequences, in seconds, from now on; None stands for the settings'."""

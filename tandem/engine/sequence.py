@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from enum import IntEnum
+from math import inf
 
 from tandem.core.kv import chain_names, pack_tokens, tail_name
 from tandem.core.request import Branch
@@ -214,6 +215,8 @@ class Job:
         """Of a decode work: prefill has drawn its first position, so all its blocks can be fetched."""
         self.prefill_lost = False
         """Of a decode work: nobody has its blocks, they are computed here."""
+        self.prefill_over = -inf
+        """Of a decode work: when prefill had drawn its first position, or was known to be lost."""
         self.room_made = self.idle_turns = 0
         """How often it gave its blocks back to one that could use them at once, and after having been idle."""
         self.withdrawn = False
@@ -246,7 +249,12 @@ class Job:
 
     @property
     def waits_since(self) -> float:
-        return self.queued
+        return max(self.queued, self.prefill_over)
+
+    @property
+    def waits_for_prefill(self) -> bool:
+        """Whether a prefill worker computes its prompt and is not known to be done."""
+        return self.work.mode == "decode" and self.prefill_over == -inf
 
     @property
     def handed_over(self) -> bool:

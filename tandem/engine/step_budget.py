@@ -33,6 +33,13 @@ class StepBudget:
         """What prompts cost now; None before anything was measured."""
         return self._model.prompt_cost() if self._model.observed else None
 
+    @property
+    def longest_s(self) -> float:
+        """How long a step full of a prompt's tokens is expected to take; zero before anything was measured."""
+        tokens = self._settings.max_batched_tokens
+        load = StepLoad(0, tokens, tokens * tokens / 2, 1)
+        return self._model.predict(load) if self._model.observed else 0.0
+
     def open(self, running: StepLoad) -> Allowance:
         """The room beside the running sequences, whose load this is."""
         model, rows = self._model, running.decode_rows

@@ -6,6 +6,7 @@ from typing import Final
 from tandem.engine.step_budget import StepLoad
 
 _WEIGHT: Final = 0.1
+_FADING: Final = 0.95
 _OUTLIER: Final = 3.0
 """A step counts as at most so many times as long as those before it: a stall is not how long steps take."""
 
@@ -15,6 +16,8 @@ class Throughput:
     """Exponentially weighted means over steps; each step counts a tenth."""
 
     step_s: float = 0.0
+    prompt_step_s: float = 0.0
+    """The longest of the latest steps with prompts; each further one counts a twentieth less."""
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
 
@@ -26,6 +29,7 @@ class Throughput:
             self.step_s = _mix(self.step_s, min(seconds, _OUTLIER * self.step_s) if self.step_s else seconds)
             self.decode_tokens_per_s = _mix(self.decode_tokens_per_s, load.decode_rows / seconds)
         if load.prefill_tokens:
+            self.prompt_step_s = max(seconds, _FADING * self.prompt_step_s)
             self.prefill_tokens_per_s = _mix(self.prefill_tokens_per_s, load.prefill_tokens / seconds)
 
 

@@ -21,7 +21,8 @@ class Wait(Enum):
 
 
 class Timed(Protocol):
-    """What has deadlines. `waits_since` is when it began to wait as it does now."""
+    """What has deadlines. `waits_since` is when it began to wait as it does now; `waits_for_prefill` tells whether
+    another worker computes its prompt and is not known to be done."""
 
     @property
     def work(self) -> Work: ...
@@ -31,6 +32,8 @@ class Timed(Protocol):
     def wait(self) -> Wait: ...
     @property
     def waits_since(self) -> float: ...
+    @property
+    def waits_for_prefill(self) -> bool: ...
 
 
 TimedJob = TypeVar("TimedJob", bound=Timed)
@@ -45,7 +48,8 @@ class WorkDeadlines(Generic[TimedJob]):
 
     A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks, both after the last moment at
     which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its blocks the fetch's
-    own bounds hold. A work that is being computed has its request's deadline alone; whether the
+    own bounds hold. A work whose prompt is computed elsewhere waits for as long as its router does, which hears how
+    that gets on: a place here would be of no use to it yet. A work that is being computed has its request's deadline alone; whether the
     engine computes at all is not known here.
     """
 
@@ -108,7 +112,7 @@ class WorkDeadlines(Generic[TimedJob]):
         return self._moments[0][0] if self._moments else inf
 
     def _until(self, job: TimedJob) -> float:
-        return max(job.waits_since, self._moved) + self._bounds[job.wait]
+        return inf if job.waits_for_prefill else max(job.waits_since, self._moved) + self._bounds[job.wait]
 
     def _arm(self, until: float, work_id: int) -> None:
         """One moment is kept for the wait of a work: whatever it finds too early is looked at again."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kv_transfer.fetch import Bringing
-from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.fetch_progress import FetchReport, Prefilled
 from tandem.core.kv import unpack_tokens
 from tandem.core.messages import Submit
 from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
@@ -45,6 +45,8 @@ class Attempt:
     outputs: dict[int, Output] = field(default_factory=dict)
     bringing: Bringing = field(default_factory=Bringing)
     """Where leading blocks of its prompt may come from besides a hand-off."""
+    prefilled: Prefilled = field(default_factory=Prefilled)
+    """Whether the prompt of a hand-off has been computed."""
     reuse: str = ""
     """What was decided about that, and why."""
     pinned: int = 0

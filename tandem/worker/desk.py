@@ -68,8 +68,9 @@ class AttemptDesk:
         self._say = say
         self._on_end = on_end
         self._works = 0
-        self._progressed: dict[int, dict[int, None]] = {}
-        """Handles by session, of attempts that get on and have brought nothing since."""
+        self._progressed: dict[int, dict[int, int]] = {}
+        """By session, attempts that get on and have brought nothing since: their handles, and how many of their
+        prompt tokens have been computed."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -130,12 +131,14 @@ class AttemptDesk:
         if output.position == output.first_position:
             output.text.skip(first.token)
             output.position += 1
+        attempt.prefilled.known(self._clock.now())
         self._engine.provide_first(attempt.work_id, first.sequence, first.token)
 
     def sample_first(self, session_id: int, handle: int) -> None:
         """Prefill is lost."""
         attempt = self._table.by_handle(session_id, handle)
         if attempt is not None:
+            attempt.prefilled.known(self._clock.now())
             self._engine.sample_first(attempt.work_id)
 
     def leases_wanted(self) -> tuple[str, ...]:
@@ -205,9 +208,9 @@ class AttemptDesk:
                 self._reuse.ended(found.fetch, ended.stats)
                 self._on_end(found)
                 self._report(found, ended.stats)
-        for work_id in report.progressed:
+        for work_id, tokens in report.progressed:
             if (attempt := self.running(work_id)) is not None:
-                self._progressed.setdefault(attempt.session_id, {})[attempt.submit.handle] = None
+                self._progressed.setdefault(attempt.session_id, {})[attempt.submit.handle] = tokens
         self._figures.step(report)
         for work_id, sequence in told.stopped:
             self._engine.cancel(work_id, sequence)
@@ -215,8 +218,8 @@ class AttemptDesk:
     def tell_progress(self) -> None:
         """Tell routers which attempts have got on without anything to show for it, since this was called last."""
         progressed, self._progressed = self._progressed, {}
-        for session_id, handles in progressed.items():
-            self._say(session_id, Progressed(tuple(handles)))
+        for session_id, told in progressed.items():
+            self._say(session_id, Progressed(tuple(told), tuple(told.values())))
 
     def fetched(self, attempt: Attempt, fetched: FetchReport) -> None:
         """The fetch of an attempt has ended. Of a hand-off its router hears at once."""

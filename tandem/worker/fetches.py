@@ -61,7 +61,7 @@ class Fetches:
     async def _fetch(self, attempt: Attempt, job: FetchJob, remote: RemoteKv | None, fetcher: KvFetcher) -> None:
         self._running[job.work_id] = task = self._waiting.pop(job.work_id)
         try:
-            attempt.fetch = await fetcher.fetch(job, remote, attempt.bringing, attempt.landed)
+            attempt.fetch = await fetcher.fetch(job, remote, attempt.bringing, attempt.landed, attempt.prefilled)
         finally:
             if self._running.get(job.work_id) is task:
                 del self._running[job.work_id]
@@ -74,4 +74,4 @@ class Fetches:
 
 
 async def _guest(fetcher: KvFetcher, job: FetchJob, bringing: Bringing) -> None:
-    await fetcher.fetch(job, None, bringing, unheard)
+    await fetcher.fetch(job, None, bringing, unheard, None)

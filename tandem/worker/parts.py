@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kv_transfer.fetch import Bringing, Whole
-from kv_transfer.fetch_progress import FetchReport
+from kv_transfer.fetch_progress import FetchReport, Prefilled
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
@@ -22,9 +22,11 @@ from tandem.worker.settings import HostSettings
 class KvFetcher(Protocol):
     """Brings the blocks of a work (`kv_transfer.fetch.Fetcher`)."""
 
-    async def fetch(self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing, whole: Whole) -> FetchReport:
+    async def fetch(
+        self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing, whole: Whole, prefilled: Prefilled | None
+    ) -> FetchReport:
         """Always ends with `fetch_ended` on the block space, also when cancelled. `whole` hears what a hand-off has
-        brought once its last block has landed."""
+        brought once its last block has landed; `prefilled` says once its prompt is computed."""
         ...
 
 

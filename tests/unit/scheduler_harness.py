@@ -142,7 +142,7 @@ class Harness:
 
     def sample_first(self, work_id: int) -> None:
         """Prefill of a decode work is lost."""
-        self.scheduler.sample_first(work_id)
+        self.scheduler.sample_first(work_id, self.now)
         self.flush()
 
     def cancel(self, work_id: int, sequence: int | None = None) -> None:

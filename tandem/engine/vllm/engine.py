@@ -169,7 +169,7 @@ class VllmEngine:
         self._changed()
 
     def sample_first(self, work_id: int) -> None:
-        self.ledger.sample_first(work_id)
+        self.ledger.sample_first(work_id, self._clock.now())
         self._changed()
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
@@ -335,7 +335,8 @@ class VllmEngine:
         assert self._figures is not None
         assert self._cached is not None
         exported = 0 if self._stage is None else self._stage.books.leases.exported
-        return self._figures.load(self.ledger.runs, len(self._cached), exported, self._overdue_s)
+        longest_s = self._longest_s()
+        return self._figures.load(self.ledger.runs, len(self._cached), exported, self._overdue_s, longest_s)
 
     def _counts(self) -> dict[str, Any]:
         """Fields of a report that are for metrics alone."""

@@ -192,6 +192,7 @@ class Ledger:
         branch.position = position = branch.forced + 1
         finish, stop_reason = run.finish_of(token, position)
         run.first_token = run.first_token or now
+        self._prefill_over(run, now)
         if relay:
             self.outbox.emitted.append(
                 Emitted(work_id, sequence, position, token, finish, stop_reason, None, relayed=True)
@@ -201,11 +202,16 @@ class Ledger:
         elif self._stage is not None:
             self._stage.provide_first(work_id, sequence, token)
 
-    def sample_first(self, work_id: int) -> None:
+    def sample_first(self, work_id: int, now: float) -> None:
         """Prefill is lost."""
         run = self._runs.get(work_id)
         if run is not None and run.work.mode == "decode" and self._stage is not None:
+            self._prefill_over(run, now)
             self._stage.sample_first(work_id)
+
+    def _prefill_over(self, run: WorkRun, now: float) -> None:
+        run.prefill_over(now)
+        self._deadlines.watch_wait(run)
 
     # -- what vLLM says --
 
@@ -287,7 +293,7 @@ class Ledger:
                 # What has come is loaded and has its turn after the fetch: its wait counts from there. Who waits
                 # behind the images of others waits for what has a bound of its own.
                 run.waits_since = now
-        self.outbox.progress(run.work_id for run in moving)
+        self.outbox.progress((run.work_id, run.tokens_computed) for run in moving)
         if self._stage is not None:
             self._stage.moved([run.work.lease_id for run in moving if run.work.lease_id], now)
 

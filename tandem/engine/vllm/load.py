@@ -82,9 +82,11 @@ class Figures:
             came = speculation_of(drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens_per_pos)
             self._speculation = came if self._speculation is None else self._speculation + came
 
-    def load(self, runs: Collection[WorkRun], cached: int, exported: int, overdue_s: float) -> Load:
+    def load(
+        self, runs: Collection[WorkRun], cached: int, exported: int, overdue_s: float, longest_s: float = 0.0
+    ) -> Load:
         """`cached` names are in vLLM's prefix cache, `exported` blocks under leases; `overdue_s` is the age of a step
-        that takes too long."""
+        that takes too long, `longest_s` what the longest is expected to take."""
         queued = sum(run.prompt_tokens for run in runs if run.prefilled is None and run.work.mode != "decode")
         free = round(self._blocks * (1 - self.usage))
         return Load(
@@ -99,5 +101,6 @@ class Figures:
             prefill_tokens_per_s=self._throughput.prefill_tokens_per_s,
             decode_tokens_per_s=self._throughput.decode_tokens_per_s,
             preemptions=self.preemptions,
+            longest_step_s=max(longest_s, self._throughput.prompt_step_s),
             overdue_s=overdue_s,
         )

@@ -59,6 +59,8 @@ class WorkRun:
         self._loads = False
         """Some of its blocks were awaited from the stage."""
         self._reasons: dict[str, None] = {}
+        self.waits_for_prefill = work.mode == "decode"
+        """Another worker computes its prompt and is not known to be done."""
         self.expanding = bool(work.images)
         """Its images have not taken their places in its prompt yet."""
         self._lost_place = False
@@ -84,6 +86,11 @@ class WorkRun:
         if position >= self.work.stopping.max_tokens:
             return "length", None
         return None, None
+
+    def prefill_over(self, now: float) -> None:
+        """Nobody else computes its prompt any more: what it waits for itself counts from now."""
+        if self.waits_for_prefill:
+            self.waits_for_prefill, self.waits_since = False, now
 
     def waits(self, wait: Wait, now: float) -> bool:
         """It waits for something else from now on; False when it did so before."""
