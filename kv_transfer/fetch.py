@@ -92,7 +92,7 @@ class Fetcher:
 
         `whole` hears what a hand-off has brought when its last block has landed, right before the engine does, or at
         once where nothing was left for it to bring: what is still to be said to the holder then may take longer than
-        a short answer. While `prefilled` does not say that the prompt is computed the holder may be silent for longer.
+        a short answer. While `prefilled` does not say that the prompt is computed the holder may be silent longer.
 
         Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
         the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says

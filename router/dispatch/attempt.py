@@ -137,7 +137,8 @@ class Leg:
             self._owner.leg_reported(self, report)
 
     def on_progress(self, now: float, tokens: int) -> None:
-        """The worker gets on with it: it is not stalled, however long it takes. `tokens` of its prompt are computed."""
+        """The worker gets on with it: it is not stalled, however long it takes. It has computed `tokens` of its
+        prompt, as far as it tells."""
         self.progressed_s, self.computed = now, max(self.computed, tokens)
 
     def on_transferred(self, code: str) -> None:

@@ -7,7 +7,6 @@ from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.positions import Positions
 from tandem.core.deadlines import Deadlines
 
-
 STEPS: Final = 10
 """How many of its steps a prompt may stand still."""
 _UNMEASURED_STEP_S: Final = 3.0
@@ -57,8 +56,9 @@ def earliest(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadl
 
 
 def next_look(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines, now: float) -> float:
-    """When to look for stalls again: when a prefill that is called off has had its time to end. Progress can bring a deadline nearer (from first token to inter-token), and
-    nobody is told of it on the hot path; looking four times per inter-token deadline notices soon enough."""
+    """When to look for stalls again. Progress can bring a deadline nearer (from first token to inter-token), and
+    nobody is told of it on the hot path; looking four times per inter-token deadline notices soon enough. A prefill
+    that is called off has a bound of its own."""
     if attempt.calls_off is not None:
         return attempt.calls_off_until
     return min(earliest(attempt, unfinished, deadlines)[0], now + deadlines.inter_token_s / 4)

@@ -12,8 +12,8 @@ class Deadlines:
     queue_s: float = 10.0
     """For a place, on a router, and on a worker since the last moment at which a prompt before it got on."""
     kv_wait_s: float = 30.0
-    """For KV blocks that nobody is bringing. A transfer that runs has bounds of its own. Also for a hand-off's prefill
-    that stands still where its router has not given it up."""
+    """For KV blocks that nobody is bringing; a transfer that runs has bounds of its own. Also how long a prefill
+    worker keeps a hand-off whose prompt stands still and whose router does not give it up."""
     prefill_progress_s: float = 5.0
     """How long the prefill of a hand-off may stand still before its router gives it up, where ten of its worker's
     steps are not longer."""

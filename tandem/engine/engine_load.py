@@ -7,7 +7,8 @@ from tandem.engine.throughput import Throughput
 
 
 def load_of(residence: Residence, figures: Throughput, cost: PromptCost | None, longest_step_s: float) -> Load:
-    """The figures of this moment; `longest_step_s` is predicted. Prompt tokens that are being fetched, or are to be, do not count as queued."""
+    """The figures of this moment; `longest_step_s` is predicted. Prompt tokens that are being fetched, or are to be,
+    do not count as queued."""
     queued = residence.computable.tokens + residence.bringable.tokens
     queued += sum(sequence.beyond_bring for sequence in residence.aside)
     queued += sum(sequence.length - sequence.computed for sequence in residence.batch.prefilling)

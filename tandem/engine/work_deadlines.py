@@ -49,8 +49,8 @@ class WorkDeadlines(Generic[TimedJob]):
     A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks, both after the last moment at
     which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its blocks the fetch's
     own bounds hold. A work whose prompt is computed elsewhere waits for as long as its router does, which hears how
-    that gets on: a place here would be of no use to it yet. A work that is being computed has its request's deadline alone; whether the
-    engine computes at all is not known here.
+    that gets on: a place here would be of no use to it yet. A work that is being computed has its request's deadline
+    alone; whether the engine computes at all is not known here.
     """
 
     def __init__(

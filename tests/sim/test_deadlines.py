@@ -250,11 +250,13 @@ async def who_finds_no_place_is_refused_when_it_has_waited(stalled: Stalled) -> 
 
 @case("prefill_progress_s", 6.0)
 async def a_prefill_that_stands_still_is_computed_elsewhere(stalled: Stalled) -> None:
+    # How long its steps take is known from here on; they are short.
+    before, _ = stalled.ask()
+    await before.ended.wait()
     go_on = stalled.stall("p0")
     heard, _ = stalled.ask()
     await heard.ended.wait()
     heard.check_whole(20)
-    # Decode's fetch ends then, and decode computes what did not come.
     bound_s = stalled.deadlines.prefill_progress_s
     assert bound_s - LINE_S <= heard.times[0] <= bound_s + LINE_S
     # The pair is in doubt now, and its canary stands still as long as it may; the request itself is freed at once.

@@ -1,0 +1,175 @@
+"""When a prefill counts as standing still, and what of a decode work's wait counts: the pure rules."""
+
+from dataclasses import dataclass, field
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.fetch_progress import FetchProgress, Prefilled
+from kv_transfer.transport import Alive
+from router.dispatch.patience import STEPS, due, earliest, next_look, standstill_s
+from tandem.core.deadlines import Deadlines
+from tandem.core.messages import Load
+from tandem.engine.protocol import FetchJob
+from tandem.engine.work_deadlines import Wait, WorkDeadlines
+
+DEADLINES = Deadlines()
+TIMES = st.floats(0.0, 1e4)
+STEP_S = st.floats(0.0, 30.0)
+
+
+def leg(step_s: float | None, progressed_s: float, *, computes: bool = False) -> Any:
+    load = None if step_s is None else Load(0, 0, 0, 9, 0, 0, 0.0, 0.0, 0.0, 0, longest_step_s=step_s)
+    peer = SimpleNamespace(view=SimpleNamespace(load=load))
+    return SimpleNamespace(peer=peer, progressed_s=progressed_s, computes_prompt=computes)
+
+
+def attempt(prefill: Any, decode: Any, since: float) -> Any:
+    legs = [each for each in (prefill, decode) if each is not None]
+    return SimpleNamespace(
+        prefill=prefill,
+        decode=decode,
+        first={0: 1},
+        patient_since=since,
+        progressed_s=max(each.progressed_s for each in legs),
+        calls_off=None,
+        calls_off_until=0.0,
+    )
+
+
+def positions(next_position: int = 1, moved_s: float = 0.0) -> Any:
+    return SimpleNamespace(sequence=0, next_position=next_position, moved_s=moved_s)
+
+
+@given(step_s=STEP_S, bound_s=st.floats(0.1, 60.0))
+def test_a_prompt_may_stand_still_for_its_bound_or_ten_steps(step_s: float, bound_s: float) -> None:
+    found = standstill_s(step_s, bound_s)
+    assert found >= bound_s
+    assert found >= STEPS * step_s
+    assert found in (bound_s, STEPS * step_s) or step_s == 0.0
+
+
+def test_where_no_step_was_measured_a_prompt_is_waited_for_longer_than_short_steps_allow() -> None:
+    assert standstill_s(0.0, 5.0) == 30.0
+    assert standstill_s(0.02, 5.0) == 5.0
+    assert standstill_s(2.0, 5.0) == 20.0
+
+
+@given(since=TIMES, prefill_s=TIMES, decode_s=TIMES, step_s=st.none() | STEP_S)
+def test_only_what_prefill_says_counts_while_it_computes(
+    since: float, prefill_s: float, decode_s: float, step_s: float | None
+) -> None:
+    running = attempt(leg(step_s, prefill_s), leg(0.01, decode_s), since)
+    quiet = attempt(leg(step_s, prefill_s), leg(0.01, 0.0), since)
+    at = due(running, positions(), DEADLINES)
+    assert at == due(quiet, positions(), DEADLINES)
+    assert at >= max(since, prefill_s) + max(DEADLINES.prefill_progress_s, STEPS * (step_s or 0.0))
+
+
+@given(since=TIMES, told=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=20), step_s=STEP_S)
+def test_a_prefill_that_gets_on_in_time_is_never_due(since: float, told: list[float], step_s: float) -> None:
+    """However many steps it takes: each word of progress is in time where the gaps are shorter than the bound."""
+    bound_s, now = standstill_s(step_s, DEADLINES.prefill_progress_s), since
+    prefill = leg(step_s, 0.0)
+    running = attempt(prefill, leg(0.01, 0.0), since)
+    for gap in told:
+        now += gap % bound_s
+        assert now <= due(running, positions(), DEADLINES)
+        prefill.progressed_s = now
+
+
+@given(since=TIMES, decode_s=TIMES, step_s=STEP_S)
+def test_a_worker_that_computes_the_prompt_itself_ends_a_wait_for_a_place_before_its_router_does(
+    since: float, decode_s: float, step_s: float
+) -> None:
+    at = due(attempt(None, leg(step_s, decode_s, computes=True), since), positions(), DEADLINES)
+    assert at > max(since, decode_s) + DEADLINES.queue_s
+    assert at >= max(since, decode_s) + STEPS * step_s
+
+
+def test_a_prefill_that_is_called_off_has_a_bound_of_its_own() -> None:
+    ending = attempt(None, leg(0.01, 0.0), 100.0)
+    ending.calls_off, ending.calls_off_until = leg(0.01, 0.0), 101.0
+    assert next_look(ending, [positions()], DEADLINES, 100.0) == 101.0
+
+
+def test_of_several_sequences_the_first_that_is_due_is_looked_at() -> None:
+    running = attempt(None, leg(0.01, 0.0), 0.0)
+    late, soon = positions(5, moved_s=50.0), positions(5, moved_s=20.0)
+    assert earliest(running, [late, soon], DEADLINES) == (20.0 + DEADLINES.inter_token_s, soon)
+
+
+# ---- decode's side ----
+
+
+@dataclass
+class Waiting:
+    """A work of `tandem.engine.work_deadlines`."""
+
+    work_id: int
+    waits_since: float
+    waits_for_prefill: bool
+    wait: Wait = Wait.PLACE
+    work: Any = field(default_factory=lambda: SimpleNamespace(deadline=1000.0))
+
+
+@given(over=st.floats(0.0, 500.0), look_every=st.floats(0.3, 7.0))
+def test_a_hand_off_waits_for_its_place_only_from_the_end_of_its_prefill(over: float, look_every: float) -> None:
+    works = {1: Waiting(1, 0.0, waits_for_prefill=True)}
+    deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
+    deadlines.watch(works[1], 0.0)
+    now, told = 0.0, False
+    while not (due_now := list(deadlines.passed(now))):
+        now += look_every
+        if now >= over and not told:
+            works[1].waits_for_prefill, works[1].waits_since, told = False, now, True
+            deadlines.watch_wait(works[1])
+            since = now
+        assert deadlines.next() < inf
+    assert told
+    assert now >= since + 10.0
+    assert now < since + 10.0 + look_every
+    assert "for a place" in due_now[0][1]
+
+
+def test_a_hand_off_that_never_hears_of_its_prefill_ends_with_its_request() -> None:
+    works = {1: Waiting(1, 0.0, waits_for_prefill=True)}
+    deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
+    deadlines.watch(works[1], 0.0)
+    assert not list(deadlines.passed(999.0))
+    ((_, reason),) = deadlines.passed(1000.0)
+    assert "the request's deadline" in reason
+
+
+# ---- the receiver of a hand-off ----
+
+
+def progress(prefilled: Prefilled | None) -> FetchProgress:
+    return FetchProgress(FetchJob(1, ()), DEADLINES, 64, started=100.0, prefilled=prefilled)
+
+
+def test_a_holder_that_computes_may_be_silent_for_as_long_as_its_prefill_may_stand_still() -> None:
+    prefilled = Prefilled()
+    pulling = progress(prefilled)
+    assert pulling.deadline() == 100.0 + DEADLINES.prefill_progress_s
+    pulling.heard(Alive(), 103.0)
+    assert pulling.deadline() == 103.0 + DEADLINES.prefill_progress_s
+    prefilled.known(104.0)
+    assert pulling.deadline() == 104.0 + DEADLINES.transfer_progress_s
+    prefilled.known(105.0)
+    assert pulling.deadline() == 104.0 + DEADLINES.transfer_progress_s
+
+
+def test_a_holder_that_computes_nothing_may_be_silent_for_a_transfers_bound() -> None:
+    assert progress(None).deadline() == 100.0 + DEADLINES.transfer_progress_s
+
+
+def test_whoever_pulls_hears_once_that_the_prompt_is_computed() -> None:
+    prefilled, heard = Prefilled(), list[int]()
+    prefilled.changed = lambda: heard.append(1)
+    prefilled.known(1.0)
+    prefilled.known(2.0)
+    assert (prefilled.at, heard) == (1.0, [1])
