@@ -27,7 +27,8 @@ def _step_s(leg: Leg) -> float:
 def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
     """When `each` must have moved, or a worker have said that it gets on.
 
-    While a prefill worker computes the prompt only its word counts: what decode says is of others. A worker that
+    While a prefill worker computes the prompt only its word counts, which comes with a heartbeat: what decode says is
+    of others. A worker that
     computes the prompt itself has its own bound on the wait for a place before. The token after the first may also
     have to wait, for the transfer and for a place in decode's batch.
     """
@@ -35,7 +36,8 @@ def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
     place_s = deadlines.queue_s + deadlines.kv_wait_s
     if beyond_first == 0 and attempt.prefill is not None:
         since = max(attempt.patient_since, attempt.prefill.progressed_s)
-        return since + standstill_s(_step_s(attempt.prefill), deadlines.prefill_progress_s)
+        told_s = deadlines.heartbeat_every_s
+        return since + standstill_s(_step_s(attempt.prefill), deadlines.prefill_progress_s) + told_s
     if beyond_first == 0:
         since = max(attempt.patient_since, attempt.decode.progressed_s)
         return since + standstill_s(_step_s(attempt.decode), place_s)

@@ -92,9 +92,16 @@ class More:
 class Stalled:
     """A platform whose stages can be made to stand still."""
 
-    def __init__(self, loop: VirtualLoop, deadlines: Deadlines, workers: str, more: "More | None" = None) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        deadlines: Deadlines,
+        workers: str,
+        more: "More | None" = None,
+        prefer: str = "disaggregated",
+    ) -> None:
         roles, more = {"p": "prefill", "d": "decode", "u": "unified"}, more or More()
-        placement = PlacementSettings(prefer="disaggregated", sequences_per_worker_max=more.places)
+        placement = PlacementSettings(prefer=prefer, sequences_per_worker_max=more.places)
         shape = Shape(
             tuple((name, roles[name[0]]) for name in workers.split()),
             replace(MODEL, base_s=more.step_s),

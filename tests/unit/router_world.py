@@ -109,6 +109,8 @@ class ScriptedWorker:
         """Whether it says of its attempts that they get on, with every heartbeat."""
         self.deaf = False
         self.report = True
+        self.end_s = 0.0
+        """How long an attempt that is cancelled takes to end."""
         self.relay = False
         self.reused = 0
         self.by_tier: dict[str, int] = {}
@@ -215,7 +217,7 @@ class ScriptedWorker:
                     job.cancelled.add(command.sequence)
                 elif job.task is not None:
                     job.task.cancel()
-                    self._end(job)
+                    asyncio.get_running_loop().call_later(self.end_s, self._end, job)
             case ProvideFirst() if (job := self.jobs.get(command.handle)) is not None:
                 assert command.token == true_token(
                     job.submit.branches[0].seed, command.sequence, self._next(job, command)
@@ -458,7 +460,7 @@ class World:
             settings=self.settings,
             costs=CostModel(self.settings.priors),
             recorder=self.recorder,
-            meter=NullMeter(),
+            meter=meter,
         )
         self.dispatcher = Dispatcher(self.fleet, self.tools)
         self.ends: dict[int, int] = {}
