@@ -204,10 +204,12 @@ async def test_prefill_that_hangs_is_gone_on_without() -> None:
     impatient = Deadlines(queue_s=0.5, prefill_progress_s=0.5)
 
     def wrap(name: str, runner: Runner) -> Runner:
-        return HeldRunner(runner, steps=0) if name == "prefill-0" else runner
+        return HeldRunner(runner, steps=1) if name == "prefill-0" else runner
 
-    (right,) = await truth(ASK)
+    right_before, right = await truth(OTHER, ASK)
     async with platform(pair("shm", wrap_runner=wrap, deadlines=impatient)) as running:
+        # How long a step takes is known from here on.
+        assert await running.ask(OTHER) == right_before
         assert await running.ask(ASK) == right
 
 
