@@ -137,7 +137,7 @@ class Shell:
 
     @property
     def progressed(self) -> set[int]:
-        return {work_id for report in self.reports for work_id in report.progressed}
+        return {work_id for report in self.reports for work_id, _ in report.progressed}
 
 
 def test_images_that_are_read_for_ever_end_the_engine_and_are_not_tried_elsewhere(tmp_path: Path) -> None:

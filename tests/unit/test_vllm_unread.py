@@ -119,7 +119,7 @@ def test_who_waits_for_the_images_of_others_gets_on_with_them_and_has_a_bound_of
     assert (first.wait, second.wait) == (Wait.NOTHING, Wait.PLACE)
     for now in (4.0, 8.0, 12.0):
         books.tell_progress(now, stepping=False, said=0)
-        assert told(books).progressed == (1, 2)
+        assert told(books).progressed == ((1, 0), (2, 0))
         books.look(now + 0.1, 0)
     assert len(books) == 2
     # Nobody reads any more.

@@ -164,6 +164,9 @@ class FakeStage:
     def sources(self, work_id: int) -> Sources:
         return Sources()
 
+    def sample_first(self, work_id: int) -> None:
+        """What is being fetched may still come."""
+
     def close(self, work_id: int) -> None:
         self.fetching.pop(work_id, None)
 
@@ -205,6 +208,8 @@ class Waiting(RuleBasedStateMachine):
         """Requests that the last step left out although their KV had come."""
         self.truth: dict[int, tuple[Wait, float]] = {}
         """What each work waits for as told by delivered messages, and since when."""
+        self.elsewhere: set[int] = set()
+        """Works whose prompt another worker computes, as far as is known."""
         self.moved = self.looked = float("-inf")
         self.count = 0
 
@@ -224,6 +229,8 @@ class Waiting(RuleBasedStateMachine):
         self.ledger.submit(work, self.now)
         self.ledger.admitted(self.count, {} if kv else None)
         self.truth[self.count] = Wait.PLACE, self.now
+        if kv:
+            self.elsewhere.add(self.count)
         for order in self.ledger.to_send:
             order.branch.sent = self.now
             request = order.request
@@ -275,6 +282,15 @@ class Waiting(RuleBasedStateMachine):
                 self.model.finished_recving_kv_req_ids.add(each.request_id)
                 return
 
+    @rule(which=st.integers(0, 9))
+    def prefill_ends(self, which: int) -> None:
+        """What a hand-off waits for here counts from then on."""
+        if waiting := sorted(self.elsewhere & set(self.truth)):
+            work_id = waiting[which % len(waiting)]
+            self.elsewhere.discard(work_id)
+            self.ledger.sample_first(work_id, self.now)
+            self.truth[work_id] = self.truth[work_id][0], self.now
+
     @rule(seconds=st.sampled_from((0.1, 1.0, 2.0, 6.0)))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -305,6 +321,8 @@ class Waiting(RuleBasedStateMachine):
         wait, since = self.truth[work_id]
         if self.now >= run.work.deadline:
             return True
+        if work_id in self.elsewhere:
+            return False
         if wait is Wait.PLACE:
             return self.now >= max(since, self.moved) + QUEUE_S
         kv_over = self.now >= max(since, self.moved) + KV_S
@@ -317,7 +335,7 @@ class Waiting(RuleBasedStateMachine):
         self._news()
         self.ledger.tell_progress(self.now, stepping=stepping, said=self.said)
         report = self.ledger.outbox.take(NO_CHANGE)
-        for work_id in report.progressed if report is not None else ():
+        for work_id, _ in report.progressed if report is not None else ():
             if work_id not in runs:
                 continue
             wait, _ = self.truth[work_id]
