@@ -3,6 +3,7 @@
     python -m benchmarks.routing                 everything, 5 seeds; writes docs/routing.json and docs/routing.svg
     python -m benchmarks.routing --quick         short workloads, one seed, nothing written
     python -m benchmarks.routing --only R1 --policies "tandem,llm-d precise 2:1" --seeds 2
+    python -m benchmarks.routing --chunking "ITL budget"   all workers as Tandem's are; 8192 or 2048: fixed chunks
 
 Scenarios: `R1` and `37 % capacity`, the ladders of llm-d; `16 unified`, `8P8D` and both with `, tiers`, the Mooncake
 conversation trace (needs --data); `decode-bound`. Every figure is the median over seeds; policies see the same
@@ -36,6 +37,7 @@ from benchmarks.routing_tasks import (
     Task,
     carry_out,
 )
+from tandem.fleetsim.contenders import CHUNKING, OURSELVES
 from tandem.fleetsim.scenarios import conversation
 
 SEEDS: Final = 5
@@ -50,7 +52,7 @@ _SHOWN: Final = (
 def planned(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[Task]:
     """All runs, the longest first, so that the last to end are short."""
     tasks = [
-        (scenario.seconds, Task(scenario.name, policy, seed, options.data, options.quick))
+        (scenario.seconds, Task(scenario.name, policy, seed, options.data, options.quick, options.chunking))
         for scenario in scenarios
         for policy in scenario.policies
         if not options.policies or policy in options.policies
@@ -126,6 +128,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", action="append", default=[], help="a scenario; may be repeated")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=[], help="comma-separated")
+    parser.add_argument("--chunking", choices=CHUNKING, help="how all workers cut prompts; nothing is written")
     parser.add_argument("--quick", action="store_true", help="short workloads, nothing is written")
     parser.add_argument("--json", type=Path, default=_ROOT / "docs" / "routing.json")
     parser.add_argument("--plot", type=Path, default=_ROOT / "docs" / "routing.svg")
@@ -165,7 +168,7 @@ def main() -> int:
         if known:
             bounds[scenario.name] = median(known)
         print(f"\n{report.overview(scenario.name, found[scenario.name])}")
-        if OURS in found[scenario.name] and len(found[scenario.name]) > 1:
+        if OURS in found[scenario.name] and any(name not in OURSELVES for name in found[scenario.name]):
             print(f"\n{report.by_rate(scenario.name, found[scenario.name])}")
             against = judge.goodput_against_best(runs[scenario.name])
             print(f"\n{report.goodput(scenario.name, found[scenario.name][OURS], against)}")
@@ -173,12 +176,13 @@ def main() -> int:
         if scenario.name in bounds:
             print(f"hit ratio of one LRU pool of all capacity: {bounds[scenario.name]:.3f}")
     print(f"\n{speed(outcomes)}\n")
-    checks = judged(runs, found, bounds, published=not options.quick)
+    checks = judged(runs, found, bounds, published=not options.quick and not options.chunking)
     if not options.only:
         checks += speeds()
     whole = (
         not options.quick
         and not options.policies
+        and not options.chunking
         and [scenario.name for scenario in scenarios] == [scenario.name for scenario in SCENARIOS]
     )
     if whole:

@@ -8,6 +8,7 @@ from typing import Final
 from benchmarks.rounds import Check
 from benchmarks.routing_tasks import OURS, Outcome
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
+from tandem.fleetsim.contenders import OURSELVES
 from tandem.fleetsim.figures import RunFigures, StageFigures
 from tandem.fleetsim.goodput import Judged
 
@@ -127,7 +128,7 @@ def _stage_medians(outcomes: Sequence[Outcome], place: int) -> StageMedians:
 
 def goodput_against_best(runs: Runs) -> list[AgainstBest]:
     """At every rate, over the seeds that ours and each peer have in common."""
-    peers = [name for name in runs if name != OURS]
+    peers = [name for name in runs if name not in OURSELVES]
     found = []
     for place, stage in enumerate(runs[OURS][0].figures.stages):
         ours = _attained(runs[OURS], place)
@@ -174,7 +175,7 @@ def against_peers(scenario: str, runs: Runs, found: Mapping[str, Medians]) -> li
     Tokens per second are compared seed by seed, with the median over them: they depend on a stage's arrivals, which
     both policies of a pair have in common. They are the steady ones: a single straggler moves the others by percents.
     """
-    peers = [name for name in found if name != OURS]
+    peers = [name for name in found if name not in OURSELVES]
     tokens = min(
         (median(_ratios(runs, name, place)), name, stage.rate)
         for place, stage in enumerate(found[OURS].stages)

@@ -12,6 +12,7 @@ from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates, r
 from benchmarks.routing_tasks import OURS
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
+from tandem.fleetsim.contenders import OURSELVES
 
 Found = Mapping[str, Mapping[str, Medians]]
 """By scenario, by policy."""
@@ -56,7 +57,7 @@ def overview(scenario: str, found: Mapping[str, Medians]) -> str:
 
 def by_rate(scenario: str, found: Mapping[str, Medians]) -> str:
     """Steady tokens per second and TTFT p90 at every rate, ours beside the best peer's."""
-    peers = {name: each for name, each in found.items() if name != OURS}
+    peers = {name: each for name, each in found.items() if name not in OURSELVES}
     rows = []
     for place, mine in enumerate(found[OURS].stages):
         tokens = max((each.stages[place].steady_tokens_per_s, name) for name, each in peers.items())

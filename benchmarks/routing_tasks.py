@@ -2,22 +2,21 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from tandem.bench.workload import Workload as Trace
 from tandem.core.slo import Slo
+from tandem.fleetsim.contenders import EQUAL_TERMS, OURS, chunked, decider_of
 from tandem.fleetsim.figures import RunFigures
 from tandem.fleetsim.fleet import FleetSettings, simulate
 from tandem.fleetsim.goodput import Judged, Window, judge
-from tandem.fleetsim.ours import OursSettings, ours
-from tandem.fleetsim.peers.catalogue import peer
+from tandem.fleetsim.ours import OursSettings
 from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
 from tandem.fleetsim.workload import Workload
 
-OURS: Final = "tandem"
 _SLO: Final = Slo(ttft_s=2.0, tpot_s=0.05)
 """Of a chat that reads as it comes, with prompts of thousands of tokens."""
 _SHORT_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -25,6 +24,8 @@ _SHORT_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.05)
 _CONTENDERS: Final = ("sglang cache_aware", "vllm kv_aware", "dynamo kv", "llm-d precise 2:1", "hash 2nd block")
 """The peers' policies that go by prefixes, and hashing them."""
 _BLIND: Final = ("random", "least loaded")
+_TODAY: Final = ("llm-d default", "llm-d precise default", "vllm longest prefix")
+"""Of routers that compete already, what their projects have come to since."""
 _LLM_D: Final = ("llm-d precise 3:1:1", "llm-d precise 3:2:2", "llm-d approximate", "llm-d load")
 _CONVERSATION_QUICK: Final = 2_000
 _STAGES_QUICK: Final = tuple(stage for stage in ladder.STAGES if stage[0] in (15.0, 20.0, 40.0, 60.0))
@@ -50,7 +51,7 @@ class Scenario:
 
 R1: Final = Scenario(
     ladder.R1.name,
-    (OURS, *_CONTENDERS, *_BLIND, "round robin", *_LLM_D),
+    (OURS, EQUAL_TERMS, *_CONTENDERS, *_TODAY, *_BLIND, "round robin", *_LLM_D),
     4.0,
     close=(
         OURS,
@@ -62,20 +63,32 @@ R1: Final = Scenario(
 SIBLING: Final = Scenario(ladder.SIBLING.name, (OURS, *_CONTENDERS, *_BLIND, "llm-d precise 3:2:2"), 4.0)
 DECODE_BOUND: Final = Scenario(decode_bound.NAME, (OURS, *_CONTENDERS, *_BLIND), 1.5, slo=_SHORT_SLO)
 CONVERSATIONS: Final = tuple(
-    Scenario(shape.name, (OURS, *_CONTENDERS, *_BLIND), 8.0, needs_data=True) for shape in conversation.SHAPES
+    Scenario(
+        shape.name,
+        (
+            *(OURS, EQUAL_TERMS, *_CONTENDERS, *_TODAY),
+            *(("dynamo kv conditional",) if shape.prefill else ()),
+            *(("llm-d precise tiers",) if shape.tiers else ()),
+            *_BLIND,
+        ),
+        8.0,
+        needs_data=True,
+    )
+    for shape in conversation.SHAPES
 )
 SCENARIOS: Final = (R1, *CONVERSATIONS, DECODE_BOUND, SIBLING)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run."""
+    """One run. `chunking` is how workers cut prompts, by `tandem.fleetsim.contenders.CHUNKING`; None as they are."""
 
     scenario: str
     policy: str
     seed: int
     data: Path
     quick: bool
+    chunking: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,9 @@ class Outcome:
 def carry_out(task: Task) -> Outcome:
     """Simulate. Deterministic but for `cpu_s`."""
     settings, our_settings, build, bound = _prepared(task)
-    decider = ours(our_settings, task.seed) if task.policy == OURS else peer(task.policy, task.seed)
+    if task.chunking is not None:
+        settings = replace(settings, worker=chunked(settings.worker, task.chunking))
+    decider = decider_of(task.policy, our_settings, task.seed)
     slo = next(scenario.slo for scenario in SCENARIOS if scenario.name == task.scenario)
     began = time.process_time()
     workload = build()

@@ -73,6 +73,9 @@ class PlacementSettings:
     """What a hand-off costs besides its bytes."""
     transfer_overlap: float = 0.8
     """The share of prefill time during which blocks already travel."""
+    fetch: bool = True
+    """Whether workers are told of others that hold more of a prompt, to fetch it from. Otherwise they compute what
+    they do not have themselves."""
     candidates_max: int = 5
     """How many of the cheapest prefill and decode workers are paired with each other."""
     promise_s: float = 2.0

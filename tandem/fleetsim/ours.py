@@ -6,7 +6,7 @@ of loads, prompts, pulls and answers from what workers report.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from router.placement import (
@@ -45,6 +45,11 @@ class OursSettings:
     placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
     priors: CostPriors = field(default_factory=CostPriors)
     objective: Objective | None = None
+
+    def equal_terms(self) -> "OursSettings":
+        """Without what no peer does: workers fetch nothing from each other, and where there are prefill workers they
+        compute every prompt."""
+        return replace(self, placement=replace(self.placement, fetch=False, prefer="disaggregated"))
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.fleetsim.contenders import CONTENDERS, decider_of
 from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.ours import OursSettings, ours
-from tandem.fleetsim.peers.catalogue import PEERS, peer
+from tandem.fleetsim.ours import OursSettings
 from tandem.fleetsim.router import Knowledge
 from tandem.fleetsim.step_time import StepTime
 from tandem.fleetsim.tiers import TierSettings
@@ -125,7 +125,7 @@ def busy(seed: int, requests: int = 120) -> Workload:
     return workload([(0.02, value % 3, value % 9, 1 + value % 300, 1 + value % 200) for value in spread])
 
 
-@pytest.mark.parametrize("name", ["ours", *PEERS])
+@pytest.mark.parametrize("name", CONTENDERS)
 @pytest.mark.parametrize("fleet_settings", FLEETS, ids=["unified", "tiers", "apart", "mixed"])
 def test_every_policy_serves_everything_and_equal_seeds_give_equal_runs(
     name: str, fleet_settings: FleetSettings
@@ -133,8 +133,7 @@ def test_every_policy_serves_everything_and_equal_seeds_give_equal_runs(
     figures = []
     for _ in range(2):
         work = busy(3)
-        decider = ours(OursSettings(1000), 5) if name == "ours" else peer(name, 5)
-        fleet = Fleet(fleet_settings, decider)
+        fleet = Fleet(fleet_settings, decider_of(name, OursSettings(1000), 5))
         figures.append(fleet.run(work, check_every=50))
         check_ended(fleet, list(work.requests))
     assert figures[0] == figures[1]

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import routing_judge as judge
 from benchmarks.routing_report import by_rate, goodput, goodput_lines, overview, write_json
 from benchmarks.routing_tasks import OURS, SCENARIOS, Outcome, Task, carry_out
+from tandem.fleetsim.contenders import EQUAL_TERMS
 from tandem.fleetsim.figures import RunFigures, StageFigures
 from tandem.fleetsim.fleet import simulate
 from tandem.fleetsim.goodput import Judged, Quantiles
@@ -180,7 +181,7 @@ def test_decode_bound_work_is_never_two_percent_behind() -> None:
 def test_every_scenario_has_ours_and_known_peers() -> None:
     for scenario in SCENARIOS:
         assert scenario.policies[0] == OURS
-        assert set(scenario.policies[1:]) <= set(PEERS)
+        assert set(scenario.policies[1:]) <= {EQUAL_TERMS, *PEERS}
 
 
 def test_the_report_names_the_best_peer_and_writes_short_numbers(tmp_path: Path) -> None:

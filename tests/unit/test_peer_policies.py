@@ -5,14 +5,20 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.core.entropy import SeededEntropy
-from tandem.fleetsim.peers.ask import Peer, PeerAsk, Seen
+from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
+from tandem.fleetsim.peers.ask import Peer, PeerAsk, PoolFacts, Seen
 from tandem.fleetsim.peers.blind import LeastLoaded, Random, RoundRobin
-from tandem.fleetsim.peers.catalogue import PEERS, peer
-from tandem.fleetsim.peers.dynamo import DynamoKv, DynamoSettings, cost
+from tandem.fleetsim.peers.catalogue import CURRENT, PEERS, current, peer
+from tandem.fleetsim.peers.decider import PeerDecider
+from tandem.fleetsim.peers.dynamo import DynamoDecode, DynamoKv, DynamoPrefill, DynamoSettings, cost, stays_local
 from tandem.fleetsim.peers.hashing import HashBlock
-from tandem.fleetsim.peers.llm_d import Approximate, Precise, Scored, Weights, best, queue_scores
+from tandem.fleetsim.peers.llm_d import Approximate, Precise, Scored, TierWeights, Weights, best, queue_scores
+from tandem.fleetsim.peers.llm_d_current import AffinitySettings, AffinityThenLoad, kept, token_load_score
 from tandem.fleetsim.peers.sglang import CacheAware, CacheAwareSettings
-from tandem.fleetsim.peers.vllm_router import KvAware
+from tandem.fleetsim.peers.vllm_router import KvAware, LongestPrefix
+from tandem.fleetsim.step_time import StepTime
+from tandem.fleetsim.worker_settings import WorkerSettings
+from tandem.fleetsim.workload import Request
 
 BLOCK = 16
 
@@ -124,10 +130,71 @@ def test_dynamo_prefill_backlog_counts_against_a_cached_prefix() -> None:
 
 
 def test_dynamo_workers_that_only_decode_are_chosen_by_load() -> None:
-    policy = DynamoKv(2, entropy(), decode_only=True)
+    policy = DynamoDecode(2, entropy())
     first = policy.choose(ask((1, 2, 3), [Seen(), Seen()], number=1))
     other = [Seen(hbm=2 * BLOCK), Seen(hbm=2 * BLOCK)]
     assert policy.choose(ask((7, 8), other, number=2)) == 1 - first
+
+
+def test_dynamo_workers_that_only_decode_share_no_blocks_and_give_no_credit() -> None:
+    policy = DynamoDecode(2, entropy())
+    cached = [Seen(hbm=4 * BLOCK), Seen()]
+    first = policy.choose(ask((1, 2, 3, 4), cached, number=1))
+    assert policy.choose(ask((1, 2, 3, 4), cached, number=2)) == 1 - first, "8 blocks against 4"
+    assert policy.choose(ask((1,), cached, number=3)) in (0, 1)
+    for number, chosen in ((1, first), (2, 1 - first)):
+        policy.finished(number, chosen)
+    assert sorted(policy._tokens) == [0, BLOCK]
+    assert not policy.local(ask((1, 2, 3, 4), cached), 0)
+
+
+def test_dynamo_prefill_workers_are_chosen_by_prompts_alone() -> None:
+    prompt = tuple(range(10))
+    policy = DynamoPrefill(entropy())
+    # 7 + 10 - 8 against 10; 9 + 10 - 8 against 10. What runs there does not count.
+    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK, prefill_tokens=7 * BLOCK, in_flight=99), Seen()])) == 0
+    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK, prefill_tokens=9 * BLOCK), Seen()])) == 1
+    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK), Seen()])) == 0
+    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK), Seen()])) == 0, "the first one's blocks are not tracked"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "stays"),
+    [
+        (1_000, 896, True),  # 104 tokens, a tenth
+        (100_000, 64_000, False),  # 36,000 tokens
+        (200, 0, False),  # all of it
+        (2_048, 0, False),
+        (8_000, 5_952, False),  # 2,048 is not less than 2,048
+        (8_000, 5_953, True),
+        (1_000, 300, False),  # .7 is not less than .7
+        (1_000, 301, True),
+        (500, 640, True),
+        (0, 0, True),
+    ],
+)
+def test_dynamo_conditional_disaggregation_keeps_what_is_small_in_tokens_and_as_a_share(
+    prompt: int, cached: int, stays: bool
+) -> None:
+    assert stays_local(DynamoSettings(), prompt, cached) is stays
+
+
+def test_dynamo_conditional_disaggregation_peeks_by_the_whole_formula_and_decodes_with_credit() -> None:
+    policy = DynamoDecode(2, entropy(), conditional=True)
+    prompt = tuple(range(200))
+    # Peeked: 200 - 150 + 200 blocks against 200 + 200. 50 blocks, a quarter of the prompt, are computed there.
+    warm = ask(prompt, [Seen(hbm=150 * BLOCK), Seen()], number=1)
+    assert policy.choose(warm) == 0
+    assert policy.local(warm, 0)
+    # 80 of 200 blocks leave 1,920 tokens, .6 of it.
+    fresh = DynamoDecode(2, entropy(), conditional=True)
+    cool = ask(prompt, [Seen(hbm=80 * BLOCK), Seen()], number=2)
+    assert (fresh.choose(cool), fresh.local(cool, 0)) == (0, True)
+    # 40 leave 2,560: computed apart. To decode: 200 - 40 blocks against 200, then 400 - 40 against 200.
+    fresh = DynamoDecode(2, entropy(), conditional=True)
+    for number, chosen in ((3, 0), (4, 1)):
+        cold = ask(prompt, [Seen(hbm=40 * BLOCK), Seen()], number=number)
+        assert (fresh.choose(cold), fresh.local(cold, chosen)) == (chosen, False)
 
 
 # ---- the vLLM router ----
@@ -149,6 +216,27 @@ def test_vllm_kv_aware_without_evidence_goes_by_load_alone() -> None:
     policy = KvAware(entropy())
     assert policy.choose(ask((1, 2), [Seen(prefill_tokens=10), Seen(prefill_tokens=20)])) == 0
     assert policy.choose(ask((1, 2), loads(3, 2, 4))) == 1
+
+
+def test_vllm_longest_prefix_wins_whatever_waits_there() -> None:
+    policy = LongestPrefix(speculative_s=0.0)
+    prompt = (1, 2, 3, 4)
+    busy = Seen(hbm=2 * BLOCK, in_flight=500, prefill_tokens=100_000)
+    assert policy.choose(ask(prompt, [busy, Seen(hbm=BLOCK), Seen()])) == 0
+    assert policy.choose(ask(prompt, [busy, Seen(dram=3 * BLOCK), Seen()])) == 1
+    assert policy.choose(ask(prompt, [Seen(hbm=BLOCK), Seen(hbm=BLOCK), Seen()])) == 1, "the last of equals"
+    assert policy.choose(ask(prompt, [*loads(3, 1, 1)])) == 1, "nobody has any: the first of the least loaded"
+
+
+def test_vllm_longest_prefix_takes_what_it_sent_for_cached_for_two_seconds() -> None:
+    policy = LongestPrefix()
+    prompt = (1, 2, 3, 4)
+    assert policy.choose(ask(prompt, loads(0, 1), now=0.0)) == 0
+    assert policy.choose(ask(prompt, loads(9, 0), now=1.9)) == 0
+    assert policy.choose(ask(prompt, loads(9, 0), now=2.1)) == 1, "nothing was lacking the second time"
+    assert policy.choose(ask((*prompt, 5), [Seen(hbm=4 * BLOCK), Seen()], now=3.0)) == 1, (
+        "4 told and 4 sent: the last"
+    )
 
 
 # ---- llm-d ----
@@ -200,6 +288,146 @@ def test_llm_d_approximate_sees_the_head_only_and_forgets_the_oldest() -> None:
     policy.routed(ask((5, 6), [Seen(), Seen()]), chosen)
     assert list(policy.prefix_scores(ask((1, 2), [Seen(), Seen()])))[chosen] == 0.0
     assert list(policy.prefix_scores(ask((5, 6), [Seen(), Seen()])))[chosen] == 1.0
+
+
+def test_llm_d_blocks_count_by_their_tier() -> None:
+    prompt = tuple(range(10))
+    seen = [Seen(hbm=2 * BLOCK, dram=5 * BLOCK), Seen(hbm=2 * BLOCK, dram=5 * BLOCK, nvme=BLOCK), Seen()]
+    policy = Precise(entropy(), Weights(), 0.0, TierWeights())
+    # (2 + .8 * 5) / 10; a tier that has no weight counts whole.
+    assert list(policy.prefix_scores(ask(prompt, seen))) == pytest.approx([0.6, 0.7, 0.0])
+    guide = Precise(entropy(), Weights(), 0.0, TierWeights(dram=0.4))
+    assert list(guide.prefix_scores(ask(prompt, seen)))[:2] == pytest.approx([0.4, 0.5])
+
+
+def test_llm_d_what_was_just_routed_counts_as_in_the_pool() -> None:
+    policy = Precise(entropy(), Weights(3, 2, 2), 2.0, TierWeights())
+    prompt = tuple(range(10))
+    assert policy.choose(ask(prompt[:4], [Seen(dram=4 * BLOCK), Seen()], now=0.0)) == 0
+    # 4 blocks in the pool soon, 2 in DRAM; and 6 in DRAM, one of them cut short by the prompt's end.
+    both = [Seen(dram=6 * BLOCK), Seen(dram=6 * BLOCK)]
+    assert list(policy.prefix_scores(ask(prompt, both, now=1.0))) == pytest.approx([0.56, 0.48])
+    short = ask(prompt[:6], [Seen(dram=6 * BLOCK - 8), Seen(dram=6 * BLOCK - 8)], now=1.0, tail=8)
+    assert list(policy.prefix_scores(short)) == pytest.approx([(4 + 0.8 * 1.5) / 5.5, 0.8])
+
+
+def test_llm_d_the_filter_keeps_who_has_most_of_the_prompt() -> None:
+    default = AffinitySettings()
+    assert kept([0.9, 0.85, 0.1], [0, 0, 0], default) == [0, 1]
+    assert kept([0.8, 0.79], [0, 0], default) == [0]
+    assert kept([0.1, 0.2, 0.5], [0, 0, 0], default) == [0, 1, 2]
+    assert kept([0.9, 0.9], [10**9, 0], default) == [0, 1]
+
+
+def test_llm_d_the_filter_gives_way_where_the_first_token_would_come_much_later() -> None:
+    thousand = {"prefill_tokens_per_s": 1_000.0}
+    # 500 and 50 tokens at 1,000 a second: .45 s later.
+    assert kept([0.9, 0.1], [500, 50], AffinitySettings(ttft_penalty_max_s=0.1, **thousand)) == [0, 1]
+    assert kept([0.9, 0.1], [500, 50], AffinitySettings(ttft_penalty_max_s=1.0, **thousand)) == [0]
+    assert kept([0.9, 0.1], [5_000, 50], AffinitySettings(ttft_penalty_max_s=0.0, **thousand)) == [0]
+    # 18 s at the default's 15,928 a second, of the least busy on both sides.
+    assert kept([0.9, 0.9, 0.1, 0.1], [286_704, 10**9, 10**9, 0], AffinitySettings()) == [0, 1]
+    assert kept([0.9, 0.9, 0.1, 0.1], [286_705, 10**9, 10**9, 0], AffinitySettings()) == [0, 1, 2, 3]
+
+
+def test_llm_d_token_load_is_a_share_of_four_mebitokens() -> None:
+    most = AffinitySettings().load_tokens_max
+    assert [token_load_score(tokens, most) for tokens in (0, 1 << 20, 1 << 22, 1 << 23)] == [1.0, 0.75, 0.0, 0.0]
+
+
+def test_llm_d_of_those_that_are_left_the_one_with_least_to_compute_wins() -> None:
+    policy = AffinityThenLoad(2, Precise(entropy(), Weights(), 0.0), entropy())
+    cold, half = [Seen(), Seen()], [Seen(hbm=5 * BLOCK), Seen()]
+    first = policy.choose(ask(tuple(range(10)), cold, number=1))
+    assert policy.choose(ask(tuple(range(10, 18)), cold, number=2)) == 1 - first, "160 in flight"
+    # 160 in flight on one, 128 on the other. 9 of 10 blocks: to whom has them, whatever waits there.
+    warm = [Seen(), Seen()]
+    warm[first] = Seen(hbm=9 * BLOCK)
+    assert policy.choose(ask(tuple(range(10)), warm, number=3)) == first
+    assert policy._in_flight[first] == 160 + 16
+    # Half of the prompt is not enough to stay: 176 + 80 against 128 + 160; with first tokens 16 + 80 against 160.
+    half = [Seen(), Seen()]
+    half[first] = Seen(hbm=5 * BLOCK)
+    assert policy.choose(ask(tuple(range(10)), half, number=4)) == first
+    assert policy.choose(ask(tuple(range(20, 30)), cold, number=5)) == 1 - first, "256 + 160 against 128 + 160"
+    for number, chosen in ((1, first), (2, 1 - first), (3, first), (4, first), (5, 1 - first)):
+        policy.first_token(number, chosen)
+    assert policy._in_flight == [0, 0]
+
+
+# ---- at work in a fleet ----
+
+TIME = StepTime(0.01, 0.0, 0.0, 1e-4, 0.0)
+APART = FleetSettings(roles(prefill=2, decode=2), WorkerSettings(100_000, BLOCK, TIME))
+
+
+def at_work(name: str, settings: FleetSettings = APART) -> tuple[PeerDecider, Fleet]:
+    found: list[PeerDecider] = []
+    fleet = Fleet(settings, lambda knowledge: found.append(peer(name, 1)(knowledge)) or found[-1])
+    return found[0], fleet
+
+
+def incoming(number: int, blocks: int = 10) -> Request:
+    return Request(number, 0.0, tuple(range(100 * number, 100 * number + blocks)), BLOCK, BLOCK * blocks, 9, 9)
+
+
+def placed(decider: PeerDecider, request: Request) -> Request:
+    request.decode, request.prefill = decider.place(request, 0.0)
+    return request
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_where_nothing_is_cached_every_prompt_is_computed_apart(name: str) -> None:
+    decider, _ = at_work(name)
+    for number in range(8):
+        request = placed(decider, incoming(number))
+        assert (request.prefill in (0, 1), request.decode in (2, 3)) == (True, True)
+
+
+@pytest.mark.parametrize(("name", "apart"), [("dynamo kv", True), ("dynamo kv conditional", False)])
+def test_a_prompt_that_a_decode_worker_has_stays_there_only_if_disaggregation_is_conditional(
+    name: str, apart: bool
+) -> None:
+    decider, fleet = at_work(name)
+    request = incoming(1, blocks=100)
+    fleet.knowledge.heard(3, "hbm", request.blocks[:60], (), 0.0)
+    fleet.knowledge.renew(1.0)
+    placed(decider, request)
+    assert (request.prefill >= 0) is apart
+    assert decider._prefill_tokens[3] == (0 if apart else 40 * BLOCK)
+    decider.first_token(request, 1.0)
+    decider.finished(request, 2.0)
+    assert not any((*decider._prefill_tokens, *decider._in_flight))
+
+
+@pytest.mark.parametrize(("name", "left"), [("sglang cache_aware", 1), ("llm-d default", 0)])
+def test_how_long_a_request_counts_on_its_prefill_worker(name: str, left: int) -> None:
+    decider, _ = at_work(name)
+    request = placed(decider, incoming(1))
+    assert decider._in_flight[request.prefill] == 1
+    decider.first_token(request, 1.0)
+    assert (decider._in_flight[request.prefill], decider._in_flight[request.decode]) == (left, 1)
+    decider.finished(request, 2.0)
+    assert not any(decider._in_flight)
+
+
+def test_the_rate_of_prompts_is_that_of_the_workers() -> None:
+    seen: list[PoolFacts] = []
+
+    def pool(facts: PoolFacts) -> Peer:
+        seen.append(facts)
+        return RoundRobin()
+
+    Fleet(APART, lambda knowledge: PeerDecider(knowledge, pool, pool, pool))
+    # 8,192 tokens in 10 ms and 8,192 * .1 ms.
+    assert [(facts.workers, facts.kv_tokens) for facts in seen] == [(2, 100_000), (2, 100_000)]
+    assert seen[0].prefill_tokens_per_s == pytest.approx(8_192 / 0.8292)
+
+
+def test_todays_peers_are_in_the_catalogue_and_differ_by_layout() -> None:
+    assert set(CURRENT) <= set(PEERS)
+    assert current(roles(prefill=1, decode=1)) == CURRENT
+    assert set(CURRENT) - set(current(roles(unified=2))) == {"dynamo kv conditional"}
 
 
 # ---- hashing and the blind ones ----

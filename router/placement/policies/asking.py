@@ -46,7 +46,7 @@ def asking(
         prefill_terms=costs.prefill.terms,
         step_terms=costs.steps.terms,
         held=request.held,
-        holders=_holders(request, found, costs, settings),
+        holders=_holders(request, found, costs, settings) if settings.fetch else {},
         promised=promised,
         batches=batches,
         answer_tokens=tokens,

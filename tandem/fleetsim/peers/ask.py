@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(slots=True)
@@ -40,15 +41,33 @@ class PeerAsk:
         return min(blocks * self.block_tokens, self.input_tokens)
 
 
+@dataclass(frozen=True)
+class PoolFacts:
+    """What whoever configures a router knows of the workers that one of its policies chooses among. `kv_tokens` each
+    worker's pool holds; `prefill_tokens_per_s` is what an idle one computes of a chunk as large as it takes."""
+
+    workers: int
+    kv_tokens: int
+    prefill_tokens_per_s: float
+
+
 class Peer:
     """A policy over a fixed pool of candidates. What it does not need it does not override."""
+
+    in_flight_to_end: ClassVar[bool] = False
+    """Whether a request counts as in flight on the prefill worker it was sent to until its answer has ended, not only
+    until its first token."""
 
     def choose(self, ask: PeerAsk) -> int:
         """The candidate for a request, which is sent there in any case."""
         raise NotImplementedError
 
+    def local(self, ask: PeerAsk, chosen: int) -> bool:
+        """Of a pool beside prefill workers, asked after `choose`: whether its choice computes the prompt itself."""
+        return False
+
     def first_token(self, number: int, chosen: int) -> None:
-        """The prompt of request `number` has been computed."""
+        """The prompt of request `number` has been computed, by whom this pool chose."""
 
     def finished(self, number: int, chosen: int) -> None:
         """The request has ended."""

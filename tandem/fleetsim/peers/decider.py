@@ -2,37 +2,36 @@
 
 from collections.abc import Callable, Sequence
 
-from tandem.fleetsim.peers.ask import Peer, PeerAsk, Seen
+from tandem.fleetsim.peers.ask import Peer, PeerAsk, PoolFacts, Seen
 from tandem.fleetsim.router import Knowledge
+from tandem.fleetsim.step_time import attended
+from tandem.fleetsim.worker import Worker
 from tandem.fleetsim.workload import Request
 
-Pool = Callable[[int], Peer]
-"""A policy over so many candidates."""
-LocalRule = Callable[[int], bool]
-"""Whether a decode worker computes so many uncached prompt tokens itself."""
-
-
-def _never(uncached: int) -> bool:
-    return False
+Pool = Callable[[PoolFacts], Peer]
+"""A policy over such candidates."""
 
 
 class PeerDecider:
     """`tandem.fleetsim.router.Decider`. Where there are prefill workers every prompt goes through one of them, unless
-    `local` says that what the decode worker lacks is too little."""
+    the policy of the others has its choice keep it."""
 
-    def __init__(self, knowledge: Knowledge, computing: Pool, generating: Pool, local: LocalRule = _never) -> None:
-        """`computing` is the policy where prompts are computed, `generating` that of workers that only decode."""
+    def __init__(self, knowledge: Knowledge, unified: Pool, prefill: Pool, decode: Pool) -> None:
+        """`unified` is the policy where there are no prefill workers, `prefill` and `decode` are those of the two
+        pools where there are."""
         self._knowledge = knowledge
-        roles = [worker.role for worker in knowledge.workers]
-        self._prefills = [number for number, role in enumerate(roles) if role == "prefill"]
-        self._decodes = [number for number, role in enumerate(roles) if role != "prefill"]
-        self._local = local
-        self._in_flight = [0] * len(roles)
-        self._prefill_tokens = [0] * len(roles)
+        workers = knowledge.workers
+        self._prefills = [number for number, worker in enumerate(workers) if worker.role == "prefill"]
+        self._decodes = [number for number, worker in enumerate(workers) if worker.role != "prefill"]
+        self._positions = {
+            number: position for pool in (self._prefills, self._decodes) for position, number in enumerate(pool)
+        }
+        self._in_flight = [0] * len(workers)
+        self._prefill_tokens = [0] * len(workers)
         self._uncached: dict[int, tuple[int, int]] = {}
         """By request whose prompt is not computed yet: where, how many tokens."""
-        self._computing = computing(len(self._prefills)) if self._prefills else None
-        self._generating = (generating if self._prefills else computing)(len(self._decodes))
+        self._computing = prefill(_facts(workers, self._prefills)) if self._prefills else None
+        self._generating = (decode if self._prefills else unified)(_facts(workers, self._decodes))
 
     def place(self, request: Request, now: float) -> tuple[int, int]:
         held = self._held(request)
@@ -40,7 +39,7 @@ class PeerDecider:
         position = self._generating.choose(decode_ask)
         decode, prefill = self._decodes[position], -1
         uncached = request.input_tokens - decode_ask.seen[position].cached
-        if self._computing is not None and not self._local(uncached):
+        if self._computing is not None and not self._generating.local(decode_ask, position):
             ask = self._ask(request, self._prefills, held, now)
             chosen = self._computing.choose(ask)
             prefill = self._prefills[chosen]
@@ -58,18 +57,25 @@ class PeerDecider:
     def _prompt_over(self, request: Request) -> None:
         where, uncached = self._uncached.pop(request.number)
         self._prefill_tokens[where] -= uncached
-        if request.prefill >= 0:
-            self._in_flight[request.prefill] -= 1
-            assert self._computing is not None
-            position = self._prefills.index(request.prefill)
-            self._computing.first_token(request.number, position)
-            self._computing.finished(request.number, position)
+        if request.prefill < 0:
+            self._generating.first_token(request.number, self._positions[where])
+            return
+        assert self._computing is not None
+        self._computing.first_token(request.number, self._positions[where])
+        if not self._computing.in_flight_to_end:
+            self._prefilled(self._computing, request)
 
     def finished(self, request: Request, now: float) -> None:
-        if request.first_s < 0:
+        if request.number in self._uncached:
             self._prompt_over(request)
+        if request.prefill >= 0 and self._computing is not None and self._computing.in_flight_to_end:
+            self._prefilled(self._computing, request)
         self._in_flight[request.decode] -= 1
-        self._generating.finished(request.number, self._decodes.index(request.decode))
+        self._generating.finished(request.number, self._positions[request.decode])
+
+    def _prefilled(self, computing: Peer, request: Request) -> None:
+        self._in_flight[request.prefill] -= 1
+        computing.finished(request.number, self._positions[request.prefill])
 
     def transferred(self, request: Request, tokens: int, seconds: float) -> None:
         """None of them learns from it."""
@@ -94,3 +100,11 @@ class PeerDecider:
         load = worker.load
         usage = 1.0 - load.blocks_free / worker.blocks
         return Seen(self._in_flight[number], load.waiting, usage, self._prefill_tokens[number], *held)
+
+
+def _facts(workers: Sequence[Worker], pool: Sequence[int]) -> PoolFacts:
+    """Of workers that are all alike."""
+    settings = workers[pool[0]].settings
+    chunk, time = settings.max_batched_tokens, settings.step_time
+    chunk_s = time.mixed(0, 0, chunk, attended(0, chunk))
+    return PoolFacts(len(pool), settings.kv_tokens, chunk / chunk_s)

@@ -1,20 +1,25 @@
-"""The KV router of NVIDIA Dynamo (1.6.1, `--router-mode kv`, its default weights).
+"""The KV router of NVIDIA Dynamo (1.6, `--router-mode kv`, its default weights).
 
 cost = prefill_load_scale * max(0, (active prefill tokens + prompt) / block - credit) + decode blocks + weight *
 active requests, all in blocks; the credit is the cached part, less for lower tiers. The least cost wins, ties at
-random. A pool that only decodes is chosen by load alone.
+random. Beside prefill workers there are two routers: that of the prefill workers does not track active blocks, so
+their part is 0; that of the decode workers gives no credit, takes every request's blocks for its own and does not
+count prompts. With conditional disaggregation, which is off unless it is asked for, the decode worker that the whole
+formula would choose keeps a prompt of which it lacks little, in tokens and as a share of it; and where it does not,
+the decode workers' router gives its credit after all: max(0, decode blocks - credit) + weight * active requests.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 
 from tandem.core.entropy import Entropy, below
-from tandem.fleetsim.peers.ask import Peer, PeerAsk, least
+from tandem.fleetsim.peers.ask import Peer, PeerAsk, Seen, least
 
 
 @dataclass(frozen=True)
 class DynamoSettings:
-    """The router's defaults. `block_tokens` is the engine's block size."""
+    """The router's defaults. `block_tokens` is the engine's block size. A decode worker keeps a prompt of which it
+    lacks less than `local_tokens` and less than `local_share`, if disaggregation is conditional."""
 
     prefill_load_scale: float = 1.0
     overlap_score_credit: float = 1.0
@@ -22,6 +27,14 @@ class DynamoSettings:
     disk_cache_hit_weight: float = 0.25
     decode_active_request_weight: float = 0.0
     block_tokens: int = 16
+    local_tokens: int = 2048
+    local_share: float = 0.7
+
+
+def credit(settings: DynamoSettings, device: float, host: float = 0.0, disk: float = 0.0) -> float:
+    """What is cached counts for, in the unit of the arguments."""
+    lower = settings.host_cache_hit_weight * host + settings.disk_cache_hit_weight * disk
+    return settings.overlap_score_credit * device + lower
 
 
 def cost(
@@ -34,21 +47,25 @@ def cost(
     disk_blocks: float = 0.0,
 ) -> float:
     """The formula itself, in blocks."""
-    credit = settings.overlap_score_credit * device_blocks
-    credit += settings.host_cache_hit_weight * host_blocks + settings.disk_cache_hit_weight * disk_blocks
-    prefill = settings.prefill_load_scale * max(0.0, raw_prefill_blocks - credit)
+    credit_blocks = credit(settings, device_blocks, host_blocks, disk_blocks)
+    prefill = settings.prefill_load_scale * max(0.0, raw_prefill_blocks - credit_blocks)
     return prefill + decode_blocks + settings.decode_active_request_weight * active_requests
 
 
-class DynamoKv(Peer):
-    """Counts itself which blocks are in use where: those of its requests under way, shared ones once."""
+def stays_local(settings: DynamoSettings, input_tokens: int, cached: int) -> bool:
+    """Whether a decode worker that has `cached` tokens of a prompt in its pool computes the rest, if disaggregation
+    is conditional."""
+    lacking = max(0, input_tokens - cached)
+    return lacking < settings.local_tokens and lacking / max(1, input_tokens) < settings.local_share
 
-    def __init__(
-        self, workers: int, entropy: Entropy, *, decode_only: bool = False, settings: DynamoSettings | None = None
-    ) -> None:
+
+class DynamoKv(Peer):
+    """Workers that do both. Counts itself which blocks are in use where: those of its requests under way, shared ones
+    once."""
+
+    def __init__(self, workers: int, entropy: Entropy, settings: DynamoSettings | None = None) -> None:
         self._settings = settings or DynamoSettings()
         self._entropy = entropy
-        self._decode_only = decode_only
         self._active: tuple[Counter[int], ...] = tuple(Counter() for _ in range(workers))
         self._tokens = [0] * workers
         """In blocks in use, per worker."""
@@ -75,12 +92,78 @@ class DynamoKv(Peer):
                 self._tokens[chosen] -= tokens
 
     def _cost(self, ask: PeerAsk, worker: int, sized: tuple[tuple[int, int], ...]) -> float:
-        settings, seen, active = self._settings, ask.seen[worker], self._active[worker]
-        block = settings.block_tokens
+        active = self._active[worker]
         new = sum(tokens for name, tokens in sized if name not in active)
-        decode_blocks = (self._tokens[worker] + new) / block
-        if self._decode_only:
-            return cost(settings, 0.0, 0.0, decode_blocks, seen.in_flight)
-        raw = (seen.prefill_tokens + ask.input_tokens) / block
-        cached = (seen.hbm / block, seen.dram / block, seen.nvme / block)
-        return cost(settings, raw, cached[0], decode_blocks, seen.in_flight, cached[1], cached[2])
+        return _whole_cost(self._settings, ask, ask.seen[worker], self._tokens[worker] + new)
+
+
+class DynamoPrefill(Peer):
+    """Workers that compute prompts for others: prompts waiting there, and what is cached."""
+
+    def __init__(self, entropy: Entropy, settings: DynamoSettings | None = None) -> None:
+        self._settings = settings or DynamoSettings()
+        self._entropy = entropy
+
+    def choose(self, ask: PeerAsk) -> int:
+        costs = [_whole_cost(self._settings, ask, seen, 0) for seen in ask.seen]
+        cheapest = least(costs)
+        return cheapest[below(self._entropy, len(cheapest))]
+
+
+class DynamoDecode(Peer):
+    """Workers that decode what others have prefilled: prompt tokens of the requests there. With `conditional`
+    disaggregation they may keep prompts."""
+
+    def __init__(
+        self, workers: int, entropy: Entropy, settings: DynamoSettings | None = None, *, conditional: bool = False
+    ) -> None:
+        self._settings = settings or DynamoSettings()
+        self._entropy = entropy
+        self._conditional = conditional
+        self._tokens = [0] * workers
+        """Of the prompts of requests under way, per worker."""
+        self._requests: dict[int, int] = {}
+        self._keeps = False
+        """Whether the last choice computes the prompt itself."""
+
+    def choose(self, ask: PeerAsk) -> int:
+        chosen = self._peeked(ask) if self._conditional else -1
+        self._keeps = chosen >= 0
+        if chosen < 0:
+            cheapest = least([self._cost(ask, worker) for worker in range(len(ask.seen))])
+            chosen = cheapest[below(self._entropy, len(cheapest))]
+        self._tokens[chosen] += ask.input_tokens
+        self._requests[ask.number] = ask.input_tokens
+        return chosen
+
+    def local(self, ask: PeerAsk, chosen: int) -> bool:
+        return self._keeps
+
+    def finished(self, number: int, chosen: int) -> None:
+        self._tokens[chosen] -= self._requests.pop(number)
+
+    def _peeked(self, ask: PeerAsk) -> int:
+        """The worker that keeps the prompt; -1 if none does."""
+        tokens = self._tokens
+        costs = [
+            _whole_cost(self._settings, ask, seen, tokens[worker] + ask.input_tokens)
+            for worker, seen in enumerate(ask.seen)
+        ]
+        cheapest = least(costs)
+        chosen = cheapest[below(self._entropy, len(cheapest))]
+        return chosen if stays_local(self._settings, ask.input_tokens, ask.seen[chosen].hbm) else -1
+
+    def _cost(self, ask: PeerAsk, worker: int) -> float:
+        settings, seen = self._settings, ask.seen[worker]
+        tokens: float = self._tokens[worker] + ask.input_tokens
+        if self._conditional:
+            tokens = max(0.0, tokens - credit(settings, seen.hbm, seen.dram, seen.nvme))
+        return tokens / settings.block_tokens + settings.decode_active_request_weight * seen.in_flight
+
+
+def _whole_cost(settings: DynamoSettings, ask: PeerAsk, seen: Seen, decode_tokens: int) -> float:
+    """Of a worker, with `decode_tokens` in blocks in use if it gets the request."""
+    block = settings.block_tokens
+    raw = (seen.prefill_tokens + ask.input_tokens) / block
+    cached = (seen.hbm / block, seen.dram / block, seen.nvme / block)
+    return cost(settings, raw, cached[0], decode_tokens / block, seen.in_flight, cached[1], cached[2])

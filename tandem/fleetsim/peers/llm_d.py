@@ -13,6 +13,7 @@ from typing import Final
 
 from tandem.core.entropy import Entropy, below
 from tandem.fleetsim.peers.ask import Peer, PeerAsk
+from tandem.fleetsim.peers.speculative import Speculative
 
 _TIE: Final = 1e-9
 
@@ -67,35 +68,58 @@ class Scored(Peer):
         """The request goes there."""
 
 
-class Precise(Scored):
-    """By block events."""
+@dataclass(frozen=True)
+class TierWeights:
+    """What a cached block counts for by where it is. The defaults are the router's own; it names the pool and DRAM
+    alone, and takes a tier that it does not know for the pool."""
 
-    def __init__(self, entropy: Entropy, weights: Weights, speculative_s: float = 2.0) -> None:
+    hbm: float = 1.0
+    dram: float = 0.8
+    nvme: float = 1.0
+
+
+EVEN: Final = TierWeights(1.0, 1.0, 1.0)
+
+
+class Precise(Scored):
+    """By block events. What was just routed counts as if it were in the pool."""
+
+    def __init__(
+        self, entropy: Entropy, weights: Weights, speculative_s: float = 2.0, tiers: TierWeights = EVEN
+    ) -> None:
         super().__init__(entropy, weights)
-        self._speculative_s = speculative_s
-        self._until: OrderedDict[tuple[int, int], float] = OrderedDict()
-        """By (block, worker), until when it counts as cached there."""
+        self._speculative = Speculative(speculative_s)
+        self._tiers = tiers
 
     def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
-        until = self._until
-        while until and next(iter(until.values())) <= ask.now:
-            until.popitem(last=False)
-        if not until:
-            return [seen.cached / ask.input_tokens for seen in ask.seen]
-        return [self._matched(ask, worker) / ask.input_tokens for worker in range(len(ask.seen))]
+        speculative, tiers = self._speculative, self._tiers
+        speculative.expire(ask.now)
+        if not speculative:
+            return [
+                (tiers.hbm * seen.hbm + tiers.dram * seen.dram + tiers.nvme * seen.nvme) / ask.input_tokens
+                for seen in ask.seen
+            ]
+        return [self._weighted(ask, worker) / ask.input_tokens for worker in range(len(ask.seen))]
 
     def routed(self, ask: PeerAsk, chosen: int) -> None:
-        if self._speculative_s > 0:
-            for name in ask.blocks:
-                self._until[name, chosen] = ask.now + self._speculative_s
-                self._until.move_to_end((name, chosen))
+        self._speculative.routed(ask.blocks, chosen, ask.now)
 
-    def _matched(self, ask: PeerAsk, worker: int) -> int:
-        told = ask.seen[worker].cached
-        count = -(-told // ask.block_tokens)
-        while count < len(ask.blocks) and (ask.blocks[count], worker) in self._until:
-            count += 1
-        return max(told, ask.tokens(count))
+    def _weighted(self, ask: PeerAsk, worker: int) -> float:
+        seen, tiers, speculative = ask.seen[worker], self._tiers, self._speculative
+        told = -(-seen.cached // ask.block_tokens)
+        count = speculative.leading(ask.blocks, worker, told)
+        weighted = tiers.hbm * seen.hbm + max(0, ask.tokens(count) - seen.cached)
+        if seen.cached == seen.hbm:
+            return weighted
+        # Tokens below the pool, in the order of their tiers: DRAM, then NVMe.
+        in_dram = seen.hbm + seen.dram
+        for place in range(seen.hbm // ask.block_tokens, told):
+            begin, end = max(ask.tokens(place), seen.hbm), min(ask.tokens(place + 1), seen.cached)
+            weight = tiers.dram if end <= in_dram else tiers.nvme
+            if speculative.holds(ask.blocks[place], worker):
+                weight = max(weight, tiers.hbm)
+            weighted += weight * max(0, end - begin)
+        return weighted
 
 
 class Approximate(Scored):

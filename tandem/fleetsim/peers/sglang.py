@@ -1,12 +1,13 @@
 """`cache_aware` of sglang's router (sgl-model-gateway, 0.3.2): a tree of what was sent where, and a test of balance.
 
 The tree knows text, not blocks, and what was routed, not what is cached: it is told at routing time and forgets only
-by its own size. Characters are taken as proportional to tokens.
+by its own size. Characters are taken as proportional to tokens. Both pools have one where prompts are computed apart,
+and a request counts on both of its workers until its answer has ended.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from tandem.fleetsim.peers.ask import Peer, PeerAsk, least
 
@@ -27,6 +28,8 @@ class CacheAwareSettings:
 class CacheAware(Peer):
     """Imbalanced: the shortest queue. Else who was sent the longest prefix, if that is more than the threshold; else
     the least loaded."""
+
+    in_flight_to_end: ClassVar[bool] = True
 
     def __init__(self, workers: int, settings: CacheAwareSettings | None = None) -> None:
         self._settings = settings or CacheAwareSettings()
