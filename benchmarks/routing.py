@@ -29,7 +29,6 @@ from benchmarks.routing_speed import speeds
 from benchmarks.routing_tasks import (
     CONVERSATIONS,
     DECODE_BOUND,
-    OURS,
     R1,
     SCENARIOS,
     Outcome,
@@ -37,7 +36,7 @@ from benchmarks.routing_tasks import (
     Task,
     carry_out,
 )
-from tandem.fleetsim.contenders import CHUNKING, OURSELVES
+from tandem.fleetsim.contenders import CHUNKING, OURS, OURSELVES
 from tandem.fleetsim.scenarios import conversation
 
 SEEDS: Final = 5

@@ -6,9 +6,9 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks.rounds import Check
-from benchmarks.routing_tasks import OURS, Outcome
+from benchmarks.routing_tasks import Outcome
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
-from tandem.fleetsim.contenders import OURSELVES
+from tandem.fleetsim.contenders import OURS, OURSELVES
 from tandem.fleetsim.figures import RunFigures, StageFigures
 from tandem.fleetsim.goodput import Judged
 

@@ -9,10 +9,9 @@ from statistics import fmean
 
 from benchmarks.rounds import Check, table
 from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates, rates_compared
-from benchmarks.routing_tasks import OURS
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import OURSELVES
+from tandem.fleetsim.contenders import OURS, OURSELVES
 
 Found = Mapping[str, Mapping[str, Medians]]
 """By scenario, by policy."""

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import routing_judge as judge
 from benchmarks.routing_report import by_rate, goodput, goodput_lines, overview, write_json
-from benchmarks.routing_tasks import OURS, SCENARIOS, Outcome, Task, carry_out
-from tandem.fleetsim.contenders import EQUAL_TERMS
+from benchmarks.routing_tasks import SCENARIOS, Outcome, Task, carry_out
+from tandem.fleetsim.contenders import EQUAL_TERMS, OURS
 from tandem.fleetsim.figures import RunFigures, StageFigures
 from tandem.fleetsim.fleet import simulate
 from tandem.fleetsim.goodput import Judged, Quantiles
