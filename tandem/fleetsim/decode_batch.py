@@ -60,13 +60,24 @@ class DecodeBatch:
         job.private += size * (blocks_for(job.total + steps, size) - blocks_for(job.total, size))
         return steps
 
+    def growth_of(self, later: int) -> int:
+        """Tokens, in whole blocks, that the step after so many others needs beyond what its sequences have then."""
+        size = self._size
+        return size * self._phases[-(self.step + later) % size]
+
     def growth(self, steps: int) -> int:
-        """Tokens, in whole blocks, that the next so many steps need beyond what their sequences have."""
+        """The same of the next so many steps together."""
         size = self._size
         if size == 1:
             return steps * self.count
+        if steps == 1:
+            return size * self._phases[-self.step % size]
         cycles, rest = divmod(steps, size)
-        edges = sum(self._phases[-step % size] for step in range(self.step, self.step + rest))
+        # From this place on downwards, and around.
+        last = -self.step % size + 1
+        edges = sum(self._phases[max(0, last - rest) : last])
+        if rest > last:
+            edges += sum(self._phases[size + last - rest :])
         return size * (cycles * self.count + edges)
 
     def steps_within(self, tokens: int) -> int:

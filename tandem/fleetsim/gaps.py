@@ -27,7 +27,8 @@ class Gaps:
 
     def add_steps(self, first_s: float, last_s: float, steps: int) -> None:
         """Gaps that grow evenly from `first_s` to `last_s`, both above 0 and included."""
-        bins, low, high = self.bins, bin_of(first_s), bin_of(last_s)
+        bins, low = self.bins, bin_of(first_s)
+        high = bin_of(last_s) if steps > 1 else low
         if low >= high:
             bins[low] = bins.get(low, 0) + steps
             return

@@ -5,8 +5,9 @@ go; whoever looks at the worker in between, or changes it, first has those carri
 """
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from tandem.engine.step_model import PromptCost
 from tandem.engine.step_rules import Allowance, Order, chunk_end, open_allowance
@@ -17,13 +18,17 @@ from tandem.fleetsim.residence import adopt
 from tandem.fleetsim.step_time import StepTime, attended
 from tandem.fleetsim.worker_settings import WorkerSettings
 
+_STEPS_MAX: Final = 16
+"""As many are planned at once: what comes before they have ended is likely to change the later ones."""
+
 
 @dataclass(slots=True)
 class Step:
-    """Chunks (job, tokens) of a step that ends at `end_s`."""
+    """Chunks (job, tokens) of a step that ends at `end_s`, and how many tokens they have together."""
 
     end_s: float
     chunks: list[tuple[Job, int]]
+    tokens: int
 
 
 class Prompts:
@@ -104,35 +109,45 @@ class Prompts:
             return []
         batch = self._batch
         chunks, rows, context = self._chunks, batch.count, batch.context
-        end_s = begin_s + _seconds(step_time, rows, context, [(job.done, count) for job, count in chunks])
-        steps = [Step(end_s, chunks)]
+        tokens, reach = 0, 0.0
+        for job, count in chunks:
+            tokens += count
+            reach += attended(job.done, count)
+        end_s = begin_s + step_time.mixed(rows, context, tokens, reach)
+        steps = [Step(end_s, chunks, tokens)]
         if self._shared or (waiting and self._allowance.spent):
             return steps
-        if rows:
-            steps_max = min(steps_max, batch.steps_left())
+        steps_max = min(steps_max, _STEPS_MAX, batch.steps_left() if rows else _STEPS_MAX)
         done = {job: job.done + count for job, count in chunks}
         over = any(known == job.total for job, known in done.items())
-        while not over and len(steps) < steps_max and batch.growth(len(steps) + 1) <= self._pool.free:
+        free = self._pool.free - batch.growth_of(0)
+        while not over and len(steps) < steps_max:
+            free -= batch.growth_of(len(steps))
+            if free < 0:
+                break
             context += rows
             running_s = step_time.decode(rows, context, 1) if rows else 0.0
             allowance = open_allowance(self._settings, rows, running_s, 1.0, self._cost)
             found = self._alike(done, allowance)
             if not found or (waiting and allowance.spent):
                 break
-            end_s += _seconds(step_time, rows, context, [(done.get(job, job.done), count) for job, count in found])
+            tokens, reach = 0, 0.0
             for job, count in found:
-                done[job] = known = done.get(job, job.done) + count
-                over = over or known == job.total
-            steps.append(Step(end_s, found))
+                start = done.get(job, job.done)
+                tokens += count
+                reach += attended(start, count)
+                done[job] = start + count
+                over = over or start + count == job.total
+            end_s += step_time.mixed(rows, context, tokens, reach)
+            steps.append(Step(end_s, found, tokens))
         return steps
 
     def _alike(self, done: dict[Job, int], allowance: Allowance) -> list[tuple[Job, int]]:
         """Chunks of a later step; nothing where one of the prompts comes upon a block of another's."""
         chunks: list[tuple[Job, int]] = []
         engine_block, claims = self._settings.engine_block_tokens, self._claims
+        several = len(self._jobs) > 1
         for job in self._jobs:
-            if allowance.exhausted:
-                break
             start, request = done.get(job, job.done), job.request
             size, blocks = request.block_tokens, request.blocks
             # Where the own block of another begins: the next block, or the one that an engine's block is left of.
@@ -141,17 +156,17 @@ class Prompts:
                 name = blocks[edge]
                 if name in claims or self._pool.holds(name):
                     return []
-            end = chunk_end(start, job.total, allowance.tokens_for(start), engine_block)
-            if end > start:
+            tokens = allowance.tokens_for(start)
+            if tokens <= 0:
+                if allowance.exhausted:
+                    break
+                continue
+            end = chunk_end(start, job.total, tokens, engine_block)
+            allowance.take(start, end - start)
+            chunks.append((job, end - start))
+            if several:
                 claims.update(blocks[edge : -(-end // size)])
-                allowance.take(start, end - start)
-                chunks.append((job, end - start))
         return chunks
-
-
-def _seconds(step_time: StepTime, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> float:
-    tokens = sum(count for _, count in chunks)
-    return step_time.mixed(rows, context, tokens, sum(attended(start, count) for start, count in chunks))
 
 
 def _order(job: Job) -> Order:

@@ -45,14 +45,14 @@ class Queue:
 class Waiting:
     """Everything that has no place yet, by the way it will come by its prompt's KV."""
 
-    __slots__ = ("_compute", "_queues")
+    __slots__ = ("_count", "_queues")
 
     def __init__(self) -> None:
         self._queues: dict[Way, Queue] = {"fetch": Queue(), "bring": Queue(), "compute": Queue()}
-        self._compute = self._queues["compute"]
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._count
 
     @property
     def jobs(self) -> list[Job]:
@@ -60,10 +60,13 @@ class Waiting:
 
     def push(self, job: Job) -> None:
         self._queues[job.way].push(job)
+        self._count += 1
 
     def remove(self, job: Job) -> bool:
         """Whether it waited."""
-        return self._queues[job.way].remove(job)
+        waited = self._queues[job.way].remove(job)
+        self._count -= waited
+        return waited
 
     def head(
         self, budget_left: bool, brought_ahead: int, fetch_ahead: int, may_export: Callable[[Job], bool]

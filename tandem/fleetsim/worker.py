@@ -95,7 +95,8 @@ class Worker:
             job.uncached -= request.leading(max(job.bring, self.pool.leading(request.blocks)))
         self._queued += job.uncached
         self._waiting.push(job)
-        self.wake(now)
+        if self.due is None or self._shortage is None or job.order < self._shortage.job.order:
+            self.wake(now)
 
     def prompt_ready(self, job: Job, now: float) -> None:
         """The prompt of a job that is handed over has been computed elsewhere."""
@@ -387,8 +388,9 @@ class Worker:
             self._carried_out += 1
 
     def _carry_out(self, step: Step) -> None:
-        self._end_steps(1, step.end_s, sum(count for _, count in step.chunks))
-        self._drop_cancelled()
+        self._end_steps(1, step.end_s, step.tokens)
+        if self._cancelled:
+            self._drop_cancelled()
         self._end_chunks(step.chunks, step.end_s)
 
     def _end_steps(self, steps: int, now: float, prompt_tokens: int) -> None:
@@ -412,7 +414,11 @@ class Worker:
             job.done += count
             job.uncached -= count
             self._queued -= count
-            news += publish(self.pool, job, job.done)
+            if (
+                job.done - job.published * job.request.block_tokens >= job.request.block_tokens
+                or job.done == job.total
+            ):
+                news += publish(self.pool, job, job.done)
             if job.peer is not None:
                 job.peer.touched(now)
             if job.done >= job.total:
