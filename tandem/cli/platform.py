@@ -57,7 +57,7 @@ class Platform:
         self.target = Target(reachable, port, False, "")
         self.directory = RunDirectory()
         self.directory.draw_key(SystemEntropy())
-        if service.spec.model.aliases:
+        if service.spec.model.aliases or service.spec.slo.bounds.bounds:
             self.directory.tell(_first_told(service))
         self.control = LocalProcesses(self.directory.logs)
         self._places = places = Places(
@@ -186,8 +186,15 @@ class Platform:
 
 def _first_told(service: ModelService) -> ServiceEntry:
     """What no flag of the router says; a rollout tells it more."""
-    name = f"local/{service.metadata.name}"
-    return ServiceEntry(name=name, model=service.model_name, aliases=service.spec.model.aliases)
+    name, slo = f"local/{service.metadata.name}", service.spec.slo.bounds
+    return ServiceEntry(
+        name=name,
+        model=service.model_name,
+        ttft_s=slo.ttft_s,
+        tpot_s=slo.tpot_s,
+        itl_s=slo.itl_s,
+        aliases=service.spec.model.aliases,
+    )
 
 
 def _entry_of(member: Member) -> MemberEntry:
