@@ -1,0 +1,153 @@
+"""The cells of the goodput bench: a kind of traffic, so many workers, a share of their capacity, a bound on TPOT."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from tandem.core.errors import TandemError
+from tandem.fleetsim.scenarios import sessions
+from tandem.fleetsim.scenarios.generated import TRAFFIC
+
+OURS: Final = "tandem"
+TRAFFICS: Final = (*(each.name for each in TRAFFIC), sessions.NAME)
+SIZES: Final = (8, 16)
+LOADS: Final = (0.5, 0.8, 0.95, 1.1)
+TPOTS_MS: Final = (25, 50)
+TTFT_S: Final = 2.0
+SHARES: Final = (0.0, 0.25, 0.5, 0.62, 0.75, 0.87)
+"""Of the workers, those that take prompts for others."""
+PEERS: Final = ("sglang cache_aware", "vllm kv_aware", "dynamo kv", "llm-d precise 2:1", "llm-d precise 3:2:2")
+WARM_UP_S: Final = 30.0
+MEASURED_S: Final = 90.0
+REQUESTS_MIN: Final = 1_500
+SURGE_S: Final = 60.0
+CALM: Final = 0.8
+"""The load before and after an overload, as a share of the capacity."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`load` is a share of the capacity; above 1 it is that of a surge, the load around it being `CALM`."""
+
+    traffic: str
+    workers: int
+    load: float
+    tpot_ms: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.traffic}, {self.workers} workers, {self.load:.0%}, TPOT {self.tpot_ms} ms"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation: all that decides its outcome but the code. `scale` is its load in units of what
+    `benchmarks.goodput_runs.unit_rate` guesses that the fleet can carry, `surge` by how much more there is in an
+    overload (1: none), `itl_ms` the ITL target of its workers, `length` the share of the full length it has."""
+
+    traffic: str
+    workers: int
+    prefills: int
+    contender: str
+    scale: float
+    surge: float
+    tpot_ms: int
+    itl_ms: float
+    seed: int
+    length: float = 1.0
+
+    @property
+    def split(self) -> str:
+        """As it is told: 12P4D, or 16 unified."""
+        return f"{self.prefills}P{self.workers - self.prefills}D" if self.prefills else f"{self.workers} unified"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of the bench is run. `length` shortens runs for a look at all of it at once; `itl` is the ITL target of
+    the workers as a share of the TPOT that is judged."""
+
+    traffics: tuple[str, ...] = TRAFFICS
+    sizes: tuple[int, ...] = SIZES
+    loads: tuple[float, ...] = LOADS
+    tpots_ms: tuple[int, ...] = TPOTS_MS
+    shares: tuple[float, ...] = SHARES
+    peers: tuple[str, ...] = PEERS
+    ablations: bool = True
+    seeds: int = 5
+    seeds_ablated: int = 3
+    splits_kept: int = 3
+    length: float = 1.0
+    itl: float = 1.0
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Loads that follow each other have the other figures in common."""
+        return tuple(
+            Cell(traffic, workers, load, tpot_ms)
+            for traffic in self.traffics
+            for workers in self.sizes
+            for tpot_ms in self.tpots_ms
+            for load in self.loads
+        )
+
+    def splits(self, workers: int) -> tuple[int, ...]:
+        """How many workers take prompts for others, each once, 0 (all unified) among them where it is asked for."""
+        return tuple(dict.fromkeys(prefills(share, workers) for share in self.shares))
+
+    def compared(self) -> frozenset[Cell]:
+        """The cells in which peers run and the parts of the price are left out: of each traffic one below its
+        capacity and one close to it, in turn with few and many workers, with a tight and a wide bound."""
+        chosen = []
+        for place, traffic in enumerate(self.traffics):
+            small, large = self.sizes[0], self.sizes[-1]
+            tight, wide = min(self.tpots_ms), max(self.tpots_ms)
+            turned = place % 2 == 1
+            for load, workers, tpot_ms in (
+                (0.95, large if turned else small, wide),
+                (0.8, small if turned else large, tight),
+            ):
+                at = min(self.loads, key=lambda each: abs(each - load))
+                chosen.append(Cell(traffic, workers, at, tpot_ms))
+        return frozenset(chosen)
+
+    def run(
+        self, cell: Cell, capacity: float, prefills: int, contender: str, seed: int
+    ) -> Run:
+        """A contender's run in a cell whose capacity is so many units."""
+        over = cell.load > 1
+        return Run(
+            traffic=cell.traffic,
+            workers=cell.workers,
+            prefills=prefills,
+            contender=contender,
+            scale=round(capacity * (CALM if over else cell.load), 4),
+            surge=round(cell.load / CALM, 4) if over else 1.0,
+            tpot_ms=cell.tpot_ms,
+            itl_ms=self.itl_ms(cell.tpot_ms),
+            seed=seed,
+            length=self.length,
+        )
+
+    def itl_ms(self, tpot_ms: int) -> float:
+        """The workers' target where TPOT is judged by so much."""
+        return round(self.itl * tpot_ms, 3)
+
+
+def prefills(share: float, workers: int) -> int:
+    """Of so many workers; but for a share of 0 one at least on either side."""
+    return 0 if share == 0 else min(workers - 1, max(1, round(share * workers)))
+
+
+def run_of(fields: dict[str, object]) -> Run:
+    """A run that was written down. Raises `bad_setting` when fields are missing or unknown."""
+    try:
+        return Run(**fields)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TandemError("bad_setting", f"a line of results has other fields than a run: {error}") from error
+
+
+def fields_of(run: Run) -> dict[str, object]:
+    """To write it down."""
+    return asdict(run)
+
+

@@ -1,0 +1,223 @@
+"""One run of the goodput bench: a contender on a fleet, judged by every bound on TPOT.
+
+The traffic of a run depends on its seed and its load alone, so contenders see the same requests at the same times.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from benchmarks.goodput_cells import (
+    MEASURED_S,
+    OURS,
+    REQUESTS_MIN,
+    SURGE_S,
+    TPOTS_MS,
+    TTFT_S,
+    WARM_UP_S,
+    Run,
+)
+from router.settings import PlacementSettings
+from tandem.core.slo import Slo
+from tandem.engine.simulated.presets import preset
+from tandem.fleetsim.fleet import DeciderOf, FleetSettings, roles, simulate
+from tandem.fleetsim.goodput import Bucket, Judged, Window, judge
+from tandem.fleetsim.ours import ours
+from tandem.fleetsim.peers.catalogue import peer
+from tandem.fleetsim.scenarios import generated, sessions
+from tandem.fleetsim.scenarios.draws import Surge
+from tandem.fleetsim.step_time import StepTime
+from tandem.fleetsim.workload import Request, Workload
+
+_ROOT: Final = Path(__file__).parent.parent
+_SIMULATOR: Final = (
+    *("tandem/engine/step_rules.py", "tandem/engine/simulated/presets.py", "tandem/fleetsim/worker.py"),
+    *("tandem/fleetsim/fleet.py", "tandem/fleetsim/pool.py", "tandem/fleetsim/residence.py"),
+    *("tandem/fleetsim/step_time.py", "tandem/fleetsim/bringing.py", "tandem/fleetsim/worker_settings.py"),
+    *("tandem/fleetsim/scenarios/generated.py", "tandem/fleetsim/scenarios/sessions.py"),
+)
+"""What decides how much a fleet can carry, beside placement."""
+_SAMPLE_S: Final = 120.0
+_SAMPLE_RATE: Final = 10.0
+_SAMPLE_SESSIONS: Final = 40
+_ABLATED: Final[Mapping[str, Mapping[str, float]]] = {
+    "tandem without interference": {"interference": 0.0},
+    "tandem without ITL target": {"itl_target_ms": 1e9},
+    "tandem without promises": {"promise_s": 0.0},
+    "tandem without pairs of choice": {"candidates_max": 1},
+}
+"""Parts of the price that can be left out, and how."""
+ABLATIONS: Final = tuple(_ABLATED)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `judged` and `buckets` (of 5 s, by arrival) are by the bound on TPOT in ms; `begin_s` is
+    when the first bucket begins, `changes_s` when traffic changed or a surge ended."""
+
+    run: Run
+    requests: int
+    cpu_s: float
+    judged: Mapping[int, Mapping[str, float]]
+    buckets: Mapping[int, Sequence[tuple[int, int]]]
+    begin_s: float
+    changes_s: tuple[float, ...]
+
+    def attainment(self, tpot_ms: int) -> float:
+        return self.judged[tpot_ms]["attainment"]
+
+    def by_arrival(self, tpot_ms: int) -> tuple[Bucket, ...]:
+        """Its buckets, empty where they were not kept."""
+        return tuple(
+            Bucket(self.begin_s + 5.0 * place, offered, met)
+            for place, (offered, met) in enumerate(self.buckets.get(tpot_ms, ()))
+        )
+
+
+def carry_out(run: Run) -> Result:
+    """Simulate. Deterministic but for `cpu_s`."""
+    workload, surge, changes_s = traffic_of(run)
+    settings = fleet_of(run)
+    began = time.process_time()
+    simulate(settings, decider_of(run), workload)
+    cpu_s = time.process_time() - began
+    requests = workload.requests
+    window = Window(WARM_UP_S * run.length, max((request.arrival_s for request in requests), default=0.0))
+    verdicts = {tpot_ms: judge(requests, slo(tpot_ms), window) for tpot_ms in TPOTS_MS}
+    kept = {tpot_ms: each.by_arrival for tpot_ms, each in verdicts.items() if changes_s or surge is not None}
+    return Result(
+        run=run,
+        requests=len(requests),
+        cpu_s=cpu_s,
+        judged={tpot_ms: _figures(each) for tpot_ms, each in verdicts.items()},
+        buckets={tpot_ms: [(each.offered, each.met) for each in buckets] for tpot_ms, buckets in kept.items()},
+        begin_s=window.begin_s,
+        changes_s=changes_s if surge is None else (surge.end_s,),
+    )
+
+
+def slo(tpot_ms: int) -> Slo:
+    """What a request has to meet."""
+    return Slo(ttft_s=TTFT_S, tpot_s=tpot_ms / 1e3)
+
+
+def fleet_of(run: Run) -> FleetSettings:
+    """Its workers."""
+    of_workers = roles(unified=run.workers)
+    if run.prefills:
+        of_workers = roles(prefill=run.prefills, decode=run.workers - run.prefills)
+    return generated.fleet(of_workers, itl_target_s=run.itl_ms / 1e3)
+
+
+def decider_of(run: Run) -> DeciderOf:
+    """Its policy: ours whole, ours without a part, or a peer's."""
+    if run.contender != OURS and run.contender not in _ABLATED:
+        return peer(run.contender, run.seed)
+    settings = generated.ours_settings()
+    changed: PlacementSettings = replace(settings.placement, **_ABLATED.get(run.contender, {}))  # type: ignore[arg-type]
+    return ours(replace(settings, placement=changed), run.seed)
+
+
+def traffic_of(run: Run) -> tuple[Workload, Surge | None, tuple[float, ...]]:
+    """(its requests, the overload in them, when the traffic changes)."""
+    rate = run.scale * unit_rate(run.traffic, run.workers, run.tpot_ms, run.seed)
+    warm_up_s, measured_s, surge_s = WARM_UP_S * run.length, MEASURED_S * run.length, SURGE_S * run.length
+    requests_min = REQUESTS_MIN * run.length
+    surge = Surge(warm_up_s, warm_up_s + surge_s, run.surge) if run.surge != 1.0 else None
+    if run.traffic == sessions.NAME:
+        measured_s += surge_s if surge is not None else 0.0
+        count = max(1, round(rate))
+        loop = sessions.agents(run.seed, count, warm_up_s + measured_s, int(requests_min), surge)
+        return loop, surge, ()
+    if surge is not None:
+        measured_s = surge_s + max(surge_s, (requests_min - rate * run.surge * surge_s) / rate)
+    measured_s = max(measured_s, requests_min / rate)
+    made = generated.generated(
+        generated.traffic(run.traffic), run.seed, rate, warm_up_s + measured_s, surge
+    )
+    return made.workload, surge, made.changes_s if run.traffic == "shifting" else ()
+
+
+@lru_cache(maxsize=256)
+def unit_rate(traffic: str, workers: int, tpot_ms: int, seed: int) -> float:
+    """A guess at the requests a second (of agents: the sessions at a time) that so many workers carry: what a seed's
+    requests take of a worker's time if every prefix is computed once, and every step takes as long as TPOT allows.
+
+    It makes seeds comparable, whose mixes differ by more than the loads of cells do; how much of it a fleet really
+    carries is measured.
+    """
+    settings = generated.fleet(roles(unified=1))
+    time_of = settings.worker.step_time
+    if traffic == sessions.NAME:
+        requests, turns_s = _ideal_sessions(seed, tpot_ms / 1e3)
+    else:
+        made = generated.generated(generated.traffic(traffic), seed, _SAMPLE_RATE, WARM_UP_S + MEASURED_S)
+        requests, turns_s = made.workload.requests, 1.0
+    return workers * turns_s / (work_s(requests, time_of, tpot_ms / 1e3) / len(requests))
+
+
+def work_s(requests: Sequence[Request], time_of: StepTime, tpot_s: float) -> float:
+    """Seconds of one worker: prompts whose blocks were not in an earlier one, and of each answer's tokens their share
+    of steps that take `tpot_s`."""
+    seen: set[int] = set()
+    total = 0.0
+    for request in requests:
+        known = 0
+        while known < len(request.blocks) and request.blocks[known] in seen:
+            known += 1
+        seen.update(request.blocks, request.answer)
+        start = min(request.leading(known), request.input_tokens - 1)
+        total += time_of.prompt(start, request.input_tokens - start)
+        context = request.input_tokens + request.output_tokens / 2
+        each_s = time_of.sequence_s + time_of.read_s * context
+        rows = max(1.0, (tpot_s - time_of.base_s) / each_s)
+        total += request.output_tokens * tpot_s / rows
+    return total
+
+
+def _ideal_sessions(seed: int, tpot_s: float) -> tuple[Sequence[Request], float]:
+    """Sessions that are answered at the bound, and how many seconds there are in the mean between a session's
+    requests."""
+    source = sessions.Sessions(seed, _SAMPLE_SESSIONS, _SAMPLE_S)
+    answering: list[tuple[float, int, Request]] = []
+    while True:
+        next_s = source.next_s
+        if answering and (next_s is None or answering[0][0] <= next_s):
+            now, _, request = answering.pop(0)
+            request.end_s = now
+            source.ended(request, now)
+        elif next_s is not None:
+            request = source.take()
+            answering.append((next_s + tpot_s * request.output_tokens, request.number, request))
+            answering.sort(key=lambda each: each[:2])
+        else:
+            return source.requests, _SAMPLE_S * _SAMPLE_SESSIONS / len(source.requests)
+
+
+def settings_hash() -> str:
+    """Of all that decides how much a fleet can carry but placement: when it differs, capacities are measured anew."""
+    found = hashlib.sha256()
+    for path in _SIMULATOR:
+        found.update(path.encode() + b"\0" + (_ROOT / path).read_bytes())
+    values = (generated.fleet(roles(unified=1), 0.05), preset(generated.MODEL), sessions.Agents(), TTFT_S, TPOTS_MS)
+    found.update(repr(values).encode())
+    return found.hexdigest()[:16]
+
+
+def _figures(judged: Judged) -> dict[str, float]:
+    """Flat, for a line of JSON."""
+    figures: dict[str, float] = {
+        "attainment": judged.attainment,
+        "offered": judged.offered,
+        "ended": judged.ended,
+        "met": judged.met,
+        "goodput_per_s": judged.goodput_per_s,
+        "tokens_per_s": judged.tokens_per_s,
+    }
+    for name, quantiles in (("ttft", judged.ttft), ("tpot", judged.tpot)):
+        figures |= {f"{name}_{key}": value for key, value in asdict(quantiles).items()}
+    return figures
