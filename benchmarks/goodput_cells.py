@@ -1,6 +1,5 @@
 """The cells of the goodput bench: a kind of traffic, so many workers, a share of their capacity, a bound on TPOT."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -110,9 +109,7 @@ class Options:
                 chosen.append(Cell(traffic, workers, at, tpot_ms))
         return frozenset(chosen)
 
-    def run(
-        self, cell: Cell, capacity: float, prefills: int, contender: str, seed: int
-    ) -> Run:
+    def run(self, cell: Cell, capacity: float, prefills: int, contender: str, seed: int) -> Run:
         """A contender's run in a cell whose capacity is so many units."""
         over = cell.load > 1
         return Run(
@@ -149,5 +146,3 @@ def run_of(fields: dict[str, object]) -> Run:
 def fields_of(run: Run) -> dict[str, object]:
     """To write it down."""
     return asdict(run)
-
-

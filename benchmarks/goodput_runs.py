@@ -93,7 +93,7 @@ def carry_out(run: Run) -> Result:
         run=run,
         requests=len(requests),
         cpu_s=cpu_s,
-        judged={tpot_ms: _figures(each) for tpot_ms, each in verdicts.items()},
+        judged={tpot_ms: _figures(each, window) for tpot_ms, each in verdicts.items()},
         buckets={tpot_ms: [(each.offered, each.met) for each in buckets] for tpot_ms, buckets in kept.items()},
         begin_s=window.begin_s,
         changes_s=changes_s if surge is None else (surge.end_s,),
@@ -136,9 +136,7 @@ def traffic_of(run: Run) -> tuple[Workload, Surge | None, tuple[float, ...]]:
     if surge is not None:
         measured_s = surge_s + max(surge_s, (requests_min - rate * run.surge * surge_s) / rate)
     measured_s = max(measured_s, requests_min / rate)
-    made = generated.generated(
-        generated.traffic(run.traffic), run.seed, rate, warm_up_s + measured_s, surge
-    )
+    made = generated.generated(generated.traffic(run.traffic), run.seed, rate, warm_up_s + measured_s, surge)
     return made.workload, surge, made.changes_s if run.traffic == "shifting" else ()
 
 
@@ -208,16 +206,29 @@ def settings_hash() -> str:
     return found.hexdigest()[:16]
 
 
-def _figures(judged: Judged) -> dict[str, float]:
+def code_hash() -> str:
+    """Of all code that a run depends on: results of other code are of no use."""
+    found = hashlib.sha256()
+    folders = ("tandem/fleetsim", "router/placement", "kv_transfer")
+    files = [path for folder in folders for path in (_ROOT / folder).rglob("*.py")]
+    files += [_ROOT / path for path in (*_SIMULATOR, "router/settings.py", "benchmarks/goodput_runs.py")]
+    for path in sorted(set(files)):
+        found.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _figures(judged: Judged, window: Window) -> dict[str, float]:
     """Flat, for a line of JSON."""
     figures: dict[str, float] = {
         "attainment": judged.attainment,
         "offered": judged.offered,
+        "offered_per_s": judged.offered / max(window.end_s - window.begin_s, 1e-9),
         "ended": judged.ended,
         "met": judged.met,
+        "cancelled": judged.cancelled,
         "goodput_per_s": judged.goodput_per_s,
         "tokens_per_s": judged.tokens_per_s,
     }
-    for name, quantiles in (("ttft", judged.ttft), ("tpot", judged.tpot)):
+    for name, quantiles in (("ttft", judged.ttft), ("tpot", judged.tpot), ("itl", judged.itl)):
         figures |= {f"{name}_{key}": value for key, value in asdict(quantiles).items()}
     return figures

@@ -27,7 +27,8 @@ Runs = Mapping[str, Sequence[Outcome]]
 @dataclass(frozen=True)
 class StageMedians:
     """One stage of one policy, each figure its median over seeds. `attainment` is the share of offered requests that
-    met the scenario's objective, `goodput_per_s` how many a second did; `tpot` is a request's mean time per token."""
+    met the scenario's objective, `goodput_per_s` how many a second did; `tpot` is a request's mean time per token,
+    `itl` is of all gaps between tokens."""
 
     rate: float
     tokens_per_s: float
@@ -43,6 +44,8 @@ class StageMedians:
     tpot_p50_s: float
     tpot_p90_s: float
     tpot_p99_s: float
+    itl_p50_s: float
+    itl_p99_s: float
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ def _stage_medians(outcomes: Sequence[Outcome], place: int) -> StageMedians:
         tpot_p50_s=median(each.tpot.p50_s for each in verdicts),
         tpot_p90_s=median(each.tpot.p90_s for each in verdicts),
         tpot_p99_s=median(each.tpot.p99_s for each in verdicts),
+        itl_p50_s=median(each.itl.p50_s for each in verdicts),
+        itl_p99_s=median(each.itl.p99_s for each in verdicts),
     )
 
 

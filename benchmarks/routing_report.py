@@ -89,6 +89,7 @@ def goodput(scenario: str, mine: Medians, against: Sequence[AgainstBest]) -> str
             _interval(each.ratio),
             f"{stage.ttft_p50_s:.3f}/{stage.ttft_p99_s:.3f}",
             f"{1e3 * stage.tpot_p50_s:.1f}/{1e3 * stage.tpot_p99_s:.1f}",
+            f"{1e3 * stage.itl_p50_s:.1f}/{1e3 * stage.itl_p99_s:.1f}",
         )
         for stage, each in zip(mine.stages, against, strict=True)
     ]
@@ -101,6 +102,7 @@ def goodput(scenario: str, mine: Medians, against: Sequence[AgainstBest]) -> str
         "ratio",
         "TTFT p50/p99 s",
         "TPOT p50/p99 ms",
+        "ITL p50/p99 ms",
     )
     over = goodput_over_rates(against)
     of_what = f"{len(rates_compared(against))} of {len(against)} rates, {over.seeds if over else 0} seeds"

@@ -1,15 +1,17 @@
 """Goodput of a simulated run: how many of the requests that were offered met their objective.
 
-A request that was refused or never got its whole answer is a miss, however fast it began. Latencies are those of
-requests that ended, so attainment stands beside them: refusing the slow ones would flatter the quantiles alone.
+A request that was refused, ran into its deadline or never got its whole answer is a miss, however fast it began; one
+that its own client gave up is not counted. Latencies are those of requests that ended, so attainment stands beside
+them: refusing the slow ones would flatter the quantiles alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.core.slo import Latency, Slo
+from tandem.core.slo import End, Latency, Slo
 from tandem.fleetsim.figures import quantile
+from tandem.fleetsim.gaps import Gaps, all_gaps
 from tandem.fleetsim.workload import Request
 
 BUCKET_S: Final = 5.0
@@ -43,6 +45,11 @@ class Quantiles:
         ordered = sorted(values)
         return Quantiles(quantile(ordered, 0.5), quantile(ordered, 0.9), quantile(ordered, 0.99))
 
+    @staticmethod
+    def of_gaps(gaps: Gaps) -> "Quantiles":
+        """Of all gaps together, each to 1 %."""
+        return Quantiles(gaps.quantile(0.5), gaps.quantile(0.9), gaps.quantile(0.99))
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -55,9 +62,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict over one window. `ttft` and `tpot` are of the requests that ended, `tokens_per_s` counts their
-    output tokens from the window's begin until the last of them ended, `goodput_per_s` the requests that met the
-    objective per second of the window (0 for a window without length)."""
+    """The verdict over one window. `ttft` and `tpot` are of the requests that ended, `itl` is of all gaps between
+    their tokens; `tokens_per_s` counts their output tokens from the window's begin until the last of them ended,
+    `goodput_per_s` the requests that met the objective per second of the window (0 for a window without length).
+    `cancelled` ones were given up by their own clients and are not among those `offered`."""
 
     offered: int
     ended: int
@@ -66,7 +74,9 @@ class Judged:
     tokens_per_s: float
     ttft: Quantiles
     tpot: Quantiles
+    itl: Quantiles
     by_arrival: tuple[Bucket, ...]
+    cancelled: int = 0
 
     @property
     def attainment(self) -> float:
@@ -76,7 +86,8 @@ class Judged:
 
 def judge(requests: Sequence[Request], slo: Slo, window: Window) -> Judged:
     """The verdict over the requests that arrived in the window."""
-    offered = [request for request in requests if window.begin_s <= request.arrival_s <= window.end_s]
+    came = [request for request in requests if window.begin_s <= request.arrival_s <= window.end_s]
+    offered = [request for request in came if end_of(request) is not End.CANCELLED]
     ended = [request for request in offered if request.ended]
     met = [request for request in ended if slo.met_by(_latency(request))]
     length_s = window.end_s - window.begin_s
@@ -89,12 +100,29 @@ def judge(requests: Sequence[Request], slo: Slo, window: Window) -> Judged:
         tokens_per_s=sum(request.emitted for request in ended) / busy_s if busy_s > 0 else 0.0,
         ttft=Quantiles.of([request.ttft_s for request in ended]),
         tpot=Quantiles.of([request.tpot_s for request in ended if request.output_tokens > 1]),
+        itl=Quantiles.of_gaps(all_gaps(request.gaps for request in ended)),
         by_arrival=_buckets(offered, met, window.begin_s),
+        cancelled=len(came) - len(offered),
     )
 
 
+def end_of(request: Request) -> End:
+    """How a request of a run that is over ended; unfinished, too, is one that has not come yet."""
+    if request.ended:
+        return End.DONE
+    if request.cancelled_s >= 0:
+        return End.CANCELLED if request.patience_s <= request.deadline_s else End.DEADLINE
+    return End.REFUSED if request.decode < 0 else End.UNFINISHED
+
+
 def _latency(request: Request) -> Latency:
-    return Latency(request.ttft_s, request.end_s - request.arrival_s, request.tpot_s)
+    gaps = request.output_tokens > 1
+    return Latency(
+        request.ttft_s,
+        request.end_s - request.arrival_s,
+        request.tpot_s if gaps else None,
+        request.itl_p99_s if gaps else None,
+    )
 
 
 def _buckets(offered: Sequence[Request], met: Sequence[Request], begin_s: float) -> tuple[Bucket, ...]:

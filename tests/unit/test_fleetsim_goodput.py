@@ -1,15 +1,16 @@
 """Goodput counts what was offered; a knee and a recovery are read off curves that are known."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
-from tandem.core.slo import Latency, Slo
+from tandem.core.slo import End, Latency, Slo
 from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.goodput import Bucket, Judged, Window, judge, knee, recovery_s
+from tandem.fleetsim.goodput import Bucket, Judged, Window, end_of, judge, knee, recovery_s
 from tandem.fleetsim.peers.catalogue import peer
 from tandem.fleetsim.router import Decider, Knowledge
 from tandem.fleetsim.step_time import StepTime
@@ -61,6 +62,24 @@ def test_slow_refused_and_unfinished_requests_are_misses() -> None:
     assert judged.tpot.p50_s == pytest.approx(0.01), "an answer of one token has no TPOT"
     assert judged.tpot.p90_s == pytest.approx(0.05)
     assert judged.by_arrival == (Bucket(0.0, 5, 1), Bucket(5.0, 0, 0), Bucket(10.0, 1, 1))
+
+
+def test_who_is_given_up_by_its_client_is_not_counted_and_a_deadline_is_a_miss() -> None:
+    """Two clients of four lose patience, one request runs into its deadline; the fleet gives back what they held."""
+    bounds = ((0.5, inf), (inf, 0.5), (0.4, 0.5), (inf, inf))
+    requests = tuple(
+        Request(number, 0.0, (number,), 64, 64, 200, 200, patience_s=patience_s, deadline_s=deadline_s)
+        for number, (patience_s, deadline_s) in enumerate(bounds)
+    )
+    work = Workload("given up", (Stage(1.0, 1.0, requests),))
+    Fleet(FLEET, peer("least loaded", 0)).run(work, check_every=1)
+    assert [end_of(each) for each in requests] == [End.CANCELLED, End.DEADLINE, End.CANCELLED, End.DONE]
+    judged = judge(requests, Slo(ttft_s=60.0), ALL)
+    assert (judged.offered, judged.ended, judged.met, judged.cancelled) == (2, 1, 1, 2)
+    assert judged.by_arrival == (Bucket(0.0, 2, 1),)
+    # Steps take 10 ms, and a little for each of those that run.
+    assert judged.itl.p50_s == pytest.approx(0.0101, rel=0.03)
+    assert not judge(requests, Slo(itl_s=0.005), ALL).met
 
 
 def test_a_window_counts_by_arrival_whenever_requests_end() -> None:

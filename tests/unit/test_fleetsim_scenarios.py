@@ -114,7 +114,9 @@ def run(tokens: float, wait_s: float, seed: int = 0, **more: float) -> Outcome:
     )
     met = more.get("met", 9)
     times = Quantiles(wait_s, wait_s, wait_s)
-    judged = Judged(10, 9, int(met), met / 30, tokens, times, Quantiles(0.02, 0.03, 0.04), ())
+    judged = Judged(
+        10, 9, int(met), met / 30, tokens, times, Quantiles(0.02, 0.03, 0.04), Quantiles(0.02, 0.03, 0.04), ()
+    )
     return Outcome(Task("x", "", seed, Path(), False), figures, 1.0, (judged, replace(judged, met=int(met) // 2)))
 
 

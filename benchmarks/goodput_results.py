@@ -1,0 +1,83 @@
+"""Results of the goodput bench on disk, a line each: an interrupted bench goes on from them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.goodput_cells import Run, fields_of, run_of
+from benchmarks.goodput_runs import Result
+from tandem.core.errors import TandemError
+
+
+class ResultsFile:
+    """`results` holds what was read and what was added. Lines of other code than `code` are of no use: they are put
+    aside under the same name with `.old` behind it."""
+
+    def __init__(self, path: Path, code: str) -> None:
+        """Raises `bad_setting` when the file cannot be read or is something else."""
+        self.path = path
+        self.results: dict[Run, Result] = {}
+        self._head = json.dumps({"code": code})
+        lines = self._lines()
+        if lines and lines[0] != self._head:
+            path.rename(path.with_name(path.name + ".old"))
+            lines = []
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                result = _result_of(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines):
+                    # The last line of a bench that was ended while it wrote.
+                    break
+                raise TandemError("bad_setting", f"{path}, line {number}, is no result: {error!r}") from error
+            self.results[result.run] = result
+        self._guarded(self._rewrite)
+
+    def add(self, result: Result) -> None:
+        """Raises `bad_setting` when it cannot be written."""
+        self.results[result.run] = result
+        self._guarded(lambda: self._append(_line_of(result)))
+
+    def _lines(self) -> list[str]:
+        try:
+            return self.path.read_text().splitlines() if self.path.exists() else []
+        except (OSError, ValueError) as error:
+            raise TandemError("bad_setting", f"{self.path} cannot be read: {error}") from error
+
+    def _rewrite(self) -> None:
+        """Whole lines alone, so that the next one is not appended to half of one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [self._head, *(_line_of(result) for result in self.results.values())]
+        self.path.write_text("\n".join(lines) + "\n")
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a") as file:
+            file.write(line + "\n")
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise TandemError("bad_setting", f"{self.path} cannot be written: {error}") from error
+
+
+def _line_of(result: Result) -> str:
+    return json.dumps({**asdict(result), "run": fields_of(result.run)})
+
+
+def _result_of(fields: dict[str, object]) -> Result:
+    """Keys of JSON are texts: bounds on TPOT are numbers again."""
+    run, judged, buckets = fields["run"], fields["judged"], fields["buckets"]
+    assert isinstance(run, dict)
+    assert isinstance(judged, dict)
+    assert isinstance(buckets, dict)
+    return Result(
+        run=run_of(run),
+        requests=int(str(fields["requests"])),
+        cpu_s=float(str(fields["cpu_s"])),
+        judged={int(tpot): {str(key): float(value) for key, value in each.items()} for tpot, each in judged.items()},
+        buckets={int(tpot): [(int(a), int(b)) for a, b in each] for tpot, each in buckets.items()},
+        begin_s=float(str(fields["begin_s"])),
+        changes_s=tuple(float(each) for each in fields["changes_s"]),  # type: ignore[attr-defined]
+    )
