@@ -91,19 +91,20 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
                     yield run
 
 
-def _split_rounds(options: Options, by_split: Mapping[int, Mapping[int, float]]) -> list[tuple[int, int]]:
-    """(split, seed) of the next seed for those of the best that are still in play; nothing when they are done."""
-    kept = best_splits(options, by_split)
-    leader = max(kept, key=lambda split: (len(by_split[split]), fmean(by_split[split].values()), -split))
-    playing = [split for split in kept if split == leader or not decided(by_split[split], by_split[leader])]
-    if len(playing) == 1 and len(by_split[leader]) >= SEEDS_MIN:
-        return []
-    found = []
-    for split in playing:
-        seeds = [seed for seed in range(options.seeds) if seed not in by_split[split]]
-        if seeds:
-            found.append((split, seeds[0]))
-    return found
+def _split_rounds(options: Options, by_split: Mapping[int, BySeed]) -> list[tuple[int, int]]:
+    """(split, seed) of the seed that those of the best which are still in play have to run with; nothing when they
+    are done. Goes through the seeds from the first on, so an interruption changes no decision."""
+    playing = best_splits(options, by_split)
+    for seed in range(options.seeds):
+        missing = [split for split in playing if seed not in by_split[split]]
+        if missing:
+            return [(split, seed) for split in missing]
+        so_far = {split: {each: by_split[split][each] for each in range(seed + 1)} for split in playing}
+        leader = max(playing, key=lambda split: (fmean(so_far[split].values()), -split))
+        playing = [split for split in playing if split == leader or not decided(so_far[split], so_far[leader])]
+        if len(playing) == 1 and seed + 1 >= SEEDS_MIN:
+            break
+    return []
 
 
 # ---- capacities ----

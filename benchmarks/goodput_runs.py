@@ -231,4 +231,4 @@ def _figures(judged: Judged, window: Window) -> dict[str, float]:
     }
     for name, quantiles in (("ttft", judged.ttft), ("tpot", judged.tpot), ("itl", judged.itl)):
         figures |= {f"{name}_{key}": value for key, value in asdict(quantiles).items()}
-    return figures
+    return {name: float(figure) for name, figure in figures.items()}

@@ -1,0 +1,274 @@
+"""The goodput bench: what it runs next, when it stops, where a capacity lies, and that it goes on where it was."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
+from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
+from benchmarks.goodput_cells import OURS, Cell, Options, Run, prefills
+from benchmarks.goodput_judge import Contest, Found
+from benchmarks.goodput_plan import decided
+from benchmarks.goodput_results import ResultsFile
+from benchmarks.goodput_runs import Result
+from benchmarks.statistics import Interval
+from tandem.core.errors import TandemError
+from tandem.fleetsim.goodput import recovery_s
+
+CELL = Cell("bimodal", 8, 0.95, 50)
+Attained = Callable[[Run], float]
+
+
+def result(run: Run, attainment: float) -> Result:
+    figures = {"attainment": attainment, "offered_per_s": 10.0, "ttft_p90_s": 1.0, "tpot_p90_s": 0.02}
+    figures |= {"itl_p99_s": 0.03, "tokens_per_s": 1000.0}
+    return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, ())
+
+
+def played(options: Options, cell: Cell, of: Attained, known: dict[Run, Result] | None = None) -> dict[Run, Result]:
+    """All that the plan wants, given what runs come to."""
+    results = dict(known or {})
+    while runs := list(goodput_plan.wanted(options, cell, 0.6, results)):
+        assert not set(runs) & set(results), "a run that is known is wanted again"
+        results |= {run: result(run, of(run)) for run in runs}
+    return results
+
+
+def seeds(results: dict[Run, Result], prefill_workers: int, contender: str = OURS) -> list[int]:
+    return sorted(run.seed for run in results if (run.prefills, run.contender) == (prefill_workers, contender))
+
+
+# ---- capacity ----
+
+
+def searched(knees: Sequence[float], fall: float) -> tuple[Capacity, dict[tuple[int, int], float]]:
+    """A search among splits 0, 1, 2, … whose attainment is 0.9 at their knees."""
+    splits = range(len(knees))
+    points: dict[tuple[int, int], float] = {}
+    while (following := next_probe(points, splits)) is not None:
+        assert following not in points, "a rung is tried again"
+        split, rung = following
+        points[following] = min(1.0, max(0.0, 0.9 - fall * (LADDER[rung] - knees[split])))
+    return capacity_of(points, splits), points
+
+
+@given(st.lists(st.floats(0.12, 1.8), min_size=1, max_size=6), st.floats(0.3, 20))
+def test_the_search_finds_the_greatest_knee_of_all_splits(knees: list[float], fall: float) -> None:
+    found, points = searched(knees, fall)
+    assert found.scale == pytest.approx(max(knees), rel=0.1)
+    assert knees[found.prefills] == pytest.approx(max(knees), rel=0.1), "knees a rung apart are alike"
+    assert len(points) <= 16 + 4 * len(knees)
+
+
+def test_a_split_that_is_worse_costs_one_probe() -> None:
+    _, points = searched([0.7, 0.5, 0.4, 0.3], 2.0)
+    assert [sum(split == each for split, _ in points) for each in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_fleet_that_carries_nothing_is_named() -> None:
+    with pytest.raises(TandemError, match="no split reaches 90%"):
+        searched([0.01], 50.0)
+
+
+def test_capacities_are_kept_for_the_settings_they_were_measured_with(tmp_path: Path) -> None:
+    path = tmp_path / "capacity.json"
+    assert goodput_capacity.read(path, "a") == {}
+    capacities = {("agents", 8, 25): Capacity(0.5, 0), ("agents", 16, 25): Capacity(0.61, 8)}
+    goodput_capacity.write(path, "a", capacities)
+    assert goodput_capacity.read(path, "a") == goodput_capacity.read(path, None) == capacities
+    assert goodput_capacity.read(path, "b") == {}
+    path.write_text("[]")
+    with pytest.raises(TandemError, match="does not hold capacities"):
+        goodput_capacity.read(path, "a")
+
+
+# ---- plan ----
+
+ALONE = Options(peers=(), ablations=False)
+
+
+def test_shares_are_whole_workers_on_both_sides() -> None:
+    assert Options().splits(8) == (0, 2, 4, 5, 6, 7)
+    assert Options().splits(16) == (0, 4, 8, 10, 12, 14)
+    assert prefills(0.87, 2) == prefills(0.01, 2) == 1
+    assert len(Options().cells()) == 96
+    assert len(Options().compared()) == 12
+    assert Options().compared() <= set(Options().cells())
+
+
+def test_every_split_runs_once_and_the_best_three_with_all_seeds_while_they_are_close() -> None:
+    def noisy(run: Run) -> float:
+        return 0.4 + 0.1 * ((run.seed * run.seed * 5 + run.prefills * (run.seed + 3)) % 6)
+
+    results = played(ALONE, CELL, noisy)
+    assert {run.prefills for run in results if run.seed == 0} == set(ALONE.splits(8))
+    rerun = {run.prefills for run in results if run.seed > 0}
+    assert len(rerun) == 3
+    assert all(seeds(results, split) == [0, 1, 2, 3, 4] for split in rerun)
+
+
+def test_who_is_behind_in_every_seed_gets_no_more_of_them() -> None:
+    results = played(ALONE, CELL, lambda run: {0: 0.9, 2: 0.8, 4: 0.5}.get(run.prefills, 0.1) + 0.001 * run.seed)
+    assert seeds(results, 0) == seeds(results, 2) == seeds(results, 4) == [0, 1, 2]
+    assert seeds(results, 5) == [0]
+
+
+def test_those_that_are_alike_stop_early() -> None:
+    results = played(ALONE, CELL, lambda run: 1.0)
+    assert len(results) == 6 + 2 * 3
+    assert goodput_plan.best_split(ALONE, goodput_plan.split_runs(ALONE, CELL, 0.6, results)) == 0
+
+
+def test_a_decision_needs_three_seeds_and_an_interval_on_one_side() -> None:
+    assert not decided({0: 0.9, 1: 0.9}, {0: 0.1, 1: 0.1})
+    assert decided({0: 0.9, 1: 0.9, 2: 0.91}, {0: 0.5, 1: 0.5, 2: 0.5})
+    assert not decided({0: 0.9, 1: 0.5, 2: 0.7}, {0: 0.5, 1: 0.9, 2: 0.7})
+    assert decided({0: 0.97, 1: 0.99, 2: 1.0}, {0: 0.97, 1: 0.99, 2: 1.0}), "alike"
+    assert decided(dict.fromkeys(range(3), 0.0), dict.fromkeys(range(3), 0.0))
+    assert not decided(dict.fromkeys(range(3), 0.5), dict.fromkeys(range(3), 0.0)), "there is no ratio to nothing"
+
+
+def test_peers_run_at_unified_and_the_best_split_of_the_compared_cells_alone() -> None:
+    options = Options(peers=("a", "b"))
+    cell = next(iter(sorted(options.compared(), key=str)))
+    best = options.splits(cell.workers)[2]
+    results = played(options, cell, lambda run: 0.9 if run.prefills == best else 0.5)
+    peers = {(run.contender, run.prefills) for run in results if run.contender in ("a", "b")}
+    assert peers == {(name, split) for name in ("a", "b") for split in (0, best)}
+    ablated = {name: seeds(results, best, name) for name in goodput_runs.ABLATIONS}
+    assert set(map(tuple, ablated.values())) == {(0, 1, 2)}
+    other = next(each for each in options.cells() if each not in options.compared())
+    assert {run.contender for run in played(options, other, lambda run: 0.9)} == {OURS}
+
+
+@given(st.integers(0, 40), st.integers(0, 5))
+def test_an_interrupted_plan_goes_on_to_the_same_end(kept: int, salt: int) -> None:
+    def drawn(run: Run) -> float:
+        return 0.5 + 0.05 * ((run.seed * 7 + run.prefills * 3 + salt) % 8)
+
+    options = Options(peers=("a",))
+    cell = next(iter(sorted(options.compared(), key=str)))
+    whole = played(options, cell, drawn)
+    assert played(options, cell, drawn, dict(list(whole.items())[:kept])) == whole
+
+
+def test_a_search_asks_for_every_seed_of_a_rung() -> None:
+    key = ("agents", 8, 25)
+    results: dict[Run, Result] = {}
+    while runs := goodput_plan.probes_wanted(ALONE, key, results):
+        assert len({run.scale for run in runs}) == 1
+        results |= {run: result(run, 1.0 if run.scale < 0.7 else 0.5) for run in runs}
+    points = goodput_plan.points_of(ALONE, key, results)
+    assert len(results) == len(goodput_capacity.SEEDS) * len(points)
+    assert 0.6 < capacity_of(points, ALONE.splits(8)).scale < 0.77
+
+
+# ---- verdict ----
+
+
+def found(ours: dict[int, float], theirs: dict[int, float]) -> Found:
+    contest = Contest("a peer", 0, theirs, goodput_judge.ratio_of(ours, theirs))
+    worse = Contest("another", 4, {0: 0.1}, None)
+    figures = {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
+    return Found(
+        CELL, 10.0, {0: {0: 0.5}, 4: ours}, 4, Interval(1.5, -inf, inf, 1), figures, {}, (worse, contest), ()
+    )
+
+
+def test_a_cell_falls_short_only_where_its_whole_interval_does() -> None:
+    peer = dict.fromkeys(range(5), 0.9)
+    unsure = found({0: 0.5, 1: 0.95, 2: 0.7, 3: 0.95, 4: 0.6}, peer)
+    assert goodput_judge.best_peer(unsure) == unsure.peers[1]
+    assert all(check.met for check in goodput_judge.checks([unsure]))
+    behind = found({seed: 0.8 + 0.001 * seed for seed in range(5)}, peer)
+    assert not any(check.met for check in goodput_judge.checks([behind]))
+    assert goodput_judge.checks([]) == []
+
+
+def test_the_report_tells_every_split_and_writes_no_infinity(tmp_path: Path) -> None:
+    one = found(dict.fromkeys(range(5), 0.8), dict.fromkeys(range(5), 0.9))
+    text = goodput_report.splits([one])
+    assert "4P4D" in text
+    assert "1.500 [-inf, inf]" in text
+    assert "0.889" in goodput_report.contests([one])
+    goodput_report.write_json(tmp_path / "g.json", {}, {}, [one], goodput_judge.checks([one]))
+    told = json.loads((tmp_path / "g.json").read_text())
+    assert told["cells"][0]["over_unified"] == [1.5, None, None]
+    assert told["cells"][0]["splits"]["4"]["3"] == 0.8
+
+
+def test_results_are_found_again_but_not_those_of_other_code(tmp_path: Path) -> None:
+    path = tmp_path / "build" / "results.jsonl"
+    run = Run("agents", 8, 2, OURS, 0.5, 1.0, 25, 25.0, 3)
+    kept = replace(result(run, 0.7), buckets={25: [(3, 2), (0, 0)], 50: []}, changes_s=(40.0,))
+    file = ResultsFile(path, "a")
+    file.add(kept)
+    file.add(result(replace(run, seed=4), 0.8))
+    with path.open("a") as half:
+        half.write('{"run": {"traf')
+    again = ResultsFile(path, "a")
+    assert again.results == {**file.results}
+    assert again.results[run].by_arrival(25)[0].met == 2
+    again.add(result(replace(run, seed=5), 0.9))
+    assert len(ResultsFile(path, "a").results) == 3
+    assert ResultsFile(path, "b").results == {}
+    assert len(path.with_name("results.jsonl.old").read_text().splitlines()) == 4
+    path.write_text('{"code": "b"}\nnothing\n{}\n')
+    with pytest.raises(TandemError, match="line 2"):
+        ResultsFile(path, "b")
+
+
+# ---- runs ----
+
+SHORT = Run("shifting", 8, 0, OURS, 0.4, 1.0, 50, 50.0, 1, length=0.1)
+
+
+@pytest.mark.parametrize("traffic", Options().traffics)
+def test_contenders_see_the_same_traffic_and_seeds_carry_alike(traffic: str) -> None:
+    run = replace(SHORT, traffic=traffic)
+    ours, peers = (goodput_runs.traffic_of(each)[0] for each in (run, replace(run, prefills=4, contender="random")))
+    if traffic != "agents":
+        assert [each.blocks for each in ours.requests] == [each.blocks for each in peers.requests]
+    assert goodput_runs.unit_rate(traffic, 16, 50, 1) == pytest.approx(2 * goodput_runs.unit_rate(traffic, 8, 50, 1))
+    assert goodput_runs.unit_rate(traffic, 8, 25, 1) < goodput_runs.unit_rate(traffic, 8, 50, 1)
+
+
+def test_an_overload_lasts_its_minute_and_recovery_is_counted_from_its_end() -> None:
+    run = replace(SHORT, traffic="answer_heavy", scale=0.5, surge=1.375, length=0.2)
+    over = goodput_runs.carry_out(run)
+    assert over.changes_s == (18.0,)
+    assert over.begin_s == 6.0
+    buckets = over.by_arrival(50)
+    inside = sum(each.offered for each in buckets if 6.0 <= each.begin_s < 16.0) / 10
+    outside = [each.offered for each in buckets if each.begin_s >= 21.0]
+    assert inside > 1.15 * sum(outside[:-1]) / (5 * (len(outside) - 1))
+    assert recovery_s(buckets, 18.0, 1.0) is not None
+    assert over.attainment(50) >= over.attainment(25)
+
+
+def test_a_run_is_deterministic_and_tells_what_it_measured() -> None:
+    one, same = (goodput_runs.carry_out(SHORT) for _ in range(2))
+    assert replace(one, cpu_s=0.0) == replace(same, cpu_s=0.0)
+    figures = one.judged[50]
+    assert figures["ended"] == figures["offered"] > 0
+    assert 0 < figures["itl_p50_s"] <= figures["itl_p99_s"]
+    assert one.judged[25]["met"] <= figures["met"]
+
+
+def test_four_short_cells_from_traffic_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--results", str(tmp_path / "r.jsonl"), "--json", str(tmp_path / "r.json"), "--jobs", "1"]
+    assert goodput.main(["--ci", *where]) == 0
+    text = capsys.readouterr().out
+    assert "recovery after an overload" in text
+    assert [cell["traffic"] for cell in json.loads((tmp_path / "r.json").read_text())["cells"]] == [
+        *("bimodal", "answer_heavy", "agents", "shifting")
+    ]
+    before = (tmp_path / "goodput-ci.jsonl").read_text()
+    assert goodput.main(["--ci", *where]) == 0
+    assert (tmp_path / "goodput-ci.jsonl").read_text() == before, "everything was known"
