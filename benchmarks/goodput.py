@@ -115,8 +115,8 @@ def measured(
     known = capacity.read(path, settings)
     lacking = [key for key in plan.keys_of(cells) if key not in known]
     if lacking:
-        # A capacity is that of the best of all splits, at full length, whatever else is asked for.
-        whole = replace(options, shares=SHARES, length=1.0, itl=1.0)
+        # A capacity is that of the best of all splits, whatever else is asked for.
+        whole = replace(options, shares=SHARES, length=capacity.LENGTH, itl=1.0)
 
         def wanted() -> Iterator[Run]:
             for key in lacking:
@@ -142,6 +142,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--splits", type=_listed(float), default=SHARES, help="shares of prefill workers")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--itl", type=float, default=1.0, help="the workers' ITL target as a share of TPOT")
+    parser.add_argument("--length", type=float, default=1.0, help="of a cell's 30 s and 90 s, for a quick look")
     parser.add_argument("--without", type=_listed(str), default=(), help="peers, ablations")
     parser.add_argument("--results", type=Path, default=_ROOT / "build" / "goodput.jsonl")
     parser.add_argument("--capacities", type=Path, default=_CAPACITIES)
@@ -173,6 +174,7 @@ def options_of(chosen: argparse.Namespace) -> Options:
         peers=() if "peers" in chosen.without else PEERS,
         ablations="ablations" not in chosen.without,
         seeds=chosen.seeds,
+        length=chosen.length,
         itl=chosen.itl,
     )
 

@@ -16,6 +16,8 @@ from tandem.fleetsim.goodput import knee
 SHARE: Final = 0.9
 """Of the offered requests at the knee."""
 SEEDS: Final = (0, 1)
+LENGTH: Final = 0.5
+"""Of a probe, as a share of a cell's length."""
 _STEP: Final = 1.1
 _LOWEST: Final = 0.1
 _RUNGS: Final = 32

@@ -4,10 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from tandem.core.errors import TandemError
+from tandem.fleetsim.fleet import roles
+from tandem.fleetsim.peers.catalogue import CURRENT, current
 from tandem.fleetsim.scenarios import sessions
 from tandem.fleetsim.scenarios.generated import TRAFFIC
 
-OURS: Final = "tandem"
 TRAFFICS: Final = (*(each.name for each in TRAFFIC), sessions.NAME)
 SIZES: Final = (8, 16)
 LOADS: Final = (0.5, 0.8, 0.95, 1.1)
@@ -15,7 +16,9 @@ TPOTS_MS: Final = (25, 50)
 TTFT_S: Final = 2.0
 SHARES: Final = (0.0, 0.25, 0.5, 0.62, 0.75, 0.87)
 """Of the workers, those that take prompts for others."""
-PEERS: Final = ("sglang cache_aware", "vllm kv_aware", "dynamo kv", "llm-d precise 2:1", "llm-d precise 3:2:2")
+PEERS: Final = tuple(name for name in CURRENT if name != "llm-d precise tiers")
+"""Every peer as its project configures it today; without the one that differs by what lies on tiers, of which these
+workers have none."""
 WARM_UP_S: Final = 30.0
 MEASURED_S: Final = 90.0
 REQUESTS_MIN: Final = 1_500
@@ -92,6 +95,12 @@ class Options:
     def splits(self, workers: int) -> tuple[int, ...]:
         """How many workers take prompts for others, each once, 0 (all unified) among them where it is asked for."""
         return tuple(dict.fromkeys(prefills(share, workers) for share in self.shares))
+
+    def peers_of(self, split: int, workers: int) -> tuple[str, ...]:
+        """Those that differ from each other on workers in these roles."""
+        of_workers = roles(prefill=split, decode=workers - split) if split else roles(unified=workers)
+        left_out = set(CURRENT) - set(current(of_workers))
+        return tuple(name for name in self.peers if name not in left_out)
 
     def compared(self) -> frozenset[Cell]:
         """The cells in which peers run and the parts of the price are left out: of each traffic one below its

@@ -7,12 +7,13 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks.goodput_capacity import Capacity, Key
-from benchmarks.goodput_cells import OURS, Cell, Options
+from benchmarks.goodput_cells import Cell, Options
 from benchmarks.goodput_plan import Results, attained, best_split, split_runs
 from benchmarks.goodput_runs import ABLATIONS, Result
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
 from tandem.core.errors import TandemError
+from tandem.fleetsim.contenders import OURS
 from tandem.fleetsim.goodput import recovery_s
 
 PEER_BAR: Final = 0.98

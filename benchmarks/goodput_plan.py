@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.goodput_capacity import LADDER, SEEDS, Key, Points, next_probe
-from benchmarks.goodput_cells import OURS, Cell, Options, Run
+from benchmarks.goodput_cells import Cell, Options, Run
 from benchmarks.goodput_runs import ABLATIONS, Result
 from benchmarks.statistics import BySeed, paired
+from tandem.fleetsim.contenders import OURS
 
 Results = Mapping[Run, Result]
 SEEDS_MIN: Final = 3
@@ -78,7 +79,7 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
         return
     best = best_split(options, by_split)
     for split in sorted({0, best} & set(by_split)):
-        for contender in options.peers:
+        for contender in options.peers_of(split, cell.workers):
             theirs = attained(results, options.run(cell, capacity, split, contender, 0), cell.tpot_ms, options.seeds)
             seeds = [seed for seed in sorted(by_split[best]) if seed not in theirs]
             if seeds and not decided(by_split[best], theirs):

@@ -13,7 +13,6 @@ from typing import Final
 
 from benchmarks.goodput_cells import (
     MEASURED_S,
-    OURS,
     REQUESTS_MIN,
     SURGE_S,
     TPOTS_MS,
@@ -24,23 +23,18 @@ from benchmarks.goodput_cells import (
 from router.settings import PlacementSettings
 from tandem.core.slo import Slo
 from tandem.engine.simulated.presets import preset
+from tandem.fleetsim.contenders import EQUAL_TERMS, OURS, decider_of
 from tandem.fleetsim.fleet import DeciderOf, FleetSettings, roles, simulate
 from tandem.fleetsim.goodput import Bucket, Judged, Window, judge
-from tandem.fleetsim.ours import ours
-from tandem.fleetsim.peers.catalogue import peer
 from tandem.fleetsim.scenarios import generated, sessions
 from tandem.fleetsim.scenarios.draws import Surge
 from tandem.fleetsim.step_time import StepTime
 from tandem.fleetsim.workload import Request, Workload
 
 _ROOT: Final = Path(__file__).parent.parent
-_SIMULATOR: Final = (
-    *("tandem/engine/step_rules.py", "tandem/engine/simulated/presets.py", "tandem/fleetsim/worker.py"),
-    *("tandem/fleetsim/fleet.py", "tandem/fleetsim/pool.py", "tandem/fleetsim/residence.py"),
-    *("tandem/fleetsim/step_time.py", "tandem/fleetsim/bringing.py", "tandem/fleetsim/worker_settings.py"),
-    *("tandem/fleetsim/scenarios/generated.py", "tandem/fleetsim/scenarios/sessions.py"),
-)
-"""What decides how much a fleet can carry, beside placement."""
+_ENGINE: Final = ("step_rules.py", "settings.py", "simulated/presets.py")
+_PLACING: Final = ("contenders.py", "ours.py", "router.py", "figures.py", "goodput.py")
+"""Files of the simulator that have no part in what a fleet can carry."""
 _SAMPLE_S: Final = 120.0
 _SAMPLE_RATE: Final = 10.0
 _SAMPLE_SESSIONS: Final = 40
@@ -48,10 +42,10 @@ _ABLATED: Final[Mapping[str, Mapping[str, float]]] = {
     "tandem without interference": {"interference": 0.0},
     "tandem without ITL target": {"itl_target_ms": 1e9},
     "tandem without promises": {"promise_s": 0.0},
-    "tandem without pairs of choice": {"candidates_max": 1},
+    "tandem with one pair": {"candidates_max": 1},
 }
 """Parts of the price that can be left out, and how."""
-ABLATIONS: Final = tuple(_ABLATED)
+ABLATIONS: Final = (EQUAL_TERMS, *_ABLATED)
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ def carry_out(run: Run) -> Result:
     workload, surge, changes_s = traffic_of(run)
     settings = fleet_of(run)
     began = time.process_time()
-    simulate(settings, decider_of(run), workload)
+    simulate(settings, policy_of(run), workload)
     cpu_s = time.process_time() - began
     requests = workload.requests
     window = Window(WARM_UP_S * run.length, max((request.arrival_s for request in requests), default=0.0))
@@ -113,13 +107,13 @@ def fleet_of(run: Run) -> FleetSettings:
     return generated.fleet(of_workers, itl_target_s=run.itl_ms / 1e3)
 
 
-def decider_of(run: Run) -> DeciderOf:
+def policy_of(run: Run) -> DeciderOf:
     """Its policy: ours whole, ours without a part, or a peer's."""
-    if run.contender != OURS and run.contender not in _ABLATED:
-        return peer(run.contender, run.seed)
     settings = generated.ours_settings()
-    changed: PlacementSettings = replace(settings.placement, **_ABLATED.get(run.contender, {}))  # type: ignore[arg-type]
-    return ours(replace(settings, placement=changed), run.seed)
+    if run.contender not in _ABLATED:
+        return decider_of(run.contender, settings, run.seed)
+    changed: PlacementSettings = replace(settings.placement, **_ABLATED[run.contender])  # type: ignore[arg-type]
+    return decider_of(OURS, replace(settings, placement=changed), run.seed)
 
 
 def traffic_of(run: Run) -> tuple[Workload, Surge | None, tuple[float, ...]]:
@@ -198,21 +192,31 @@ def _ideal_sessions(seed: int, tpot_s: float) -> tuple[Sequence[Request], float]
 
 def settings_hash() -> str:
     """Of all that decides how much a fleet can carry but placement: when it differs, capacities are measured anew."""
-    found = hashlib.sha256()
-    for path in _SIMULATOR:
-        found.update(path.encode() + b"\0" + (_ROOT / path).read_bytes())
-    values = (generated.fleet(roles(unified=1), 0.05), preset(generated.MODEL), sessions.Agents(), TTFT_S, TPOTS_MS)
-    found.update(repr(values).encode())
-    return found.hexdigest()[:16]
+    simulator = _ROOT / "tandem" / "fleetsim"
+    files = [path for path in simulator.glob("*.py") if path.name not in _PLACING]
+    files += [simulator / "scenarios" / name for name in ("generated.py", "sessions.py", "draws.py")]
+    files += [_ROOT / "tandem" / "engine" / name for name in _ENGINE]
+    values = (
+        generated.fleet(roles(unified=1), 0.05),
+        preset(generated.MODEL),
+        TTFT_S,
+        TPOTS_MS,
+        WARM_UP_S,
+        MEASURED_S,
+    )
+    return _hash(files, repr(values))
 
 
 def code_hash() -> str:
     """Of all code that a run depends on: results of other code are of no use."""
-    found = hashlib.sha256()
-    folders = ("tandem/fleetsim", "router/placement", "kv_transfer")
+    folders = ("tandem/fleetsim", "tandem/engine/simulated", "router/placement", "kv_transfer")
     files = [path for folder in folders for path in (_ROOT / folder).rglob("*.py")]
-    files += [_ROOT / path for path in (*_SIMULATOR, "router/settings.py", "benchmarks/goodput_runs.py")]
-    for path in sorted(set(files)):
+    return _hash([*files, _ROOT / "router" / "settings.py", Path(__file__)], settings_hash())
+
+
+def _hash(files: Sequence[Path], besides: str) -> str:
+    found = hashlib.sha256(besides.encode())
+    for path in sorted(files):
         found.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]
 

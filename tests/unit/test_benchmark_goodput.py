@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
 from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
-from benchmarks.goodput_cells import OURS, Cell, Options, Run, prefills
+from benchmarks.goodput_cells import Cell, Options, Run, prefills
 from benchmarks.goodput_judge import Contest, Found
 from benchmarks.goodput_plan import decided
 from benchmarks.goodput_results import ResultsFile
 from benchmarks.goodput_runs import Result
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
+from tandem.fleetsim.contenders import OURS
 from tandem.fleetsim.goodput import recovery_s
 
 CELL = Cell("bimodal", 8, 0.95, 50)

@@ -6,13 +6,12 @@ answer when the rate changes, and no policy can move a draw. Workers are Llama-3
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 from typing import Final
 
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
-from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.presets import preset
 from tandem.fleetsim.fleet import FleetSettings
 from tandem.fleetsim.ours import OursSettings
@@ -104,15 +103,7 @@ def fleet(roles: tuple[str, ...], itl_target_s: float | None = None) -> FleetSet
     kv_tokens = chosen.model.blocks * chosen.model.block_tokens
     worker = WorkerSettings(kv_tokens, BLOCK_TOKENS, StepTime.of(chosen.model))
     if itl_target_s is not None:
-        defaults = SchedulerSettings()
-        worker = replace(
-            worker,
-            itl_target_s=itl_target_s,
-            max_batched_tokens=defaults.max_batched_tokens,
-            min_prefill_tokens=defaults.min_prefill_tokens,
-            max_sequences=defaults.max_sequences,
-            engine_block_tokens=chosen.model.block_tokens,
-        )
+        worker = worker.as_in_production(itl_target_s)
     return FleetSettings(roles, worker, _NETWORK_BYTES_PER_S / chosen.kv_token_bytes)
 
 
