@@ -9,7 +9,7 @@ formula would choose keeps a prompt of which it lacks little, in tokens and as a
 the decode workers' router gives its credit after all: max(0, decode blocks - credit) + weight * active requests.
 """
 
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.entropy import Entropy, below
@@ -66,35 +66,45 @@ class DynamoKv(Peer):
     def __init__(self, workers: int, entropy: Entropy, settings: DynamoSettings | None = None) -> None:
         self._settings = settings or DynamoSettings()
         self._entropy = entropy
-        self._active: tuple[Counter[int], ...] = tuple(Counter() for _ in range(workers))
+        self._active: tuple[dict[int, int], ...] = tuple({} for _ in range(workers))
+        """Blocks in use, per worker, with how many requests use each."""
         self._tokens = [0] * workers
         """In blocks in use, per worker."""
-        self._requests: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._requests: dict[int, tuple[Sequence[int], int, int]] = {}
+        """Blocks of requests under way, how many tokens they have, and how many less than that the last one."""
 
     def choose(self, ask: PeerAsk) -> int:
-        sized = tuple((name, ask.tokens(place + 1) - ask.tokens(place)) for place, name in enumerate(ask.blocks))
-        cheapest = least([self._cost(ask, worker, sized) for worker in range(len(ask.seen))])
+        names, size = ask.blocks, ask.block_tokens
+        short = len(names) * size - ask.input_tokens
+        new = [_new_tokens(active, names, size, short) for active in self._active]
+        costs = [
+            _whole_cost(self._settings, ask, seen, self._tokens[worker] + new[worker])
+            for worker, seen in enumerate(ask.seen)
+        ]
+        cheapest = least(costs)
         chosen = cheapest[below(self._entropy, len(cheapest))]
         active = self._active[chosen]
-        for name, tokens in sized:
-            active[name] += 1
-            if active[name] == 1:
-                self._tokens[chosen] += tokens
-        self._requests[ask.number] = sized
+        for name in names:
+            active[name] = active.get(name, 0) + 1
+        self._tokens[chosen] += new[chosen]
+        self._requests[ask.number] = names, size, short
         return chosen
 
     def finished(self, number: int, chosen: int) -> None:
+        names, size, short = self._requests.pop(number)
         active = self._active[chosen]
-        for name, tokens in self._requests.pop(number):
-            active[name] -= 1
-            if active[name] == 0:
+        for name in names:
+            if active[name] == 1:
                 del active[name]
-                self._tokens[chosen] -= tokens
+            else:
+                active[name] -= 1
+        self._tokens[chosen] -= _new_tokens(active, names, size, short)
 
-    def _cost(self, ask: PeerAsk, worker: int, sized: tuple[tuple[int, int], ...]) -> float:
-        active = self._active[worker]
-        new = sum(tokens for name, tokens in sized if name not in active)
-        return _whole_cost(self._settings, ask, ask.seen[worker], self._tokens[worker] + new)
+
+def _new_tokens(active: Mapping[int, int], names: Sequence[int], size: int, short: int) -> int:
+    """Tokens of the blocks that are not in use, the last of which is `short` of `size`."""
+    lacking = len(names) - sum(map(active.__contains__, names))
+    return lacking * size - (short if lacking and names[-1] not in active else 0)
 
 
 class DynamoPrefill(Peer):

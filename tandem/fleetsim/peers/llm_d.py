@@ -140,26 +140,29 @@ class Approximate(Scored):
         self._held = [0] * workers
 
     def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
-        whole = min(self._match_max, ask.input_tokens)
-        return [min(self._matched(ask, lru), whole) / whole for lru in self._lru]
+        whole, looked_at = min(self._match_max, ask.input_tokens), self._looked_at(ask)
+        return [min(ask.tokens(_leading(looked_at, lru)), whole) / whole for lru in self._lru]
 
     def routed(self, ask: PeerAsk, chosen: int) -> None:
-        lru = self._lru[chosen]
-        for place, name in enumerate(ask.blocks):
-            if ask.tokens(place) >= self._match_max:
-                break
+        lru, size = self._lru[chosen], ask.block_tokens
+        for place, name in enumerate(self._looked_at(ask)):
             if name in lru:
                 lru.move_to_end(name)
             else:
-                lru[name] = ask.tokens(place + 1) - ask.tokens(place)
+                lru[name] = min(size, ask.input_tokens - place * size)
                 self._held[chosen] += lru[name]
         while self._held[chosen] > self._lru_tokens:
             self._held[chosen] -= lru.popitem(last=False)[1]
 
-    def _matched(self, ask: PeerAsk, lru: "OrderedDict[int, int]") -> int:
-        count = 0
-        for name in ask.blocks:
-            if name not in lru or ask.tokens(count) >= self._match_max:
-                break
-            count += 1
-        return ask.tokens(count)
+    def _looked_at(self, ask: PeerAsk) -> Sequence[int]:
+        """Blocks that begin before the most that is matched."""
+        return ask.blocks[: -(-self._match_max // ask.block_tokens)]
+
+
+def _leading(names: Sequence[int], lru: "OrderedDict[int, int]") -> int:
+    count = 0
+    for name in names:
+        if name not in lru:
+            break
+        count += 1
+    return count
