@@ -76,7 +76,7 @@ class Prompts:
         rows = batch.count
         self._cost = PromptCost(0.0, step_time.token_s, step_time.context_s)
         running_s = batch.seconds(1) if rows else 0.0
-        self._allowance = open_allowance(self._settings, rows, running_s, 1.0, self._cost)
+        self._allowance = open_allowance(self._settings, rows, running_s, self._settings.margin, self._cost)
         self._chunks, self._claims, self._shared = [], set(), False
         for job in self._jobs:
             if self._allowance.exhausted:
@@ -127,7 +127,7 @@ class Prompts:
                 break
             context += rows
             running_s = step_time.decode(rows, context, 1) if rows else 0.0
-            allowance = open_allowance(self._settings, rows, running_s, 1.0, self._cost)
+            allowance = open_allowance(self._settings, rows, running_s, self._settings.margin, self._cost)
             found = self._alike(done, allowance)
             if not found or (waiting and allowance.spent):
                 break

@@ -12,6 +12,8 @@ from tandem.fleetsim.tiers import TierSettings
 
 _TANDEM: Final = SchedulerSettings()
 _ENGINE_BLOCK: Final = 16
+_MARGIN: Final = 1.01
+"""The mean of what schedulers learn where steps have no noise."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class WorkerSettings:
 
     `itl_target_s`: as in a worker of Tandem, prompts are chunked so that steps with running sequences stay below it,
     but for `min_prefill_tokens` a step; None, as in engines whose chunks are fixed: `max_batched_tokens` alone
-    bounds them. Chunks end at edges of blocks of `engine_block_tokens` where possible. `look_s` bounds how far steps
+    bounds them. The target is divided by `margin`, which schedulers learn: how many times its prediction a step may
+    last. Chunks end at edges of blocks of `engine_block_tokens` where possible. `look_s` bounds how far steps
     are advanced at once while the pool is full, so that what is evicted is told in time; `steps_max` how many steps
     (1: one by one). `step_noise` is the standard deviation of the logarithm of a step's time, whose mean stays what
     `step_time` says; 0 for exact times. With noise steps are advanced one by one. The other settings are those of
@@ -33,6 +36,7 @@ class WorkerSettings:
     max_batched_tokens: int = 8192
     min_prefill_tokens: int = 32
     itl_target_s: float | None = None
+    margin: float = 1.0
     engine_block_tokens: int = 1
     max_sequences: int = 256
     watermark: float = _TANDEM.watermark
@@ -52,6 +56,7 @@ class WorkerSettings:
             max_batched_tokens=_TANDEM.max_batched_tokens,
             min_prefill_tokens=_TANDEM.min_prefill_tokens,
             itl_target_s=itl_target_s,
+            margin=_MARGIN,
             engine_block_tokens=_ENGINE_BLOCK,
         )
 

@@ -16,6 +16,7 @@ from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.step_model import StepLoad
 from tandem.fleetsim.job import Job
 from tandem.fleetsim.worker_settings import Listener, WorkerSettings
+from tandem.fleetsim.workload import Request
 
 ROOT = RootIdentity("simulated", "u64", 16).name()
 _LEASE_S = 1e6
@@ -52,6 +53,8 @@ class RealWorker:
         self._listener = listener
         self._jobs: dict[int, Job] = {}
         self._ids: dict[Job, int] = {}
+        self._fetches: dict[int, FetchJob] = {}
+        """Of hand-overs that have their slots, what they wait for."""
         self._words: dict[int, int] = {}
         """Of each name of a prompt's block, the token of which it consists here."""
         self._step: Step | None = None
@@ -81,12 +84,41 @@ class RealWorker:
         self.scheduler.submit(
             Work(
                 work_id, mode, self._prompt(job), (Branch(0, 1),), Sampling(),
-                Stopping(request.output_tokens, ignore_eos=True), ROOT, 1e9,
+                Stopping(request.output_tokens, ignore_eos=True), ROOT, 1e9, request.priority,
                 lease_id=str(work_id) if job.prefill_only else "", lease_s=_LEASE_S,
             ),
             now,
         )  # fmt: skip
         self.wake(now)
+
+    def prompt_ready(self, job: Job, now: float) -> None:
+        """The prompt of a job that is handed over has been computed elsewhere, and its first token drawn."""
+        self.touch(now)
+        work_id = self._ids[job]
+        self.scheduler.provide_first(work_id, 0, _ANSWER | work_id, now)
+        self._hear(self.scheduler.take_report(), now)
+        self.wake(now)
+
+    def arrived(self, job: Job, now: float) -> None:
+        """All blocks that a hand-over asked for are in their slots."""
+        self.touch(now)
+        fetch = self._fetches.pop(self._ids[job])
+        for target in fetch.targets:
+            self.scheduler.landed(fetch.work_id, target.index, b"", now)
+        self.scheduler.fetch_ended(fetch.work_id, None, now)
+        self._hear(self.scheduler.take_report(), now)
+        self.wake(now)
+
+    def cancel(self, job: Job, now: float) -> None:
+        """Nothing happens: requests of these workloads are not given up, and one that has ended leaves nothing."""
+        assert job.left == 0 or job.prefill_only, "a request that has not ended was cancelled"
+
+    def held(self, request: Request) -> int:
+        """Leading prompt tokens that were in the pool when the hand-over got its slots."""
+        missing = [
+            fetch.targets for work_id, fetch in self._fetches.items() if self._jobs[work_id].request is request
+        ]
+        return request.input_tokens - sum(target.tokens for targets in missing for target in targets)
 
     def _prompt(self, job: Job) -> bytes:
         request, words = job.request, self._words
@@ -144,19 +176,15 @@ class RealWorker:
         assert not report.failed, report.failed
         for emitted in report.emitted:
             self._emitted(self._jobs[emitted.work_id], now)
+        for work_id in report.withdrawn:
+            del self._fetches[work_id]
+            self.scheduler.fetch_ended(work_id, None, now)
+            self._listener.withdrawn(self._jobs[work_id], now)
         for fetch in report.fetches:
-            self._land(fetch, now)
+            self._fetches[fetch.work_id] = fetch
+            self._listener.reserved(self._jobs[fetch.work_id], now)
         for ended in report.ended:
             self._ended(ended.work_id, ended.stats, now)
-
-    def _land(self, fetch: FetchJob, now: float) -> None:
-        for target in fetch.targets:
-            self.scheduler.landed(fetch.work_id, target.index, b"", now)
-        self.scheduler.fetch_ended(fetch.work_id, None, now)
-        self.scheduler.provide_first(fetch.work_id, 0, _ANSWER | fetch.work_id, now)
-        self._hear(self.scheduler.take_report(), now)
-        if self._step is None:
-            self._plan(now)
 
     def _emitted(self, job: Job, now: float) -> None:
         request = job.request
