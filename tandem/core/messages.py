@@ -242,6 +242,9 @@ class Hello(msgspec.Struct, frozen=True):
     """What its engine can do beyond the rest (`EngineInfo.features`)."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it serves."""
+    hardware: str = ""
+    """What it computes on, `NVIDIA H100 80GB HBM3 x 4`: workers of one name, model and engine are as fast. Empty
+    where nobody knows, as on CPUs."""
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
@@ -421,6 +424,39 @@ class SnapshotRequest(msgspec.Struct, frozen=True):
 StateRequest = SnapshotRequest
 
 
+class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the steps of a worker had to do since it started, added up, and how long they took: the difference
+    between two of them tells of the steps between."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    rows: float = 0.0
+    """Sequences that decoded."""
+    reads: float = 0.0
+    """Positions that those attended to."""
+    pieces: float = 0.0
+    """Prompts of which some tokens were computed."""
+    tokens: float = 0.0
+    """Prompt tokens."""
+    positions: float = 0.0
+    """Positions that those attended to."""
+
+
+class StepFit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How long a worker's steps take, as it has learned it: `base_s`, and for each sequence that decodes, position
+    that one attends to, piece of a prompt, prompt token, and position that one attends to. `prompts` are the steps
+    that computed some of a prompt, `plain` all others; neither has the first few in it."""
+
+    base_s: float
+    sequence_s: float
+    read_s: float
+    piece_s: float
+    token_s: float
+    position_s: float
+    plain: StepSums = StepSums()
+    prompts: StepSums = StepSums()
+
+
 class Load(msgspec.Struct, frozen=True):
     """How busy a worker is, sent after a step at most every 50 ms and at least every heartbeat."""
 
@@ -445,6 +481,8 @@ class Load(msgspec.Struct, frozen=True):
     overdue_s: float = 0.0
     """The age of a step that takes far longer than steps of its size do; until it is over the worker gets no new
     work. Zero when all is well."""
+    fit: StepFit | None = None
+    """Told with heartbeats, and to a router that has just come; None in between, and of engines that do not know."""
 
 
 class KvDelta(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 The same decision whoever starts the process: `tandem up` and the operator give it GPUs, it binds itself.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -38,6 +39,8 @@ class Binding:
     nodes: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    hardware: str = ""
+    """What the GPUs are called, and how many they are."""
 
 
 def nearest(topology: Topology, gpus: Sequence[Gpu]) -> Near:
@@ -65,7 +68,14 @@ def binding_of(
     leave = (), "CPUs and memory: vLLM binds its ranks itself"
     cpus, why_cpus = leave if ranks_bind else _kept(topology, near, frozenset(allowed))
     told, why_nics = _net_devices(topology, near, environment)
-    return Binding(cpus, near.nodes if cpus else (), told, (f"{where}{why_cpus}", f"{where}{why_nics}"))
+    reasons = (f"{where}{why_cpus}", f"{where}{why_nics}")
+    return Binding(cpus, near.nodes if cpus else (), told, reasons, called(gpus))
+
+
+def called(gpus: Sequence[Gpu]) -> str:
+    """`NVIDIA H100 80GB HBM3 x 4`; unlike ones each by their own name."""
+    counts = Counter(gpu.name for gpu in gpus)
+    return " + ".join(f"{name} x {count}" for name, count in sorted(counts.items()))
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -1,12 +1,14 @@
 """How busy an engine is, as its worker tells it."""
 
-from tandem.core.messages import Load
+from tandem.core.messages import Load, StepFit
 from tandem.engine.residence import Residence
 from tandem.engine.step_model import PromptCost
 from tandem.engine.throughput import Throughput
 
 
-def load_of(residence: Residence, figures: Throughput, cost: PromptCost | None, longest_step_s: float) -> Load:
+def load_of(
+    residence: Residence, figures: Throughput, cost: PromptCost | None, longest_step_s: float, fit: StepFit | None
+) -> Load:
     """The figures of this moment; `longest_step_s` is predicted. Prompt tokens that are being fetched, or are to be,
     do not count as queued."""
     queued = residence.computable.tokens + residence.bringable.tokens
@@ -27,4 +29,5 @@ def load_of(residence: Residence, figures: Throughput, cost: PromptCost | None, 
         prefill_token_s=cost.token if cost is not None else 0.0,
         prefill_position_s=cost.position if cost is not None else 0.0,
         longest_step_s=max(longest_step_s, figures.prompt_step_s),
+        fit=fit,
     )

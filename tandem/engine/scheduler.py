@@ -335,7 +335,8 @@ class Scheduler:
 
     def load(self) -> Load:
         """How busy this engine is."""
-        return load_of(self.residence, self._throughput, self._budget.prompt_cost, self._budget.longest_s)
+        budget = self._budget
+        return load_of(self.residence, self._throughput, budget.prompt_cost, budget.longest_s, budget.fit)
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
         """What a step may take beside running sequences, in seconds, from now on; None stands for the settings'."""

@@ -6,6 +6,7 @@ one after the other, each at its own position. Nothing decodes: `max_batched_tok
 
 from dataclasses import replace
 
+from tandem.core.messages import StepFit
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.step_model import PromptCost, StepLoad, StepTimeModel
 from tandem.engine.step_rules import Allowance, Budget, open_allowance
@@ -39,6 +40,11 @@ class StepBudget:
         tokens = self._settings.max_batched_tokens
         load = StepLoad(0, tokens, tokens * tokens / 2, 1)
         return self._model.predict(load) if self._model.observed else 0.0
+
+    @property
+    def fit(self) -> StepFit | None:
+        """What steps take, for routers; None before the first few are over."""
+        return self._model.fit()
 
     def open(self, running: StepLoad) -> Allowance:
         """The room beside the running sequences, whose load this is."""

@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from tandem.core.messages import StepFit, StepSums
+
 _SCALES: Final = (1.0, 64.0, 4.0, 1024.0, 1024.0 * 1024.0, 64.0 * 1024.0)
 _SIZE: Final = len(_SCALES)
 _TOKENS: Final = 3
@@ -93,6 +95,29 @@ class Quantile:
         self.value = min(_QUANTILE_MAX, self.value)
 
 
+class _Sums:
+    """Adds up steps; see `StepSums`."""
+
+    __slots__ = ("pieces", "positions", "reads", "rows", "seconds", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds = self.rows = self.reads = self.pieces = self.tokens = self.positions = 0.0
+
+    def add(self, load: StepLoad, seconds: float, steps: int) -> None:
+        """So many steps of this load, which took `seconds` each."""
+        self.steps += steps
+        self.seconds += steps * seconds
+        self.rows += steps * load.decode_rows
+        self.reads += steps * load.decode_context
+        self.pieces += steps * load.pieces
+        self.tokens += steps * load.prefill_tokens
+        self.positions += steps * load.prefill_context
+
+    def told(self) -> StepSums:
+        return StepSums(self.steps, self.seconds, self.rows, self.reads, self.pieces, self.tokens, self.positions)
+
+
 class StepTimeModel:
     """seconds ≈ pace * theta · features. Before anything is measured only prompt tokens have a cost."""
 
@@ -106,11 +131,13 @@ class StepTimeModel:
         self._token_min = first * 1e-3
         self._pace = 1.0
         self._slow, self._very_slow = Quantile(_SLOW, 0.05), Quantile(_VERY_SLOW, 0.15)
+        self._plain, self._prompts = _Sums(), _Sums()
         self.observed = 0
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
+    def observe(self, load: StepLoad, seconds: float, steps: int = 1) -> None:
         """Learn from one step. After the first few, a step far above its prediction (a page fault, another
-        process) counts as `_OUTLIER` times the prediction only."""
+        process) counts as `_OUTLIER` times the prediction only. `steps` alike ones teach as one, and are added up as
+        so many."""
         self.observed += 1
         features = load.features()
         shape = self._shape(features)
@@ -121,13 +148,15 @@ class StepTimeModel:
             return
         expected = self._pace * shape
         counted = min(seconds, _OUTLIER * expected)
+        (self._prompts if load.prefill_tokens else self._plain).add(load, counted, steps)
         if load.decode_rows and load.prefill_tokens:
             self._slow.observe(seconds / expected)
             self._very_slow.observe(seconds / expected)
         if load.prefill_tokens or self.observed % _DECODE_EVERY == 0:
             self._learn_shape(features, counted, expected)
         # Against the shape before it learned: both correct the same error, and the pace comes to rest at one.
-        self._pace += _PACE_WEIGHT * (counted / shape - self._pace)
+        weight = _PACE_WEIGHT if steps == 1 else 1.0 - (1.0 - _PACE_WEIGHT) ** steps
+        self._pace += weight * (counted / shape - self._pace)
 
     @property
     def margin(self) -> float:
@@ -142,6 +171,15 @@ class StepTimeModel:
         """What pieces of prompts cost now."""
         pace, cost = self._pace, self._cost
         return PromptCost(pace * cost[2] / _SCALES[2], pace * cost[3] / _SCALES[3], pace * cost[4] / _SCALES[4])
+
+    def fit(self) -> StepFit | None:
+        """What it has learned, at the pace of now; None before the first few steps are over."""
+        if self.observed <= _WARM:
+            return None
+        base, sequence, piece, token, position, read = (
+            self._pace * cost / scale for cost, scale in zip(self._cost, _SCALES, strict=True)
+        )
+        return StepFit(base, sequence, read, piece, token, position, self._plain.told(), self._prompts.told())
 
     def _shape(self, features: tuple[float, ...]) -> float:
         return _dot(self._cost, features)

@@ -12,8 +12,10 @@ is summed in closed form; alike steps with prompts in them are planned at once (
 from collections.abc import Sequence
 from functools import partial
 from math import inf
+from typing import Final
 
-from tandem.core.messages import Load
+from tandem.core.messages import Load, StepFit
+from tandem.engine.step_model import StepLoad, StepTimeModel
 from tandem.engine.step_rules import order_of, spare_blocks
 from tandem.fleetsim.bringing import Bringing
 from tandem.fleetsim.decode_batch import DecodeBatch
@@ -26,9 +28,13 @@ from tandem.fleetsim.queueing import Waiting
 from tandem.fleetsim.rates import Rates
 from tandem.fleetsim.residence import give_way, publish, release, take_room
 from tandem.fleetsim.step_noise import StepNoise
+from tandem.fleetsim.step_time import attended
 from tandem.fleetsim.tiers import Tiers
 from tandem.fleetsim.worker_settings import Listener, WorkerSettings
 from tandem.fleetsim.workload import Request
+
+_FIRST_TOKEN_S: Final = 1e-4
+"""What a worker takes a prompt token to take before its first step."""
 
 
 class Worker:
@@ -55,6 +61,9 @@ class Worker:
         self._batch = DecodeBatch(settings.step_time, self._size)
         self._prompts = Prompts(settings, self.pool, self._batch)
         self._rates = Rates()
+        self._model = StepTimeModel(_FIRST_TOKEN_S) if settings.tells_fit else None
+        self._fit: StepFit | None = None
+        self._fit_due = 0.0
         self._bringing = Bringing(index, self.tiers, settings.step_time, listener)
         self._exports = Exports(settings.export_share, settings.kv_tokens, self._size)
         self._clock = 0.0
@@ -157,7 +166,7 @@ class Worker:
             self._carry_out(self._planned[self._carried_out])
             self._planned, self._carried_out = [], 0
         else:
-            self._end_steps(self._steps, now, 0)
+            self._end_steps(self._steps, now)
             self._drop_cancelled()
         for job in self._batch.ended():
             self._finish(job, now)
@@ -171,6 +180,9 @@ class Worker:
         if now >= self._report_due:
             every_s = self.settings.load_every_s
             self._report_due = (now // every_s + 1) * every_s
+            if self._model is not None and now >= self._fit_due:
+                self._fit_due = now + self.settings.fit_every_s
+                self._fit = self._model.fit()
             self.load = self._figures(now)
 
     def release_kept(self, job: Job, now: float) -> None:
@@ -388,19 +400,26 @@ class Worker:
             self._carried_out += 1
 
     def _carry_out(self, step: Step) -> None:
-        self._end_steps(1, step.end_s, step.tokens)
+        self._end_steps(1, step.end_s, step)
         if self._cancelled:
             self._drop_cancelled()
         self._end_chunks(step.chunks, step.end_s)
 
-    def _end_steps(self, steps: int, now: float, prompt_tokens: int) -> None:
+    def _end_steps(self, steps: int, now: float, planned: Step | None = None) -> None:
+        """So many steps are over; `planned` is the only one, if it has prompt tokens."""
         batch, took_s = self._batch, now - self._clock
+        tokens = 0 if planned is None else planned.tokens
+        if self._model is not None:
+            chunks = () if planned is None else planned.chunks
+            reach = sum(attended(job.done, count) for job, count in chunks)
+            context = batch.context + batch.count * (steps - 1) / 2
+            self._model.observe(StepLoad(batch.count, tokens, reach, len(chunks), context), took_s / steps, steps)
         self.work_s += took_s - steps * self._time.base_s
         self._clock = now
         grown = batch.growth(steps)
         batch.run(steps, took_s)
         self.pool.reserve(grown)
-        self._rates.observe(steps, batch.count, prompt_tokens, took_s)
+        self._rates.observe(steps, batch.count, tokens, took_s)
         self._let_fall()
 
     def _end_chunks(self, chunks: list[tuple[Job, int]], now: float) -> None:
@@ -548,6 +567,7 @@ class Worker:
             preemptions=self.preemptions,
             prefill_token_s=self._time.token_s,
             prefill_position_s=self._time.context_s,
+            fit=self._fit,
         )
 
     # ---- invariants ----

@@ -48,6 +48,10 @@ class WorkerSettings:
     look_s: float = 0.2
     steps_max: int = 1 << 40
     step_noise: float = 0.0
+    tells_fit: bool = True
+    """Whether it tells what it has learned of its steps, as Tandem's engines do."""
+    fit_every_s: float = 0.5
+    """How often that is: with every heartbeat."""
 
     def as_in_production(self, itl_target_s: float = _TANDEM.itl_target_s) -> "WorkerSettings":
         """The same worker as Tandem runs it: prompts are held to the ITL target, in its chunks and blocks."""

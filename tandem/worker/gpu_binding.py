@@ -10,16 +10,18 @@ _RANKS_BIND: Final = "numa_bind"
 """vLLM's own argument for it, which binds each rank to the node of its GPU."""
 
 
-def bind_near_gpus(settings: WorkerSettings, environment: MutableMapping[str, str]) -> None:
-    """Before the engine is made: what it starts inherits it. Nothing is done on CPUs, or where `bind` is off. Raises
-    `bad_setting` for extra arguments that vLLM would not be given."""
+def bind_near_gpus(settings: WorkerSettings, environment: MutableMapping[str, str]) -> str:
+    """Before the engine is made: what it starts inherits it. Gives what the GPUs are called, empty where nobody
+    looks: nothing is done on CPUs, or where `bind` is off. Raises `bad_setting` for extra arguments that vLLM would
+    not be given."""
     gpus = gpus_of(settings)
-    if gpus and settings.bind:
-        # Imported on use: only workers on GPUs look for them.
-        from tandem.devices.applying import bind
+    if not gpus or not settings.bind:
+        return ""
+    # Imported on use: only workers on GPUs look for them.
+    from tandem.devices.applying import bind
 
-        ranks_bind = settings.engine == "vllm" and bool(read_extra(settings.vllm.extra).get(_RANKS_BIND))
-        bind(gpus, environment, ranks_bind=ranks_bind)
+    ranks_bind = settings.engine == "vllm" and bool(read_extra(settings.vllm.extra).get(_RANKS_BIND))
+    return bind(gpus, environment, ranks_bind=ranks_bind).hardware
 
 
 def gpus_of(settings: WorkerSettings) -> range:

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.errors import TandemError
 from tandem.core.messages import (
@@ -267,7 +269,7 @@ class WorkerHost:
         now = self._clock.now()
         for session in self._sessions.values():
             if now - session.load_sent >= self._settings.load_every_s:
-                self._send_load(session)
+                self._send_load(session, fit=False)
         self._changed.set()
 
     def _attempt_ended(self, attempt: Attempt) -> None:
@@ -291,9 +293,10 @@ class WorkerHost:
         for piece in self._events.snapshot() if self.identity.kv_events else ():
             session.update(piece)
 
-    def _send_load(self, session: Session) -> None:
+    def _send_load(self, session: Session, *, fit: bool = True) -> None:
+        """What steps take changes slowly: it is told with heartbeats, and at first."""
         session.load_sent = self._clock.now()
-        session.update(self._load)
+        session.update(self._load if fit or self._load.fit is None else msgspec.structs.replace(self._load, fit=None))
 
     def _heartbeat(self) -> None:
         self._fence()

@@ -38,6 +38,7 @@ class Identity:
     problems: tuple[str, ...] = ()
     kv_events: bool = True
     """Whether this worker tells which blocks it has."""
+    hardware: str = ""
 
     def hello(self, epoch: int, draining: bool, unready: bool = False, tiers: tuple[TierCost, ...] = ()) -> Hello:
         info = self.info
@@ -63,4 +64,5 @@ class Identity:
             features=info.features,
             adapters=info.adapters,
             kv_events=self.kv_events,
+            hardware=self.hardware,
         )

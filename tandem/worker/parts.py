@@ -75,3 +75,5 @@ class Parts:
     """Makes who tells an index beyond the links what the worker has; None when there is no such index."""
     open_hashing: OpenHashing = HashingHere
     """Makes who checks blocks that arrive."""
+    hardware: str = ""
+    """What the engine computes on (`Hello.hardware`)."""

@@ -62,7 +62,7 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
         if settings.metrics_bind is not None:
             # Before anything is loaded, which may take long: whoever probes is answered from the start.
             events.emit("metrics", address=meter.serve(settings.metrics_bind, lambda: health.problem))
-        bind_near_gpus(settings, os.environ)
+        hardware = bind_near_gpus(settings, os.environ)
         if settings.follows:
             _follow(settings, events, health)
         decoder = open_decoder(settings)
@@ -71,7 +71,7 @@ def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]
     telemetry = _telemetry(settings, os.environ)
     try:
         status = serve_process(
-            lambda lines: _service(make, _process(settings, decoder, telemetry, meter, lines, health)),
+            lambda lines: _service(make, _process(settings, decoder, telemetry, meter, lines, health, hardware)),
             events,
             settings.deadlines.drain_s,
             health=health,
@@ -135,6 +135,7 @@ def _process(
     meter: PrometheusMeter,
     events: EventLines,
     health: Health,
+    hardware: str = "",
 ) -> Process:
     clock, entropy = SystemClock(), SystemEntropy()
     loaded = build_engine(settings, decoder, clock, entropy.u64(), _telling(events))
@@ -150,6 +151,7 @@ def _process(
         own_tiers(settings, clock, entropy, meter),
         publishing(settings.index, clock, meter),
         DigestThreads,
+        hardware,
     )
     link = settings.link
     links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s)

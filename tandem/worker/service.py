@@ -77,7 +77,15 @@ class WorkerService:
         incarnation = Incarnation(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
         told, who = self._parts.settings.kv_events and info.kv_events, self._name
         problems = (f"KV is not exchanged: {info.not_exchanged}",) if info.not_exchanged else ()
-        identity = Identity(who.worker_id, who.role, info, who.revision, problems=problems, kv_events=told)
+        identity = Identity(
+            who.worker_id,
+            who.role,
+            info,
+            who.revision,
+            problems=problems,
+            kv_events=told,
+            hardware=self._parts.hardware,
+        )
         fetcher, health = self._side.fetcher, self._health
         self._host = WorkerHost(self._parts, identity, incarnation, fetcher, health, self._tiers)
         if self._parts.open_publisher is not None and told:

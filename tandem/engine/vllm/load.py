@@ -27,6 +27,8 @@ class Figures:
         self.preemptions = 0
         self._speculation: Speculation | None = None
         self._pieces = self._prompt_tokens = 0
+        self._attended = 0.0
+        """Positions that running sequences attend to, all together, when figures were taken last."""
         self._began: float | None = None
         """Of the prompts in the step that was told of last, and when that was."""
 
@@ -59,7 +61,7 @@ class Figures:
         which moves a prompt's tokens to its neighbouring step and loses none.
         """
         rows = sum(len(output.new_token_ids) for output in outputs.outputs if output.prefill_stats is None)
-        load = StepLoad(rows, self._prompt_tokens, self._context, self._pieces)
+        load = StepLoad(rows, self._prompt_tokens, self._context, self._pieces, self._attended if rows else 0.0)
         begins = [each for each in (self._began, self._last if self.running else None) if each is not None]
         if begins and (rows or self._prompt_tokens):
             self._throughput.observe(load, outputs.timestamp - max(begins))
@@ -87,6 +89,8 @@ class Figures:
     ) -> Load:
         """`cached` names are in vLLM's prefix cache, `exported` blocks under leases; `overdue_s` is the age of a step
         that takes too long, `longest_s` what the longest is expected to take."""
+        self._attended = sum(run.attended for run in runs if run.prefilled is not None)
+        cost = self._times.prompt_cost() if self._times.observed else None
         queued = sum(run.prompt_tokens for run in runs if run.prefilled is None and run.work.mode != "decode")
         free = round(self._blocks * (1 - self.usage))
         return Load(
@@ -102,5 +106,8 @@ class Figures:
             decode_tokens_per_s=self._throughput.decode_tokens_per_s,
             preemptions=self.preemptions,
             longest_step_s=max(longest_s, self._throughput.prompt_step_s),
+            prefill_token_s=cost.token if cost is not None else 0.0,
+            prefill_position_s=cost.position if cost is not None else 0.0,
             overdue_s=overdue_s,
+            fit=self._times.fit(),
         )

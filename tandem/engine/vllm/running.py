@@ -79,6 +79,12 @@ class WorkRun:
     def prompt_tokens(self) -> int:
         return len(self.work.prompt) // 4
 
+    @property
+    def attended(self) -> int:
+        """Positions that the next step of its branches attends to, all together."""
+        known = self.prompt_tokens
+        return sum(known + branch.position for branch in self.branches.values() if not branch.done)
+
     def finish_of(self, token: int, position: int) -> tuple[str | None, int | None]:
         """(finish, stop reason) that `token` at output `position` brings; the rule of every engine."""
         if position > self.work.stopping.min_tokens and token in self._ends:
