@@ -157,7 +157,7 @@ def test_vllm_that_binds_its_ranks_is_left_to_it(
     monkeypatch.setattr(applying, "bind", partial(applying.bind, read=lambda: topology))
     settings = load_settings(WorkerSettings, [*GPU_WORKER, "--vllm.extra.numa_bind", value], {})
     environment: dict[str, str] = {}
-    bind_near_gpus(settings, environment)
+    assert bind_near_gpus(settings, environment) == f"{topology.gpus[0].name} x 1"
     assert environment == {NET_DEVICES: "mlx5_0:1"}
     assert bool(ran_on) is not ranks_bind
 

@@ -25,7 +25,9 @@ from tandem.core.messages import (
     SequenceOutput,
     StateRequest,
     StateUpdate,
+    StepFit,
     StepOutputs,
+    StepSums,
     Submit,
     TokenLogprob,
 )
@@ -85,7 +87,23 @@ def test_the_richest_messages_survive_the_trip() -> None:
     kinds = [type(value) for value in _round_trip(ROUTER_MESSAGES, report)[0].spans[0].attributes.values()]
     assert kinds == [str, int, float, bool]
     load = Load(1, 2, 3, 4, 5, 6, 0.5, 7.5, 8.5, 9)
+    fit = StepFit(
+        0.01, 1e-4, 1e-9, 0.0, 4e-5, 1e-9, StepSums(7, 0.5, 9.0), StepSums(2, 0.1, 0.0, 0.0, 2.0, 99.0, 1e9)
+    )
     assert _round_trip(STATE_UPDATES, load) == (load,)
+    told = msgspec.structs.replace(load, fit=fit)
+    assert _round_trip(STATE_UPDATES, told, load) == (told, load)
+
+
+def test_a_worker_of_the_last_version_tells_no_fit_and_no_hardware() -> None:
+    """Its map lacks the fields; one of the next version may add some to a fit."""
+    older = msgspec.to_builtins(Load(1, 2, 3, 4, 5, 6, 0.5, 7.5, 8.5, 9))
+    del older["fit"]
+    newer = {**older, "fit": [0.01, 1e-4, 1e-9, 0.0, 4e-5, 1e-9, [7, 0.5, 9.0, 0, 0, 0, 0, "new"], [0], "new"]}
+    number = STATE_UPDATES.encode(Load(1, 2, 3, 4, 5, 6, 0.5, 7.5, 8.5, 9))[0]
+    plain, told = STATE_UPDATES.decode(memoryview(_raw(number, older) + _raw(number, newer)))
+    assert plain.fit is None
+    assert told.fit == StepFit(0.01, 1e-4, 1e-9, 0.0, 4e-5, 1e-9, StepSums(7, 0.5, 9.0), StepSums())
 
 
 def _raw(number: int, body: Any) -> bytes:

@@ -32,6 +32,39 @@ def taught(steps: int, noise: float = 0.0) -> StepTimeModel:
     return model
 
 
+def test_a_fit_tells_what_steps_take_and_what_they_had_to_do() -> None:
+    model, entropy, loads = StepTimeModel(1e-4), SeededEntropy(5), list[StepLoad]()
+    assert model.fit() is None
+    for _ in range(416):
+        loads.append(draw(entropy))
+        model.observe(loads[-1], machine(loads[-1]))
+    fit, taken = model.fit(), loads[16:]
+    assert fit is not None
+    for sums, mine in (
+        (fit.plain, [load for load in taken if not load.prefill_tokens]),
+        (fit.prompts, [load for load in taken if load.prefill_tokens]),
+    ):
+        assert sums.steps == len(mine)
+        assert sums.seconds == pytest.approx(sum(machine(load) for load in mine))
+        assert sums.rows == sum(load.decode_rows for load in mine)
+        assert sums.positions == pytest.approx(sum(load.prefill_context for load in mine))
+        expected = fit.base_s * sums.steps + fit.sequence_s * sums.rows + fit.read_s * sums.reads
+        expected += fit.piece_s * sums.pieces + fit.token_s * sums.tokens + fit.position_s * sums.positions
+        assert expected == pytest.approx(sums.seconds, rel=0.03)
+
+
+def test_a_stall_is_not_added_up_whole_and_alike_steps_count_each() -> None:
+    model, load = StepTimeModel(1e-4), StepLoad(4, 0, 0.0, 0, 400.0)
+    for _ in range(40):
+        model.observe(load, 0.01)
+    model.observe(load, 5.0)
+    model.observe(load, 0.01, steps=10)
+    fit = model.fit()
+    assert fit is not None
+    assert fit.plain.steps == 24 + 1 + 10
+    assert fit.plain.seconds < 0.34 + 0.05
+
+
 def test_it_learns_every_part_of_a_step() -> None:
     model, entropy = taught(400), SeededEntropy(6)
     for _ in range(50):
