@@ -17,7 +17,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing bench-goodput test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -42,6 +42,7 @@ help:
 	@echo "make models  every architecture against vLLM alone, into docs/models.md; MODELS=llama,awq: some of them"
 	@echo "make lm-eval   the lm-evaluation-harness against vLLM workers and against vLLM's own server"
 	@echo "make bench-gpu   what a GPU does with Tandem's parts; DEVICE=cpu shows that it runs (docs/gpu.md)"
+	@echo "make bench-calibration   the fleet simulator against published ladders: simulated, published, which bars hold"
 	@echo "make bench-routing   routing policies of this and other routers compete on simulated fleets"
 	@echo "make bench-goodput   splits of a fleet and routers by the requests that meet TTFT and TPOT; goes on where it was"
 
@@ -173,6 +174,10 @@ bench-routing: setup
 # GOODPUT_FLAGS=--ci: four short cells in less than a minute.
 bench-goodput: setup
 	$(BIN)/python -m benchmarks.goodput $(GOODPUT_FLAGS)
+
+# The fleet simulator against published runs: knees, throughput, queueing, and which bars hold.
+bench-calibration: setup
+	$(BIN)/python -m benchmarks.calibration
 
 protos: setup
 	$(BIN)/python tools/generate_protos.py

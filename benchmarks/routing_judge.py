@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Final
 
+from benchmarks.calibration_judge import KNEE_S
 from benchmarks.rounds import Check
 from benchmarks.routing_tasks import Outcome
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
@@ -14,8 +15,6 @@ from tandem.fleetsim.goodput import Judged
 
 _PUBLISHED_RATIO: Final = 1.97
 _PUBLISHED_MARGIN: Final = 0.3
-_KNEE_S: Final = 5.0
-"""A stage whose 90th percentile of TTFT is above this is beyond the knee."""
 _PRECISE: Final = "llm-d precise 3:2:2"
 """The weights of the published run."""
 
@@ -219,9 +218,9 @@ def reproduction(found: Mapping[str, Medians]) -> list[Check]:
     return [
         Check("R1 as published, precise : random in tokens/s", ratio, low, True),
         Check("R1 as published, precise : random in tokens/s (upper end)", ratio, high, False),
-        Check("R1 as published, random before its knee: TTFT p90 at 15/s", at_15.ttft_p90_s, _KNEE_S, False, "s"),
-        Check("R1 as published, random beyond its knee: TTFT p90 at 20/s", at_20.ttft_p90_s, _KNEE_S, True, "s"),
-        Check("R1 as published, precise without a knee: greatest TTFT p90", worst, _KNEE_S, False, "s"),
+        Check("R1 as published, random before its knee: TTFT p90 at 15/s", at_15.ttft_p90_s, KNEE_S, False, "s"),
+        Check("R1 as published, random beyond its knee: TTFT p90 at 20/s", at_20.ttft_p90_s, KNEE_S, True, "s"),
+        Check("R1 as published, precise without a knee: greatest TTFT p90", worst, KNEE_S, False, "s"),
     ]
 
 

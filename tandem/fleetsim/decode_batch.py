@@ -11,12 +11,26 @@ from tandem.fleetsim.step_time import StepTime
 class DecodeBatch:
     """`count` sequences, which attend to `context` positions together in the next step."""
 
-    __slots__ = ("_ends", "_late", "_order", "_phases", "_size", "_steps", "context", "count", "step", "time")
+    __slots__ = (
+        "_ends",
+        "_late",
+        "_order",
+        "_phases",
+        "_size",
+        "_steps",
+        "context",
+        "count",
+        "distinct",
+        "step",
+        "time",
+    )
 
     def __init__(self, step_time: StepTime, block_tokens: int = 1) -> None:
         self.time = step_time
         self.count = 0
         self.context = 0
+        self.distinct = 0
+        """How many of those positions there are when each is counted once, as far as is known; the owner keeps it."""
         self.step = 0
         """Steps done since the beginning."""
         self._ends: list[tuple[int, int, Job]] = []
@@ -94,6 +108,7 @@ class DecodeBatch:
             self._note_gaps(steps, took_s)
             self.step += steps
             self.context += steps * self.count
+            self.distinct += steps * self.count
 
     def _note_gaps(self, steps: int, took_s: float) -> None:
         """Times of steps in a row grow evenly."""
@@ -118,6 +133,11 @@ class DecodeBatch:
                 ended.append(job)
         return ended
 
+    @property
+    def reads(self) -> float:
+        """Positions to read in the next step, those that several sequences share counted as `reread` says."""
+        return self.context - (1.0 - self.time.reread) * max(0, self.context - self.distinct)
+
     def steps_left(self) -> int:
         """Until the first of them ends. There must be one."""
         ends = self._ends
@@ -127,8 +147,8 @@ class DecodeBatch:
 
     def seconds(self, steps: int) -> float:
         """Of the next so many steps with nothing else in them."""
-        return self.time.decode(self.count, self.context, steps)
+        return self.time.decode(self.count, self.reads, steps)
 
     def steps_until(self, seconds: float) -> int:
         """The least number of such steps, at least 1, that takes so long."""
-        return self.time.steps_until(self.count, self.context, seconds)
+        return self.time.steps_until(self.count, self.reads, seconds)

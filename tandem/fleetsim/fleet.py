@@ -23,7 +23,8 @@ class FleetSettings:
     """`roles` by worker: `unified`, `prefill` or `decode`. Blocks travel at `transfer_tokens_per_s` between any two
     workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides. `paces` are
     (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
-    `seed` is what the noise of steps is drawn from."""
+    `seed` is what the noise of steps is drawn from. A placed request reaches its workers `front_s` later: what
+    gateway, tokenizer and connections take of its TTFT."""
 
     roles: tuple[str, ...]
     worker: WorkerSettings
@@ -32,6 +33,7 @@ class FleetSettings:
     event_s: float = 0.002
     paces: tuple[tuple[float, int, float], ...] = ()
     seed: int = 0
+    front_s: float = 0.0
 
 
 DeciderOf = Callable[[Knowledge], Decider]
@@ -145,17 +147,27 @@ class Fleet:
         self._in_flight += 1
         request.decode, request.prefill = placed
         decode = Job(request, prefill_only=False, handed_over=request.prefill >= 0)
-        jobs = self._jobs[request.number] = [(request.decode, decode)]
+        self._jobs[request.number] = []
+        jobs = [(request.decode, decode)]
         if request.prefill >= 0:
             prefill = Job(request, prefill_only=True, handed_over=False)
             self.transfers.begin(prefill, decode)
             jobs.insert(0, (request.prefill, prefill))
-        for number, job in jobs:
-            self.workers[number].submit(job, now)
-            self._schedule(self.workers[number])
+        if self._settings.front_s > 0:
+            self._at(now + self._settings.front_s, partial(self._submit, request, jobs))
+        else:
+            self._submit(request, jobs, now)
         allowed_s = min(request.deadline_s, request.patience_s)
         if allowed_s < inf:
             self._at(now + allowed_s, partial(self._cancel, request))
+
+    def _submit(self, request: Request, jobs: list[tuple[int, Job]], now: float) -> None:
+        """Unless it was cancelled on its way."""
+        if request.cancelled_s < 0:
+            self._jobs[request.number] = jobs
+            for number, job in jobs:
+                self.workers[number].submit(job, now)
+                self._schedule(self.workers[number])
 
     def _cancel(self, request: Request, now: float) -> None:
         """Unless it has ended, a request ends without the rest of its answer, wherever it is."""

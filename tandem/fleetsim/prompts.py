@@ -108,7 +108,7 @@ class Prompts:
         if not self._chunks:
             return []
         batch = self._batch
-        chunks, rows, context = self._chunks, batch.count, batch.context
+        chunks, rows, context = self._chunks, batch.count, batch.reads
         tokens, reach = 0, 0.0
         for job, count in chunks:
             tokens += count

@@ -30,7 +30,7 @@ class Rates:
         if prompt_tokens:
             self.prefill = _mix(self.prefill, prompt_tokens / took_s, _WEIGHT)
 
-    def during(self, step_time: StepTime, steps: int, decoding: int, context: int) -> "Rates":
+    def during(self, step_time: StepTime, steps: int, decoding: int, context: float) -> "Rates":
         """In the middle of a run of decode steps of which so many are done."""
         rates = Rates(self.step_s, self.prefill, self.decode)
         rates.observe(steps, decoding, 0, step_time.decode(decoding, context, steps))

@@ -53,6 +53,8 @@ class Worker:
         self.preemptions = 0
         self.load = Load(0, 0, 0, self.blocks, 0, 0, 0.0, 0.0, 0.0, 0)
         """What it told of itself last."""
+        self._page = (0, settings.kv_tokens)
+        self._left_waiting = 0
         self._report_due = 0.0
         self._listener = listener
         self._size = settings.engine_block_tokens
@@ -170,6 +172,7 @@ class Worker:
             self._drop_cancelled()
         for job in self._batch.ended():
             self._finish(job, now)
+        self._page = self._left_waiting, self.pool.free
         self._plan()
 
     def touch(self, now: float) -> None:
@@ -184,6 +187,15 @@ class Worker:
                 self._fit_due = now + self.settings.fit_every_s
                 self._fit = self._model.fit()
             self.load = self._figures(now)
+
+    def page(self, now: float) -> tuple[int, int]:
+        """(waiting requests, free tokens) as the metrics page of vLLM has them: of the last step that has ended.
+        Requests that came during a step were not there yet when it was planned. `touch` the worker before."""
+        batch = self._batch
+        if self._planned or self.due is None or now < self._clock + batch.seconds(1):
+            return self._page
+        steps = min(self._steps, batch.steps_until(now - self._clock))
+        return self._left_waiting, max(0, self.pool.free - batch.growth(steps))
 
     def release_kept(self, job: Job, now: float) -> None:
         """What a prefill job kept for its transfer may go."""
@@ -217,6 +229,7 @@ class Worker:
         for job in joining:
             job.told_s = job.request.first_s
             self._batch.start(job, self._clock)
+        self._batch.distinct = self.pool.used
         again = True
         while again:
             before = self.preemptions
@@ -237,6 +250,7 @@ class Worker:
             self.due = self._clock + (self.due - self._clock) * self._noise.factor()
             if self._planned:
                 self._planned[0].end_s = self.due
+        self._left_waiting = len(self._waiting)
         self._let_fall()
 
     def _alike_steps(self) -> int:
@@ -404,6 +418,7 @@ class Worker:
         if self._cancelled:
             self._drop_cancelled()
         self._end_chunks(step.chunks, step.end_s)
+        self._page = self._left_waiting, self.pool.free
 
     def _end_steps(self, steps: int, now: float, planned: Step | None = None) -> None:
         """So many steps are over; `planned` is the only one, if it has prompt tokens."""
@@ -551,7 +566,7 @@ class Worker:
         pool, batch, rates, free = self.pool, self._batch, self._rates, self.pool.free
         if batch.count and not self._planned and self.due is not None and now > self._clock:
             steps = min(self._steps, batch.steps_until(now - self._clock))
-            rates = rates.during(self._time, steps, batch.count, batch.context)
+            rates = rates.during(self._time, steps, batch.count, batch.reads)
             free = max(0, free - batch.growth(steps))
         size = self.settings.block_tokens
         return Load(

@@ -36,6 +36,14 @@ APART = [
     ("a100-llama-2-70b-tp8", 8192, 128, 1, 1549.8, 46.5),
 ]
 
+# (preset, tokens of a chunk, ms of its GEMMs and all-reduces, ms of a step of 8 sequences without attention): sums of
+# aiconfigurator's tables over the layers.
+TABLES = [
+    ("h100-llama-3.1-70b-tp4", 4096, 180.6, 9.2),
+    ("h100-llama-3.1-70b-bf16-tp4", 4096, 233.7, 14.3),
+    ("a800-llama-3-70b-tp8", 8192, 801.8, 17.3),
+]
+
 ATTENTION = Path(__file__).parent / "data" / "context_attention.csv"
 
 
@@ -75,6 +83,16 @@ def test_prompts_are_within_forty_percent_and_tokens_within_seven(
     model = preset(name).model
     assert model.step_s(decoding(batch, prompt, answer)) * 1e3 == pytest.approx(token_ms, rel=0.07)
     assert model.step_s(prompts(batch, prompt)) * 1e3 == pytest.approx(prompt_ms, rel=0.4)
+
+
+@pytest.mark.parametrize(("name", "tokens", "chunk_ms", "step_ms"), TABLES)
+def test_presets_without_rows_are_as_far_from_the_kernels_tables_as_those_with_rows(
+    name: str, tokens: int, chunk_ms: float, step_ms: float
+) -> None:
+    found = preset(name)
+    kernels_s = found.model.token_s - found.attention_token_s
+    assert tokens * kernels_s * 1e3 == pytest.approx(chunk_ms, rel=0.08)
+    assert found.model.base_s * 1e3 == pytest.approx(step_ms, rel=0.2)
 
 
 @pytest.mark.parametrize("tokens", [2048, 4096, 8192, 12288, 16384])

@@ -12,6 +12,11 @@ prompt tokens + context_s * positions those attend to` seconds. Sources, and the
   layers): within 10 % of prompts of 2,048, 4,096, 8,192, 12,288 and 16,384 tokens. Kernels of shorter prompts take
   no less than their launches, 2 ms of a step at most, which is in no coefficient. `token_s` is the rows' time of a
   prompt token less `context_s` times the 1,024 positions that a token of a prompt of 2,048 attends to on average.
+- `h100-llama-3.1-70b-bf16-tp4`: the FP8 preset of the same GPUs plus what BF16 weights add in the tables of the
+  kernels (the same source; `gemm` by shape and NCCL's `all_reduce`, times the layers): 4.5 ms a step and, in chunks
+  of 4,096 tokens, 13 us a prompt token. The tables' sums for FP8 are 1.5 ms and 1 us off that preset.
+- `a800-llama-3-70b-tp8`: those tables' sums for A100 with BF16, NVLink of an A800 (400 GB/s for 600, so all-reduces
+  take 1.5 times as long), attention of prompts and of sequences from its tables. Not measured as a whole.
 - `h100-llama-2-70b-tp8`, `a100-llama-2-70b-tp8`: least squares over Splitwise's measurements
   (github.com/Mutinifni/splitwise-sim, MIT, `data/perf_model.csv`): within 7 % of its token times and 40 % of its
   prompt times, which do not grow evenly there.
@@ -83,6 +88,8 @@ PRESETS: Final = MappingProxyType(dict((
             attention_us=0.66, context_tokens=131_072, blocks=26_600, kv_token_bytes=131_072),
     _preset("h100-llama-3.1-70b-tp4", base_ms=11.02, sequence_us=54.7, read_ns=27.91, token_us=43.7, context_ns=0.863,
             attention_us=0.88, context_tokens=131_072, blocks=41_000, kv_token_bytes=327_680),
+    _preset("h100-llama-3.1-70b-bf16-tp4", base_ms=15.5, sequence_us=54.7, read_ns=27.91, token_us=57.0,
+            context_ns=0.863, attention_us=0.88, context_tokens=131_072, blocks=28_836, kv_token_bytes=327_680),
     _preset("h200-llama-3.1-70b-tp4", base_ms=9.183, sequence_us=45.5, read_ns=20.83, token_us=41.5, context_ns=0.859,
             attention_us=0.92, context_tokens=131_072, blocks=83_000, kv_token_bytes=327_680),
     _preset("h100-qwen3-32b-tp2", base_ms=13.958, sequence_us=57.1, read_ns=54.24, token_us=47.5, context_ns=1.468,
@@ -91,6 +98,8 @@ PRESETS: Final = MappingProxyType(dict((
             context_tokens=8_192, blocks=83_000, kv_token_bytes=327_680),
     _preset("a100-llama-2-70b-tp8", base_ms=44.156, sequence_us=200.0, read_ns=309.96, token_us=150.24,
             context_ns=3.94, context_tokens=8_192, blocks=83_000, kv_token_bytes=327_680),
+    _preset("a800-llama-3-70b-tp8", base_ms=18.0, sequence_us=72.0, read_ns=26.99, token_us=103.0, context_ns=1.67,
+            attention_us=1.96, context_tokens=131_072, blocks=83_000, kv_token_bytes=327_680),
     _preset("a100-opt-13b", base_ms=23.475, sequence_us=60.7, read_ns=593.0, token_us=140.5, context_ns=16.15,
             context_tokens=2_048, blocks=4_134, kv_token_bytes=819_200),
 )))
