@@ -88,9 +88,10 @@ class Transfers:
     def computed(self, job: Job, now: float) -> None:
         each = self._under_way[job.request.number]
         each.computed = True
-        self._workers[job.request.decode].prompt_ready(each.decode, now)
         if each.reserved_s is not None:
             self._send(each, now)
+        # A job without a place may get one by this.
+        self._workers[job.request.decode].prompt_ready(each.decode, now)
 
     def _send(self, each: HandOver, now: float) -> None:
         request, network = each.decode.request, self._network

@@ -16,17 +16,14 @@ from typing import Final
 
 from tandem.core.messages import Load, StepFit
 from tandem.engine.step_model import StepLoad, StepTimeModel
-from tandem.engine.step_rules import order_of, spare_blocks
 from tandem.fleetsim.bringing import Bringing
 from tandem.fleetsim.decode_batch import DecodeBatch
-from tandem.fleetsim.exports import Exports
-from tandem.fleetsim.idle_reservations import Room, Shortage, giving_way, idle_at, next_look_s
 from tandem.fleetsim.job import Job
+from tandem.fleetsim.places import Places
 from tandem.fleetsim.pool import Pool
 from tandem.fleetsim.prompts import Prompts, Step
-from tandem.fleetsim.queueing import Waiting
 from tandem.fleetsim.rates import Rates
-from tandem.fleetsim.residence import give_way, publish, release, take_room
+from tandem.fleetsim.residence import give_way, publish, release
 from tandem.fleetsim.step_noise import StepNoise
 from tandem.fleetsim.step_time import attended
 from tandem.fleetsim.tiers import Tiers
@@ -67,7 +64,7 @@ class Worker:
         self._fit: StepFit | None = None
         self._fit_due = 0.0
         self._bringing = Bringing(index, self.tiers, settings.step_time, listener)
-        self._exports = Exports(settings.export_share, settings.kv_tokens, self._size)
+        self._places = Places(settings, self.pool)
         self._clock = 0.0
         """When the step or run of steps that is under way began."""
         self._steps = 0
@@ -75,17 +72,10 @@ class Worker:
         self._planned: list[Step] = []
         """Steps with prompts, of which the first so many have been carried out."""
         self._carried_out = 0
-        self._running: dict[Job, None] = {}
-        """Everything that has its room, in order of admission."""
-        self._parked: dict[Job, None] = {}
-        """Those of them that wait for blocks to come."""
         self._joining: list[Job] = []
         """Those whose blocks have come, until the next step is planned."""
         self._cancelled: list[Job] = []
         """To be dropped when the step that is under way ends."""
-        self._waiting = Waiting()
-        self._arrivals = 0
-        self._shortage: Shortage | None = None
         self._look_s = inf
         """When a parked job is looked at that will be idle by then."""
         self._queued = 0
@@ -99,30 +89,27 @@ class Worker:
         tokens = request.input_tokens + request.output_tokens
         assert tokens < self.pool.capacity, f"a request of {tokens} tokens never fits {self.pool.capacity}"
         self.touch(now)
-        job.order = self._next_order(request.priority)
         if not job.handed_over:
             if self.tiers or request.sources:
                 self._bringing.choose(job, self.pool.leading(request.blocks), now)
             job.uncached -= request.leading(max(job.bring, self.pool.leading(request.blocks)))
         self._queued += job.uncached
-        self._waiting.push(job)
-        if self.due is None or self._shortage is None or job.order < self._shortage.job.order:
+        places = self._places
+        places.queue(job)
+        # Nobody overtakes a job that waits for room.
+        if self.due is None or places.shortage is None or job.order < places.shortage.job.order:
             self.wake(now)
 
     def prompt_ready(self, job: Job, now: float) -> None:
         """The prompt of a job that is handed over has been computed elsewhere."""
         self.touch(now)
-        if self._waiting.remove(job):
-            job.ready = True
-            self._waiting.push(job)
+        if self._places.make_ready(job):
             self.wake(now)
-        job.ready = True
 
     def arrived(self, job: Job, now: float) -> None:
         """All blocks of a parked job are here, and its first token is known: it goes on."""
         self.touch(now)
-        del self._parked[job]
-        job.parked = False
+        self._places.unpark(job)
         job.done = job.total
         self._tell(publish(self.pool, job, job.total))
         self._joining.append(job)
@@ -202,7 +189,7 @@ class Worker:
         self.touch(now)
         job.keeps = False
         job.over = True
-        self._exports.remove(job.request)
+        self._places.exports.remove(job.request)
         self._tell(release(self.pool, job))
         self.wake(now)
 
@@ -250,7 +237,7 @@ class Worker:
             self.due = self._clock + (self.due - self._clock) * self._noise.factor()
             if self._planned:
                 self._planned[0].end_s = self.due
-        self._left_waiting = len(self._waiting)
+        self._left_waiting = len(self._places.waiting)
         self._let_fall()
 
     def _alike_steps(self) -> int:
@@ -268,61 +255,37 @@ class Worker:
     def _make_room_to_decode(self) -> None:
         """Preempt the least urgent until the next step's blocks fit."""
         while self._batch.count and self.pool.free < self._batch.growth(1):
-            self._preempt(max((job for job in self._running if not job.parked), key=lambda job: job.order))
+            self._preempt(self._places.victim())
 
     def _plan_prompts(self, *, admit: bool) -> None:
         """Prompts of the next steps. In one that had to preempt nobody is admitted."""
-        prompts, steps_max = self._prompts, self._steps_max
-        if not prompts and not self._waiting:
+        prompts, places, steps_max = self._prompts, self._places, self._steps_max
+        places.shortage = None
+        if not prompts and not places.waiting:
             return
-        if self._waiting and not admit:
+        if places.waiting and not admit:
             steps_max = 1
         prompts.open(self._time)
+        growing = self._batch.growth(1)
         while admit:
-            while (job := self._admitted(prompts.budget_left)) is not None:
-                if not job.parked:
-                    prompts.take_chunk(job)
-            admit = self._give_way()
+            while (admitted := places.admit(prompts.budget_left, len(prompts), growing)) is not None:
+                self._enter(*admitted)
+            given = places.yield_room(self._clock)
+            for job in given:
+                self._listener.withdrawn(job, self._clock)
+            self._look_again(places.next_look_s(self._clock))
+            admit = bool(given)
         self._queued -= prompts.adopted
         prompts.adopted = 0
-        self._planned = prompts.steps(self._clock, self._time, len(self._waiting) > 0, steps_max)
+        self._planned = prompts.steps(self._clock, self._time, len(places.waiting) > 0, steps_max)
 
     # ---- admission ----
 
-    def _admitted(self, budget_left: bool) -> Job | None:
-        """Give the most urgent that may enter its room; None when none may, or there is none."""
-        self._shortage = None
-        if not self._waiting:
-            return None
-        settings, pool = self.settings, self.pool
-        ahead = 0 if budget_left else len(self._prompts) + sum(not job.handed_over for job in self._parked)
-        job = self._waiting.head(budget_left, ahead, settings.fetch_ahead, self._may_export)
-        if job is None:
-            return None
-        if len(self._running) >= settings.max_sequences:
-            self._shortage = Shortage(job, 0)
-            return None
-        spare = self._size * spare_blocks(settings.watermark, pool.capacity // self._size, len(self._running) > 0)
-        here, wanted = take_room(pool, job, spare, self._size)
-        if wanted:
-            self._shortage = Shortage(job, wanted)
-            return None
-        self._waiting.remove(job)
-        self._running[job] = None
-        self._enter(job, here)
-        return job
-
-    def _may_export(self, job: Job) -> bool:
-        return self._exports.may_add(job.request)
-
     def _enter(self, job: Job, here: int) -> None:
         """It has its room, with `here` blocks of its prompt in it."""
-        request, first, now = job.request, not job.admitted, self._clock
-        job.admitted = True
-        if job.prefill_only:
-            self._exports.add(request)
-        if first and job.handed_over:
-            self._park(job)
+        request, now = job.request, self._clock
+        if job.handed_over and not job.resumed:
+            self._places.park(job, now)
             self._listener.reserved(job, now)
             return
         before, job.done = job.uncached, job.known(here)
@@ -330,16 +293,15 @@ class Worker:
         if not job.resumed:
             request.begun_s = now
             request.reused += job.done
-        coming = self._bringing.begin(job, here, now) if first and here < job.bring else None
+        coming = self._bringing.begin(job, here, now) if here < job.bring else None
+        job.bring = 0
         if coming is None:
             self._prompts.add(job)
         else:
             self._await_blocks(job, *coming)
         self._queued += job.uncached - before
-
-    def _park(self, job: Job) -> None:
-        job.parked, job.untouched, job.moved_s = True, True, self._clock
-        self._parked[job] = None
+        if not job.parked:
+            self._prompts.take_chunk(job)
 
     def _await_blocks(self, job: Job, end: int, at: float) -> None:
         """The blocks up to `end` come `at` some time; what is left is computed then."""
@@ -347,48 +309,18 @@ class Worker:
         job.uncached -= done - job.done
         if not job.resumed:
             job.request.fetched += done - job.done
-        self._park(job)
+        self._places.park(job, self._clock)
         self._listener.wake_at(self.index, at, partial(self._brought, job, end))
 
     def _brought(self, job: Job, end: int, now: float) -> None:
         if job.cancelled:
             return
         self.touch(now)
-        del self._parked[job]
-        job.parked = False
+        self._places.unpark(job)
         job.done = max(job.done, job.known(end))
         self._tell(publish(self.pool, job, job.request.leading(end)))
         self._prompts.add(job)
         self.wake(now)
-
-    def _give_way(self) -> bool:
-        """Whether parked hand-overs for which nothing comes have made room for who waits."""
-        shortage, now, idle_s = self._shortage, self._clock, self.settings.fetch_idle_s
-        if shortage is None or not self._parked:
-            return False
-        room = Room(self.pool.free, self.settings.max_sequences - len(self._running))
-        given = giving_way(self._parked, shortage, room, idle_s, now, self._frees)
-        for job in given:
-            self._put_off(job, shortage.job)
-        self._look_again(next_look_s(self._parked, idle_s, now))
-        return bool(given)
-
-    def _frees(self, job: Job) -> int:
-        return job.private + self.pool.own_tokens(job.pinned)
-
-    def _put_off(self, job: Job, ahead: Job) -> None:
-        """It waits again, behind the one that it made room for."""
-        if self._clock >= idle_at(job, self.settings.fetch_idle_s):
-            job.idle_turns += 1
-        else:
-            job.room_made += 1
-        self._leave(job)
-        give_way(self.pool, job)
-        job.admitted = False
-        _, arrival = self._next_order(0)
-        job.order = (max(job.order[0], ahead.order[0]), arrival)
-        self._waiting.push(job)
-        self._listener.withdrawn(job, self._clock)
 
     def _look_again(self, at: float) -> None:
         if at < self._look_s:
@@ -399,10 +331,6 @@ class Worker:
         self._look_s = inf
         self.touch(now)
         self.wake(now)
-
-    def _next_order(self, priority: int) -> tuple[int, int]:
-        self._arrivals += 1
-        return order_of(priority, self._arrivals)
 
     # ---- ends of steps ----
 
@@ -483,12 +411,10 @@ class Worker:
         self._over(job, now)
 
     def _over(self, job: Job, now: float) -> None:
-        del self._running[job]
+        self._places.leave(job)
         self._listener.finished(job, now)
         if not job.keeps:
             job.over = True
-            if job.prefill_only:
-                self._exports.remove(job.request)
             self._tell(release(self.pool, job))
 
     def _count_emitted(self, job: Job) -> None:
@@ -499,18 +425,15 @@ class Worker:
 
     def _leave(self, job: Job) -> None:
         """Out of the batch, in whatever part of it."""
-        del self._running[job]
         if job.running:
             self._count_emitted(job)
-            return
-        self._queued -= job.uncached
-        if job.parked:
-            job.parked = False
-            del self._parked[job]
-        elif job in self._joining:
-            self._joining.remove(job)
         else:
-            self._prompts.remove(job)
+            self._queued -= job.uncached
+            if job in self._joining:
+                self._joining.remove(job)
+            elif not job.parked:
+                self._prompts.remove(job)
+        self._places.leave(job)
 
     def _preempt(self, job: Job) -> None:
         """Give its room to the others; it will be computed again, with what it has generated."""
@@ -518,14 +441,12 @@ class Worker:
         if job.request.emitted and not job.prefill_only:
             job.total = job.request.input_tokens + job.request.emitted
             job.resumed = True
-        if job.prefill_only:
-            self._exports.remove(job.request)
         give_way(self.pool, job)
         self.preemptions += 1
         job.request.preempted += 1
         job.uncached = job.total
         self._queued += job.uncached
-        self._waiting.push(job)
+        self._places.waiting.push(job)
 
     def _drop_cancelled(self) -> None:
         cancelled, self._cancelled = self._cancelled, []
@@ -533,13 +454,11 @@ class Worker:
             if job.over:
                 continue
             job.over = True
-            if self._waiting.remove(job):
+            if self._places.waiting.remove(job):
                 self._queued -= job.uncached
-                continue
-            self._leave(job)
-            if job.prefill_only:
-                self._exports.remove(job.request)
-            release(self.pool, job)
+            else:
+                self._leave(job)
+                self._tell(release(self.pool, job))
 
     # ---- telling ----
 
@@ -570,12 +489,12 @@ class Worker:
             free = max(0, free - batch.growth(steps))
         size = self.settings.block_tokens
         return Load(
-            running=len(self._running),
-            waiting=len(self._waiting),
+            running=len(self._places.running),
+            waiting=len(self._places.waiting),
             queued_prompt_tokens=self._queued,
             blocks_free=free // size,
             blocks_cached=min(pool.cached, free) // size,
-            blocks_exported=self._exports.tokens // size,
+            blocks_exported=self._places.exports.tokens // size,
             step_s=rates.step_s,
             prefill_tokens_per_s=rates.prefill,
             decode_tokens_per_s=rates.decode,
@@ -591,8 +510,8 @@ class Worker:
         """Assert that the books fit, with `kept` the jobs whose transfer is under way."""
         self.pool.check()
         self.tiers.check()
-        batch, size, resident = self._batch, self._size, (*self._running, *kept)
-        decoding = [job for job in self._running if job.running]
+        batch, size, resident = self._batch, self._size, (*self._places.running, *kept)
+        decoding = [job for job in self._places.running if job.running]
         assert batch.count == len(decoding), f"{batch.count} are said to decode, {len(decoding)} do"
         assert batch.context == sum(job.context(batch.step) for job in decoding), "contexts do not add up"
         grown = sum(-(-job.context(batch.step) // size) - -(-job.total // size) for job in decoding)
@@ -600,9 +519,9 @@ class Worker:
         named = sum(self.pool.tokens_of(name) for name in pinned)
         private = size * grown + sum(job.private for job in resident)
         assert self.pool.used == private + named, f"{self.pool.used} used, {private} + {named} accounted for"
-        undone = (*self._waiting.jobs, *(job for job in self._running if not job.running))
+        undone = (*self._places.waiting.jobs, *(job for job in self._places.running if not job.running))
         queued = sum(job.uncached for job in undone)
         assert self._queued == queued, f"{self._queued} queued, {queued} counted"
-        exported = dict.fromkeys(name for job in resident if job.prefill_only for name in job.request.blocks)
-        assert (self._exports.tokens > 0) == (len(exported) > 0), "exports without jobs, or jobs without exports"
-        assert list(self._parked) == [job for job in self._running if job.parked], "a parked job is not one"
+        exported = any(job.prefill_only for job in resident)
+        assert (self._places.exports.tokens > 0) == exported, "exports without jobs, or jobs without exports"
+        self._places.check()
