@@ -175,7 +175,7 @@ def by_budget(way: Way, budget_left: bool, brought_ahead: int, fetch_ahead: int)
     ("rule", "fault", "name", "figure"),
     [
         ("prompts.open_allowance", forgetful, "unified", "ITL p99"),
-        ("worker.order_of", by_arrival, "conversation", "urgent TTFT p90"),
+        ("places.order_of", by_arrival, "conversation", "urgent TTFT p90"),
         ("queueing.may_enter", by_budget, "split", "ITL p99"),
     ],
 )
