@@ -95,6 +95,10 @@ class RealWorker:
         """The prompt of a job that is handed over has been computed elsewhere, and its first token drawn."""
         self.touch(now)
         work_id = self._ids[job]
+        fetch = self._fetches.get(work_id)
+        if fetch is not None and len(fetch.targets) > 1:
+            # Blocks land while the rest is computed: a transfer that is under way is not idle.
+            self.scheduler.landed(work_id, fetch.targets[0].index, b"", now)
         self.scheduler.provide_first(work_id, 0, _ANSWER | work_id, now)
         self._hear(self.scheduler.take_report(), now)
         self.wake(now)
