@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isfinite
 from statistics import fmean, median
 from typing import Final
@@ -14,7 +15,7 @@ from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
 from tandem.core.errors import TandemError
 from tandem.fleetsim.contenders import OURS
-from tandem.fleetsim.goodput import recovery_s
+from tandem.fleetsim.goodput import BUCKET_S, Bucket, recovery_s
 
 PEER_BAR: Final = 0.98
 """Of the best peer's attainment, in a cell whose interval does not reach it."""
@@ -37,7 +38,8 @@ class Found:
     """One cell. `splits` has the attainment by seed of each, by its number of prefill workers; `best` is the best of
     them in the mean, `over_unified` its ratio to all unified workers over the seeds that both have. `figures` are
     medians over the seeds of the best split. `recovery_s` is by seed how long after a surge the best split needed
-    to be back, None where it never was; empty without one."""
+    to be back, None where it never was; empty without one. `shifts_s` is the same after each change of traffic, with
+    the first seed: until it was back at what the best split for that phase has there."""
 
     cell: Cell
     rate: float
@@ -46,6 +48,7 @@ class Found:
     over_unified: Interval | None
     figures: Mapping[str, float]
     recovery_s: Mapping[int, float | None]
+    shifts_s: tuple[float | None, ...]
     peers: tuple[Contest, ...]
     ablated: tuple[Contest, ...]
 
@@ -94,6 +97,9 @@ def _found(options: Options, cell: Cell, capacity: float, by_split: Mapping[int,
             for name in runs[0].judged[cell.tpot_ms]
         },
         recovery_s={result.run.seed: _recovery_s(result, cell) for result in runs} if cell.load > 1 else {},
+        shifts_s=shifts_s(results[mine], [results[replace(mine, prefills=split)] for split in by_split], cell.tpot_ms)
+        if cell.load <= 1
+        else (),
         peers=tuple(each for each in contests if each.contender in options.peers),
         ablated=tuple(each for each in contests if each.contender in ABLATIONS),
     )
@@ -102,6 +108,28 @@ def _found(options: Options, cell: Cell, capacity: float, by_split: Mapping[int,
 def _recovery_s(result: Result, cell: Cell) -> float | None:
     """After its surge, until the objective is met as it has to be."""
     return recovery_s(result.by_arrival(cell.tpot_ms), result.changes_s[0], 1.0)
+
+
+def shifts_s(run: Result, splits: Sequence[Result], tpot_ms: int) -> tuple[float | None, ...]:
+    """After each change of traffic within what is counted: how long until attainment was back at 95 % of what the
+    best of `splits` has between this change and the next."""
+    buckets = run.by_arrival(tpot_ms)
+    if not buckets:
+        return ()
+    edges = [*(at_s for at_s in run.changes_s if at_s >= run.begin_s), buckets[-1].begin_s + BUCKET_S]
+    found = []
+    for begin_s, end_s in pairwise(edges):
+        best = max(_within(each.by_arrival(tpot_ms), begin_s, end_s) for each in splits)
+        phase = [bucket for bucket in buckets if bucket.begin_s < end_s]
+        found.append(recovery_s(phase, begin_s, best))
+    return tuple(found)
+
+
+def _within(buckets: Sequence[Bucket], begin_s: float, end_s: float) -> float:
+    """Attainment of the buckets that begin in that time; 0 without a request."""
+    inside = [bucket for bucket in buckets if begin_s <= bucket.begin_s < end_s]
+    offered = sum(bucket.offered for bucket in inside)
+    return sum(bucket.met for bucket in inside) / offered if offered else 0.0
 
 
 def ratio_of(ours: BySeed, theirs: BySeed) -> Interval | None:
@@ -158,6 +186,7 @@ def line_of(found: Found) -> dict[str, object]:
         "splits": {str(split): _by_seed(each) for split, each in found.splits.items()},
         "figures": dict(found.figures),
         "recovery_s": {str(seed): each for seed, each in found.recovery_s.items()},
+        "shifts_s": list(found.shifts_s),
         "peers": [_contest(each) for each in found.peers],
         "ablated": [_contest(each) for each in found.ablated],
     }

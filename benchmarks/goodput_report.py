@@ -70,17 +70,20 @@ def contests(found: Sequence[Found]) -> str:
 
 
 def recoveries(found: Sequence[Found]) -> str:
-    """After an overload, by cell: seconds until 95 % of those that arrive are in the objective again, by seed."""
+    """By cell, of the best split: after an overload, by seed, seconds until 95 % of those that arrive are in the
+    objective again; after each change of traffic, seconds until 95 % of what the best split for it has."""
     rows = [
         (
             each.cell.name,
             split_name(each.best, each.cell.workers),
-            ", ".join("never" if one is None else f"{one:.0f}" for one in each.recovery_s.values()),
+            ", ".join(
+                "never" if one is None else f"{one:.0f}" for one in (*each.recovery_s.values(), *each.shifts_s)
+            ),
         )
         for each in found
-        if each.recovery_s
+        if each.recovery_s or each.shifts_s
     ]
-    return table(("recovery after an overload", "split", "s, by seed"), rows)
+    return table(("recovery after an overload or a change", "split", "s"), rows)
 
 
 def _interval(found: Interval | None) -> str:

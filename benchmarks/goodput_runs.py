@@ -25,7 +25,7 @@ from tandem.core.slo import Slo
 from tandem.engine.simulated.presets import preset
 from tandem.fleetsim.contenders import EQUAL_TERMS, OURS, decider_of
 from tandem.fleetsim.fleet import DeciderOf, FleetSettings, roles, simulate
-from tandem.fleetsim.goodput import Bucket, Judged, Window, judge
+from tandem.fleetsim.goodput import BUCKET_S, Bucket, Judged, Window, judge
 from tandem.fleetsim.scenarios import generated, sessions
 from tandem.fleetsim.scenarios.draws import Surge
 from tandem.fleetsim.step_time import StepTime
@@ -67,7 +67,7 @@ class Result:
     def by_arrival(self, tpot_ms: int) -> tuple[Bucket, ...]:
         """Its buckets, empty where they were not kept."""
         return tuple(
-            Bucket(self.begin_s + 5.0 * place, offered, met)
+            Bucket(self.begin_s + BUCKET_S * place, offered, met)
             for place, (offered, met) in enumerate(self.buckets.get(tpot_ms, ()))
         )
 

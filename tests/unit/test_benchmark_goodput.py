@@ -178,7 +178,7 @@ def found(ours: dict[int, float], theirs: dict[int, float]) -> Found:
     worse = Contest("another", 4, {0: 0.1}, None)
     figures = {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
     return Found(
-        CELL, 10.0, {0: {0: 0.5}, 4: ours}, 4, Interval(1.5, -inf, inf, 1), figures, {}, (worse, contest), ()
+        CELL, 10.0, {0: {0: 0.5}, 4: ours}, 4, Interval(1.5, -inf, inf, 1), figures, {}, (), (worse, contest), ()
     )
 
 
@@ -190,6 +190,19 @@ def test_a_cell_falls_short_only_where_its_whole_interval_does() -> None:
     behind = found({seed: 0.8 + 0.001 * seed for seed in range(5)}, peer)
     assert not any(check.met for check in goodput_judge.checks([behind]))
     assert goodput_judge.checks([]) == []
+
+
+def test_after_a_change_a_split_is_held_to_what_the_best_one_has_in_that_phase() -> None:
+    """Changes at 40 and 70 s; the other split is the better one between them, this one afterwards."""
+    this = [(10, met) for met in (10, 10, 2, 4, 9, 9, 8, 9, 10, 10)]
+    other = [(10, met) for met in (10, 10, 9, 9, 9, 9, 9, 9, 5, 5)]
+    run = Run("shifting", 8, 0, OURS, 0.5, 1.0, 25, 25.0, 0)
+    one, two = (
+        replace(result(run, 0.8), buckets={25: buckets}, changes_s=(10.0, 40.0, 70.0)) for buckets in (this, other)
+    )
+    assert goodput_judge.shifts_s(one, [one, two], 25) == (10.0, 0.0)
+    assert goodput_judge.shifts_s(two, [one, two], 25) == (0.0, None)
+    assert goodput_judge.shifts_s(result(run, 0.8), [one, two], 25) == ()
 
 
 def test_the_report_tells_every_split_and_writes_no_infinity(tmp_path: Path) -> None:
@@ -266,7 +279,7 @@ def test_four_short_cells_from_traffic_to_report(tmp_path: Path, capsys: pytest.
     where = ["--results", str(tmp_path / "r.jsonl"), "--json", str(tmp_path / "r.json"), "--jobs", "1"]
     assert goodput.main(["--ci", *where]) == 0
     text = capsys.readouterr().out
-    assert "recovery after an overload" in text
+    assert "recovery after an overload or a change" in text
     assert [cell["traffic"] for cell in json.loads((tmp_path / "r.json").read_text())["cells"]] == [
         *("bimodal", "answer_heavy", "agents", "shifting")
     ]
