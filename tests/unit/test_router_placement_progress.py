@@ -1,12 +1,14 @@
 """What placement makes of how far answers are, and of lulls: a batch about to end has room, an idle hour ends."""
 
+from math import log
+
 import pytest
 from msgspec import structs
 
 from kv_transfer.index import Held
 from router.placement import CostModel, Placement, PlacementRequest, WorkerView, make_policy
 from router.placement.decision import Work
-from router.placement.learning.answer_lengths import AnswerLengths
+from router.placement.learning.answer_lengths import AnswerLengths, Lengths
 from router.placement.policies.progress import Progress
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy
@@ -22,8 +24,22 @@ def attempt(worker_id: str) -> Placement:
     return structs.replace(found, answer_tokens=float(ANSWER))
 
 
-def lasting(progress: Progress, worker_id: str, now: float, regularity: float = 1.0) -> float:
-    return progress.lasting([view(worker_id, "unified")], STEP_MS, regularity, now).get(worker_id, 1.0)
+def lengths(*tokens: float) -> Lengths:
+    """What is known after many answers that were as long as these, in turn."""
+    answers = AnswerLengths()
+    for number in range(600):
+        answers.observe(ANSWER, tokens[number % len(tokens)])
+    known = answers.of(ANSWER)
+    assert known is not None
+    return known
+
+
+EQUAL = lengths(ANSWER)
+MEMORYLESS = lengths(*(-ANSWER * log((each * 41 % 64 + 0.5) / 64) for each in range(64)))
+
+
+def lasting(progress: Progress, worker_id: str, now: float, known: Lengths = EQUAL) -> float:
+    return progress.lasting([view(worker_id, "unified")], STEP_MS, known, now).get(worker_id, 1.0)
 
 
 def test_sequences_last_twice_the_usual_when_they_begin_and_not_at_all_at_their_end() -> None:
@@ -41,8 +57,15 @@ def test_sequences_last_twice_the_usual_when_they_begin_and_not_at_all_at_their_
 def test_answers_of_all_lengths_tell_nothing_by_having_lasted() -> None:
     progress = Progress()
     progress.placed(attempt("w"), 1, 0.0)
-    assert lasting(progress, "w", 10.0, regularity=0.0) == 1.0
-    assert lasting(progress, "w", 10.0, regularity=0.5) == pytest.approx(0.5)
+    for now in (0.0, 5.0, 10.0, 15.0):
+        assert lasting(progress, "w", now, MEMORYLESS) == pytest.approx(1.0, rel=0.25)
+
+
+def test_where_some_think_what_has_outlasted_the_others_lasts_longest() -> None:
+    progress, thinking = Progress(), lengths(*([100.0] * 9), 10_000.0)
+    progress.placed(attempt("w"), 1, 0.0)
+    young, old = lasting(progress, "w", 0.0, thinking), lasting(progress, "w", 5.0, thinking)
+    assert old > 5 * young
 
 
 def test_what_has_ended_or_was_lost_leaves_nothing() -> None:
@@ -57,20 +80,6 @@ def test_what_has_ended_or_was_lost_leaves_nothing() -> None:
     progress.placed(attempt("w"), 1, 10.0)
     progress.ended(second)
     assert lasting(progress, "w", 10.0) == pytest.approx(2.0), "an attempt of the worker's life before"
-
-
-def test_lengths_are_regular_only_when_answers_have_shown_it() -> None:
-    lengths = AnswerLengths()
-    assert lengths.regularity(ANSWER) == 0.0
-    for _ in range(200):
-        lengths.observe(ANSWER, 700)
-    assert lengths.regularity(ANSWER) > 0.99
-    assert lengths.regularity(10 * ANSWER) == 0.0, "another kind"
-    lengths.observe(ANSWER, 7000)
-    assert lengths.regularity(ANSWER) < 0.5, "a single stray one is enough to doubt"
-    for number in range(400):
-        lengths.observe(ANSWER, 10 if number % 10 else 900)
-    assert lengths.regularity(ANSWER) == 0.0
 
 
 def choice(costs: CostModel, workers: list[WorkerView], old: int, young: int) -> str:

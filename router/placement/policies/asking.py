@@ -34,7 +34,7 @@ def asking(
     step_ms = costs.steps.general.ms(batches.sequences + request.sequences, batches.attended_tokens)
     lasting = EVEN
     if progress is not None:
-        lasting = progress.lasting(found.decodes, step_ms, costs.answers.regularity(request.max_tokens), now)
+        lasting = progress.lasting(found.decodes, step_ms, costs.answers.of(request.max_tokens), now)
     if lasting:
         batches = _lasting(batches, found.decodes, lasting)
     weight = min(1.0, step_ms / settings.itl_target_ms)

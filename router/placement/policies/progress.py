@@ -1,13 +1,14 @@
 """How far the answers are that each worker generates. Pure.
 
-What a sequence costs those beside it, it costs for as long as it lasts. Of answers that began at all kinds of times
-half is still to come, on average. But batches that filled up together end together: a worker whose batch is about to
-end has more room than one with fewer sequences that have just begun.
+What a sequence costs those beside it, it costs for as long as it lasts, which answers before it have told. Batches
+that filled up together end together: a worker whose batch is about to end has more room than one with fewer sequences
+that have just begun.
 """
 
 from collections.abc import Mapping, Sequence
 
 from router.placement.decision import Placement
+from router.placement.learning.answer_lengths import Lengths
 from router.placement.scorers.ask import EVEN
 from router.placement.view import WorkerView
 
@@ -58,17 +59,20 @@ class Progress:
         self._workers.pop(worker_id, None)
 
     def lasting(
-        self, workers: Sequence[WorkerView], step_ms: float, regularity: float, now: float
+        self, workers: Sequence[WorkerView], step_ms: float, lengths: Lengths | None, now: float
     ) -> Mapping[str, float]:
-        """By worker id, what its sequences have still to generate over half of what they were expected to, when steps
-        take `step_ms`: 2 when they have just begun, 0 at their end. Where answers differ in length, so that
-        `regularity` is low, having lasted for long says little of the end, and 1 is what is expected."""
-        if regularity <= 0.0 or step_ms <= 0.0:
+        """By worker id, what its sequences have still to generate over what those under way have on average, when
+        steps take `step_ms` and answers are as long as `lengths`. Where all are equally long that is 2 when they have
+        just begun and 0 at their end; where having lasted says nothing of the end it is 1; and where some think for
+        long, those that have outlasted the others have most of it before them."""
+        if lengths is None or lengths.residual <= 0.0 or step_ms <= 0.0:
             return EVEN
-        lasting, known, halves_per_s = dict[str, float](), self._workers.get, 2e3 / step_ms
+        lasting, known, left = dict[str, float](), self._workers.get, lengths.left
+        # Of other kinds of answers, which may be shorter or longer, their own share counts as so much of these.
+        tokens_per_s, per_token = 1e3 / step_ms * lengths.mean, 1.0 / lengths.residual
         for worker in workers:
             running = known(worker.worker_id)
             if running is not None and running.tokens > 0.0:
-                left = 1.0 - halves_per_s * (now * running.sequences - running.began) / running.tokens
-                lasting[worker.worker_id] = 1.0 + regularity * (left if left > -1.0 else -1.0)
+                age = tokens_per_s * (now * running.sequences - running.began) / running.tokens
+                lasting[worker.worker_id] = per_token * left(age)
         return lasting

@@ -21,7 +21,7 @@ Promised = Mapping[tuple[bytes, str], int]
 """Leading blocks of a prompt that a worker is expected to have soon, by root name and worker id."""
 NO_PROMISES: Final[Promised] = MappingProxyType({})
 EVEN: Final[Mapping[str, float]] = MappingProxyType({})
-"""Of all sequences half an answer is still to come."""
+"""All sequences have as much still to come."""
 
 
 class Trend(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +99,7 @@ class Ask:
     """By unit of `trend.fills` that a cache has taken up: the share of what new blocks push out there that has to be
     computed again."""
     lasting: Mapping[str, float]
-    """By worker id, how much its sequences have still to generate compared to half an answer; 1 where nothing is
-    said."""
+    """By worker id, how much its sequences have still to generate compared to those under way on average; 1 where
+    nothing is said."""
     blank: dict[tuple[int, float], "Way"] = field(default_factory=dict)
     """How workers that have nothing of the prompt come by it, once for all of them that are alike."""
