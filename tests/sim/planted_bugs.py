@@ -282,7 +282,7 @@ BUGS: tuple[tuple[Plant, str, int], ...] = (
     (a_restarted_redis_that_nobody_notices, "Redis has", 1),
     (one_router_that_frees_the_others_requests, "waits for work|stood still", 8),
     (guesses_without_a_bound, "are guessed of", 6),
-    (a_store_that_serves_for_another_incarnation, "meant for another incarnation", 2),
+    (a_store_that_serves_for_another_incarnation, "meant for another incarnation", 34),
     (a_store_that_believes_what_it_pulls, "wrong tokens", 19),
 )
 """Each with a pattern of the promise that it breaks, and the first of the seeds from 0 on that noticed it once."""
