@@ -38,9 +38,13 @@ _PLACING: Final = ("contenders.py", "ours.py", "router.py", "figures.py", "goodp
 _SAMPLE_S: Final = 120.0
 _SAMPLE_RATE: Final = 10.0
 _SAMPLE_SESSIONS: Final = 40
-_ABLATED: Final[Mapping[str, Mapping[str, float]]] = {
+_ABLATED: Final[Mapping[str, Mapping[str, object]]] = {
     "tandem without interference": {"interference": 0.0},
-    "tandem without ITL target": {"itl_target_ms": 1e9},
+    "tandem without its first token": {"without": ("first token",)},
+    "tandem without its stream": {"without": ("stream",)},
+    "tandem without streams beside": {"without": ("streams beside",)},
+    "tandem without prompts behind": {"without": ("prompts behind",)},
+    "tandem without objectives": {"without": ("first token", "stream", "streams beside", "prompts behind")},
     "tandem without promises": {"promise_s": 0.0},
     "tandem with one pair": {"candidates_max": 1},
 }
@@ -108,8 +112,9 @@ def fleet_of(run: Run) -> FleetSettings:
 
 
 def policy_of(run: Run) -> DeciderOf:
-    """Its policy: ours whole, ours without a part, or a peer's."""
-    settings = generated.ours_settings()
+    """Its policy: ours whole, ours without a part, or a peer's. Ours is told of the objective that workers keep
+    their steps to."""
+    settings = generated.ours_settings().holding(slo(round(run.itl_ms)))
     if run.contender not in _ABLATED:
         return decider_of(run.contender, settings, run.seed)
     changed: PlacementSettings = replace(settings.placement, **_ABLATED[run.contender])  # type: ignore[arg-type]

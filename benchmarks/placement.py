@@ -1,9 +1,9 @@
 """The placement decision: CPU time of one, by the number of workers and how the fleet is made up.
 
-Prompts have 7,200 tokens in blocks of 16, of which a fifth of the workers have the first 6,000; every worker runs
-some twenty sequences, half of them have prompts waiting, and the policy has placed fifty requests before. `unified`
-workers do everything; of a `split` fleet a half computes prompts and a half generates. Times are of CPU, the least of
-several rounds, so that neighbours on the machine count for little.
+Prompts have 7,200 tokens in blocks of 16, of which a fifth of the workers have the first 6,000; requests have an
+objective; every worker runs some twenty sequences, half of them have prompts waiting, and the policy has placed fifty
+requests before. `unified` workers do everything; of a `split` fleet a half computes prompts and a half generates.
+Times are of CPU, the least of several rounds, so that neighbours on the machine count for little.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.rounds import Check, table, verdict
 from kv_transfer.index import Held
-from router.placement import CostModel, Placement, PlacementRequest, Policy, WorkerView, make_policy
+from router.placement import CostModel, Objective, Placement, PlacementRequest, Policy, WorkerView, make_policy
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import NAME_BYTES, BlockNames, Layout
@@ -59,7 +59,8 @@ def decision_us(workers: list[WorkerView], policy_name: str) -> float:
     policy = make_policy(settings, SeededEntropy(0))
     names = BlockNames(b"".join(block.to_bytes(NAME_BYTES, "little") for block in range(_TOKENS // 16)))
     held = {view.worker_id: Held(_SHARED_BLOCKS, _SHARED_BLOCKS) for view in workers[::5]}
-    request = PlacementRequest("m", _TOKENS, 1, 1000, held, names={_ROOT: names}, request_id="r")
+    held_to = Objective(ttft_ms=2000.0, tpot_ms=50.0)
+    request = PlacementRequest("m", _TOKENS, 1, 1000, held, names={_ROOT: names}, request_id="r", objective=held_to)
     for _ in range(_BEFORE):
         found = policy.choose(request, workers, costs, settings, None, 1.0)
         assert isinstance(found, Placement), found

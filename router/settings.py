@@ -67,8 +67,8 @@ class PlacementSettings:
     """Cost of disturbing others: each sequence on a worker pays this share of the time of a prompt computed there. In
     one batch with it they pay all of it."""
     itl_target_ms: float = 50.0
-    """Streams whose steps take less than this gain little by a smaller batch; a first token that comes sooner is
-    worth more to them."""
+    """For requests without an objective: streams whose steps take less than this gain little by a smaller batch; a
+    first token that comes sooner is worth more to them."""
     transfer_setup_ms: float = 2.0
     """What a hand-off costs besides its bytes."""
     transfer_overlap: float = 0.8
@@ -85,6 +85,9 @@ class PlacementSettings:
     """Block names of such prompts that are remembered, and keys of caches."""
     hash_tokens: int = 1024
     """With `consistent_hash`: prompts that are equal for so many tokens go to the same worker."""
+    without: tuple[str, ...] = ()
+    """Parts of the price that are left out, to show what each is worth: `first token` and `stream`, the request's own
+    misses of its objective; `streams beside` and `prompts behind`, others'. Empty but in benchmarks."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class Candidate(msgspec.Struct, frozen=True, order=True, array_like=True, gc=Fal
 
 class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Expected cost in milliseconds. `fetch` is for blocks that others or lower tiers bring; `interference` is what
-    others lose, not this request."""
+    others lose, not this request; `misses` what the misses of objectives count that it makes more likely, its own and
+    others'."""
 
     queue_ms: float
     prefill_ms: float
@@ -96,6 +97,7 @@ class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decode_ms: float
     interference_ms: float
     fetch_ms: float = 0.0
+    misses_ms: float = 0.0
 
     @property
     def completion_ms(self) -> float:
@@ -104,8 +106,8 @@ class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def total_ms(self) -> float:
-        """What placement minimizes: the request's own time and what others lose by it."""
-        return self.completion_ms + self.interference_ms
+        """What placement minimizes: the request's own time, what others lose by it, and misses of objectives."""
+        return self.completion_ms + self.interference_ms + self.misses_ms
 
 
 class SourceChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -183,7 +185,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
         return "\n".join(
             f"{candidate}: {cost.total_ms:.1f} ms = queue {cost.queue_ms:.1f} + fetch {cost.fetch_ms:.1f}"
             f" + prefill {cost.prefill_ms:.1f} + transfer {cost.transfer_ms:.1f} + decode {cost.decode_ms:.1f}"
-            f" + interference {cost.interference_ms:.1f}"
+            f" + interference {cost.interference_ms:.1f} + misses {cost.misses_ms:.1f}"
             for candidate, cost in self.costs
         )
 

@@ -8,7 +8,7 @@ from router.placement.decision import Candidate, Placement
 from router.placement.filters.partners import Partners
 from router.placement.filters.sorting import Suitable
 from router.placement.pairs import look
-from router.placement.reasons import Chosen, hearsay, sentence
+from router.placement.reasons import Chosen, at_stake, hearsay, sentence
 from router.placement.scorers.ask import Ask
 from router.placement.scorers.candidate import Priced
 from router.placement.scorers.sources import sources
@@ -60,7 +60,14 @@ def placement(
             )
             for each in priced[:_COSTS_TOLD]
         ),
-        reasons=(sentence(chosen, why), *note, *hearsay(chosen), *found.sentences(), *partners.sentences()),
+        reasons=(
+            sentence(chosen, why),
+            *note,
+            *at_stake(chosen),
+            *hearsay(chosen),
+            *found.sentences(),
+            *partners.sentences(),
+        ),
         decode_cached_tokens=held.hbm * decode.block_tokens if held is not None else 0,
         path="" if prefill is None else look(partners.pairs, prefill.worker_id, decode.worker_id).path,
         unproved=tuple(partners.unproved),
@@ -68,5 +75,5 @@ def placement(
         new_tokens=way.new,
         answer_tokens=ask.answer_tokens * request.sequences,
         turned=way.new / ((prefill or decode).capacity_tokens * len(found.prefills or found.decodes)),
-        beside=ask.stream_weight * ask.batches.sequences,
+        beside=ask.stream_weight * (ask.batches.sequences if ask.stakes is None else ask.batches.decoding),
     )

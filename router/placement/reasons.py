@@ -15,6 +15,9 @@ _HEARSAY: Final = MappingProxyType(
     {"approximate": "approximate: it tells of no KV events", "redis": "known from Redis, not from a link"}
 )
 
+_LOOKED_AT: Final = 8
+"""Candidates that are compared by what they would cost without misses."""
+
 
 class Chosen(NamedTuple):
     """A decision with everything it was taken from; the winner is first."""
@@ -47,6 +50,27 @@ def hearsay(chosen: Chosen) -> tuple[str, ...]:
         if holder in held
     ]
     return tuple(f"what {holder} holds is {_HEARSAY[known_by]}" for holder, known_by in told if known_by in _HEARSAY)
+
+
+def at_stake(chosen: Chosen) -> tuple[str, ...]:
+    """What the objective had to do with it: who would be cheaper without the misses that are risked there, and that
+    the first token is expected too late."""
+    request, winner = chosen.request, chosen.priced[0]
+    if winner.misses_ms <= 0.0 and all(each.misses_ms <= 0.0 for each in chosen.priced[1:_LOOKED_AT]):
+        return ()
+    told, plain_ms = list[str](), winner.total_ms - winner.misses_ms
+    for each in chosen.priced[1:_LOOKED_AT]:
+        if each.total_ms - each.misses_ms < plain_ms:
+            told.append(
+                f"{each.name} would take {plain_ms - each.total_ms + each.misses_ms:.1f} ms less, but risks misses of"
+                f" objectives for {each.misses_ms:.1f} ms, not {winner.misses_ms:.1f} ms"
+            )
+            break
+    bound_ms = None if request.objective is None else request.objective.ttft_ms
+    first_ms = request.age_ms + winner.first_ms
+    if bound_ms is not None and first_ms > bound_ms:
+        told.append(f"its first token is expected {first_ms:.0f} ms after it came, and is to take {bound_ms:.0f} ms")
+    return tuple(told)
 
 
 def must_be_local(request: PlacementRequest, uncached: int, settings: PlacementSettings) -> bool:

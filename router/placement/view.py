@@ -9,6 +9,10 @@ from router.placement.decision import Work
 from tandem.core.kv import Layout
 from tandem.core.messages import Hello, Load, TierCost
 
+_STEPS_HELD: Final = "itl_target"
+"""The feature of engines that chunk prompts so that steps with running sequences keep a target."""
+_STEPS_SHARE: Final = 0.05
+"""Weight of one report in what steps have taken lately: about a second of them counts."""
 _ADAPTERS_MAX: Final = 16
 """Of the adapters that a worker was sent, as many are taken to be loaded there."""
 
@@ -71,10 +75,19 @@ class WorkerView:
     be from before its first step."""
     attended_tokens: int = field(init=False, default=0)
     """Positions attended by a decode step over `sequences`: known of this router's own, of others by proportion."""
+    decoding: int = field(init=False, default=0)
+    """Of its sequences, those whose prompt has been computed."""
+    steps_ms: float = field(init=False, default=0.0)
+    """What its steps with running sequences have taken lately, prompts beside them included; 0 where nothing runs."""
+    prompts_in_flight: int = field(init=False, default=0)
+    """Attempts whose prompt is to be computed here and has not been."""
+    steps_held: bool = field(init=False, default=False)
+    """Whether it keeps its steps within what its service is to hold, whatever prompts there are."""
 
     def __post_init__(self) -> None:
         self.block_tokens, self.block_bytes = self.layout.block_tokens, self.layout.block_bytes
         self.capacity_tokens = self.blocks * self.block_tokens
+        self.steps_held = _STEPS_HELD in self.features
         self._renew()
 
     @classmethod
@@ -111,6 +124,7 @@ class WorkerView:
         self.prompt_ms_in_flight += work.prompt_ms
         self.attended_in_flight += work.context_tokens
         self.prompts += work.prompt_tokens > 0
+        self.prompts_in_flight += work.prompt_tokens > 0
         self.unseen.append((now, work.sequences, work.prompt_tokens))
         self.unseen_sequences += work.sequences
         self.unseen_prompt_tokens += work.prompt_tokens
@@ -134,6 +148,8 @@ class WorkerView:
         """Fresh figures, which show everything submitted more than `lag_s` ago."""
         self.load = load
         self.overdue = load.overdue_s > 0
+        told_ms = load.step_s * 1e3 if load.running else 0.0
+        self.steps_ms += _STEPS_SHARE * (told_ms - self.steps_ms)
         while self.unseen and self.unseen[0][0] <= now - lag_s:
             _, sequences, prompt_tokens = self.unseen.popleft()
             self.unseen_sequences -= sequences
@@ -142,6 +158,7 @@ class WorkerView:
 
     def _prompt_done(self, work: Work) -> None:
         self.prompt_tokens_in_flight -= work.prompt_tokens
+        self.prompts_in_flight -= work.prompt_tokens > 0
         # Sums of floats do not cancel exactly.
         left_ms = self.prompt_ms_in_flight - work.prompt_ms
         self.prompt_ms_in_flight = max(0.0, left_ms) if self.prompt_tokens_in_flight > 0 else 0.0
@@ -159,6 +176,8 @@ class WorkerView:
             idle = load.running == 0 and load.waiting == 0
             self.blocks_free = self.blocks - load.blocks_exported if idle else load.blocks_free
         self.attended_tokens = self._attended()
+        waiting = 0 if load is None else load.waiting
+        self.decoding = max(0, self.sequences - max(waiting, self.prompts_in_flight))
 
     def _attended(self) -> int:
         if self.sequences_in_flight > 0:

@@ -23,6 +23,7 @@ from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.core.messages import Load, TierCost
+from tandem.core.slo import Slo
 from tandem.core.spans import Attribute, Span
 from tandem.fleetsim.router import Knowledge
 from tandem.fleetsim.worker import Worker
@@ -45,6 +46,11 @@ class OursSettings:
     placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
     priors: CostPriors = field(default_factory=CostPriors)
     objective: Objective | None = None
+
+    def holding(self, slo: Slo) -> "OursSettings":
+        """With this objective."""
+        bounds = (None if bound is None else 1e3 * bound for bound in (slo.ttft_s, slo.tpot_s, slo.itl_s))
+        return replace(self, objective=Objective(*bounds))
 
     def equal_terms(self) -> "OursSettings":
         """Without what no peer does: workers fetch nothing from each other, and where there are prefill workers they
@@ -171,6 +177,7 @@ def _view(worker: Worker, worker_id: str, settings: OursSettings) -> WorkerView:
         context_tokens=settings.context_tokens,
         load=worker.load,
         tiers=tiers,
+        features=() if worker.settings.itl_target_s is None else ("itl_target",),
     )
 
 

@@ -14,7 +14,7 @@ WORKERS = [view(f"d{number}", "decode", sequences_in_flight=number % 3) for numb
 
 def priced(totals: list[float]) -> list[Priced]:
     return [
-        Priced(total, 0.0, WAY, 0.0, 0.0, 0.0, 0.0, worker, None)
+        Priced(total, 0.0, WAY, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, worker, None)
         for total, worker in zip(totals, WORKERS, strict=False)
     ]
 

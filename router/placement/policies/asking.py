@@ -10,6 +10,7 @@ from router.placement.policies.progress import Progress
 from router.placement.scorers.answer import uneven_tokens
 from router.placement.scorers.ask import EVEN, NO_PROMISES, Ask, Batches, Holder, Promised, Trend
 from router.placement.scorers.prompt import tiers_ms
+from router.placement.scorers.stakes import stakes
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
@@ -37,7 +38,8 @@ def asking(
         lasting = progress.lasting(found.decodes, step_ms, costs.answers.of(request.max_tokens), now)
     if lasting:
         batches = _lasting(batches, found.decodes, lasting)
-    weight = min(1.0, step_ms / settings.itl_target_ms)
+    at_stake = stakes(request, tokens, settings)
+    weight = 1.0 if at_stake is not None else min(1.0, step_ms / settings.itl_target_ms)
     attended = request.sequences * (request.prompt_tokens + tokens / 2)
     return Ask(
         request=request,
@@ -61,6 +63,7 @@ def asking(
         trend=trend,
         lasting=lasting,
         displacing=trend.reuse / trend.mean_fill if trend.mean_fill > 0.0 else 0.0,
+        stakes=at_stake,
     )
 
 
@@ -70,7 +73,8 @@ def _batches(workers: Sequence[WorkerView]) -> Batches:
     mean = sum(sequences) / count
     attended = sum([worker.attended_tokens for worker in workers]) / count
     lacking = sum([mean - each for each in sequences if each < mean])
-    return Batches(mean, attended, max(lacking, count), mean, attended)
+    decoding = sum([worker.decoding for worker in workers]) / count
+    return Batches(mean, attended, max(lacking, count), mean, attended, decoding)
 
 
 def _lasting(batches: Batches, workers: Sequence[WorkerView], lasting: Mapping[str, float]) -> Batches:

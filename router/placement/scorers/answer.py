@@ -3,8 +3,8 @@
 A batch that is larger than others does not stay so: requests that come after this one and find nothing cached go
 elsewhere, and when enough of those have come batches are even again. What the worker's own batch makes of a step
 fades until then to what the mean batch makes of it. Sequences count for as long as they last: a batch that is about
-to end makes little difference. And the time of streams counts only as far as steps are slow: to be a little faster is
-worth little to a stream that is faster than it is read.
+to end makes little difference. Where nothing says what streams are to hold, their time counts only as far as steps
+are slow: to be a little faster is worth little to a stream that is faster than it is read.
 """
 
 from router.placement.learning.step_costs import StepTerms

@@ -12,6 +12,7 @@ from router.placement.costs import CostModel
 from router.placement.decision import PlacementRequest
 from router.placement.learning.prefill_costs import PrefillTerms
 from router.placement.learning.step_costs import StepTerms
+from router.placement.scorers.stakes import Stakes
 from router.settings import PlacementSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Batches(NamedTuple):
     to_even: float
     lasting_sequences: float
     lasting_attended: float
+    decoding: float
+    """The mean of `decoding`."""
 
 
 class Holder(NamedTuple):
@@ -86,7 +89,8 @@ class Ask:
     needed: float
     """Positions for which it needs room in the end, all its sequences together."""
     stream_weight: float
-    """What a millisecond of a running stream counts beside one of waiting for a first token."""
+    """What a millisecond of a running stream counts beside one of waiting for a first token: 1 where the request has
+    an objective, whose misses are priced beside."""
     uneven_weight: float
     """The same for each of the steps of the answer that a difference between batches counts for, all together."""
     stalled: float
@@ -101,5 +105,7 @@ class Ask:
     lasting: Mapping[str, float]
     """By worker id, how much its sequences have still to generate compared to those under way on average; 1 where
     nothing is said."""
+    stakes: Stakes | None
+    """What objectives are at stake; None where the request has none."""
     blank: dict[tuple[int, float], "Way"] = field(default_factory=dict)
     """How workers that have nothing of the prompt come by it, once for all of them that are alike."""

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from router.placement.decision import Breakdown
+from router.placement.decision import Breakdown, Candidate
 from router.placement.scorers.answer import answer_price
 from router.placement.scorers.ask import Ask
 from router.placement.scorers.interference import interference_ms
 from router.placement.scorers.prompt import Way, prompt_price
+from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake
 from router.placement.view import WorkerView
 
 
@@ -23,13 +24,33 @@ class Priced(msgspec.Struct, gc=False):
     answer_ms: float
     answer_others_ms: float
     others_ms: float
+    stakes_ms: float
+    answer_stakes_ms: float
     decode: WorkerView
     prefill: WorkerView | None
+
+    @property
+    def misses_ms(self) -> float:
+        """Of objectives, its own and others'."""
+        return self.stakes_ms + self.answer_stakes_ms
+
+    @property
+    def first_ms(self) -> float:
+        """Until the first token."""
+        return self.queue_ms + self.way.fetch_ms + self.way.prefill_ms
+
+    @property
+    def name(self) -> str:
+        """As candidates are told."""
+        prefill = "" if self.prefill is None else self.prefill.worker_id
+        return str(Candidate(self.decode.worker_id, prefill))
 
     def breakdown(self) -> Breakdown:
         """The parts of the total."""
         way, lost_ms = self.way, self.others_ms + self.answer_others_ms
-        return Breakdown(self.queue_ms, way.prefill_ms, self.transfer_ms, self.answer_ms, lost_ms, way.fetch_ms)
+        return Breakdown(
+            self.queue_ms, way.prefill_ms, self.transfer_ms, self.answer_ms, lost_ms, way.fetch_ms, self.misses_ms
+        )
 
 
 class PrefillPrice(msgspec.Struct, gc=False):
@@ -40,6 +61,7 @@ class PrefillPrice(msgspec.Struct, gc=False):
     queue_ms: float
     way: Way
     others_ms: float
+    stakes_ms: float
     worker: WorkerView
 
 
@@ -50,14 +72,37 @@ def price_local(ask: Ask, worker: WorkerView) -> Priced:
     answer_ms, answer_others_ms = answer_price(ask, worker, step)
     others_ms = interference_ms(ask, worker, queue_ms, way)
     total_ms = queue_ms + way.fetch_ms + way.prefill_ms + answer_ms + answer_others_ms + others_ms
-    return Priced(total_ms, queue_ms, way, 0.0, answer_ms, answer_others_ms, others_ms, worker, None)
+    stakes_ms, answer_stakes_ms = 0.0, 0.0
+    if (stakes := ask.stakes) is not None:
+        prefill_ms, first_ms = way.prefill_ms, queue_ms + way.fetch_ms + way.prefill_ms
+        stakes_ms = prompt_stake(stakes, ask.arrivals_per_ms, queue_ms, first_ms, prefill_ms)
+        stakes_ms += beside_stake(stakes, worker, step, ask.answer_tokens, prefill_ms)
+        grown_ms = step.sequence + step.position * ask.request.prompt_tokens
+        answer_stakes_ms = stream_stake(stakes, worker, step, grown_ms)
+        total_ms += stakes_ms + answer_stakes_ms
+    return Priced(
+        total_ms,
+        queue_ms,
+        way,
+        0.0,
+        answer_ms,
+        answer_others_ms,
+        others_ms,
+        stakes_ms,
+        answer_stakes_ms,
+        worker,
+        None,
+    )
 
 
 def prefill_price(ask: Ask, worker: WorkerView) -> PrefillPrice:
     """The prompt on a prefill worker."""
     queue_ms, way = prompt_price(ask, worker, ask.step_terms(worker.worker_id))
     others_ms = interference_ms(ask, worker, queue_ms, way)
-    return PrefillPrice(queue_ms + way.fetch_ms + way.prefill_ms + others_ms, queue_ms, way, others_ms, worker)
+    first_ms, stakes_ms = queue_ms + way.fetch_ms + way.prefill_ms, 0.0
+    if ask.stakes is not None:
+        stakes_ms = prompt_stake(ask.stakes, ask.arrivals_per_ms, queue_ms, first_ms, way.prefill_ms)
+    return PrefillPrice(first_ms + others_ms + stakes_ms, queue_ms, way, others_ms, stakes_ms, worker)
 
 
 def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> list[Priced]:
@@ -69,12 +114,25 @@ def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> li
     moved_bytes = max(1, ask.request.prompt_tokens - there) * worker.block_bytes // worker.block_tokens
     whole_ms = ask.costs.transfer_ms(moved_bytes)
     overlap, setup_ms = ask.settings.transfer_overlap, ask.settings.transfer_setup_ms
-    answer_ms, others_ms = local.answer_ms, local.answer_others_ms
+    answer_ms, others_ms, missed_ms = local.answer_ms, local.answer_others_ms, local.answer_stakes_ms
     priced = []
     for prefill in prefills:
         queue_ms, way = prefill.queue_ms, prefill.way
         transfer_ms = setup_ms + max(0.0, whole_ms - overlap * way.prefill_ms)
-        total_ms = prefill.total_ms + transfer_ms + answer_ms + others_ms
-        lost_ms, by = prefill.others_ms, prefill.worker
-        priced.append(Priced(total_ms, queue_ms, way, transfer_ms, answer_ms, others_ms, lost_ms, worker, by))
+        total_ms = prefill.total_ms + transfer_ms + answer_ms + others_ms + missed_ms
+        priced.append(
+            Priced(
+                total_ms,
+                queue_ms,
+                way,
+                transfer_ms,
+                answer_ms,
+                others_ms,
+                prefill.others_ms,
+                prefill.stakes_ms,
+                missed_ms,
+                worker,
+                prefill.worker,
+            )
+        )
     return priced

@@ -19,6 +19,7 @@ def interference_ms(ask: Ask, worker: WorkerView, queue_ms: float, way: Way) -> 
     again = ask.displacing * ask.trend.fills.get(worker.worker_id, 0.0)
     if worker.role == "prefill":
         return prefill_ms * delayed + way.new_ms * again
-    beside = ask.stalled * worker.sequences
+    # Who waits for a prompt of his own has no stream yet that an objective could miss.
+    beside = ask.stalled * (worker.sequences if ask.stakes is None else worker.decoding)
     later = beside if beside > ask.usually else ask.usually
     return prefill_ms * (beside + ask.stalled + delayed) + way.new_ms * again * (1.0 + later)

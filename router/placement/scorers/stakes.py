@@ -1,0 +1,110 @@
+"""What misses of objectives cost that a choice makes more likely: the request's own, and others'. Pure.
+
+A miss costs as much time as the objective allows: whoever misses might as well have taken all of that. How likely one
+is grows smoothly with the expected time, as expected times are off. So a choice that comes near a bound pays before
+it is over it, one far below pays nothing, and where the bound is lost anyway the expected completion decides, which
+is always paid in full.
+
+Without parts of `PlacementSettings.without` the price lacks them, to show what each is worth.
+"""
+
+from math import inf
+from typing import Final, NamedTuple
+
+from router.placement.decision import PlacementRequest
+from router.placement.learning.step_costs import StepTerms
+from router.placement.view import WorkerView
+from router.settings import PlacementSettings
+
+_SHARPNESS: Final = 5.0
+"""Of the log-logistic distribution that times have around what is expected: the first token of a prompt comes
+2 ln 2 / 5, that is 28 %, sooner or later than expected on average. Measured on generated traffic that the fleet can
+carry: 21 to 30 %."""
+_SURE: Final = 32.0
+"""An expected time so many times below its bound is never over it."""
+
+
+class Stakes(NamedTuple):
+    """What is at stake in one decision. Bounds are in milliseconds, infinite where there are none; the bound of the
+    first token is counted from the request's arrival, `age_ms` ago. The others are milliseconds that a miss costs: of
+    the request's own first token and stream, of streams that run beside the prompt, and of prompts behind it; 0 where
+    there is no bound."""
+
+    age_ms: float
+    first_ms: float
+    token_ms: float
+    own_first_ms: float
+    own_stream_ms: float
+    streams_ms: float
+    behind_ms: float
+
+
+def stakes(request: PlacementRequest, answer_tokens: float, settings: PlacementSettings) -> Stakes | None:
+    """Of a request whose answer is expected to have so many tokens; None where it has no objective."""
+    held_to = request.objective
+    if held_to is None or held_to.ttft_ms is held_to.tpot_ms is None:
+        return None
+    first_ms = inf if held_to.ttft_ms is None else held_to.ttft_ms
+    token_ms = inf if held_to.tpot_ms is None else held_to.tpot_ms
+    # Others are taken to have the same objective, and no weight of their own.
+    others_ms = (held_to.ttft_ms or 0.0) + answer_tokens * (held_to.tpot_ms or 0.0)
+    own_ms, without = request.weight * others_ms, settings.without
+    return Stakes(
+        request.age_ms,
+        first_ms,
+        token_ms,
+        0.0 if first_ms == inf or "first token" in without else own_ms,
+        0.0 if token_ms == inf or "stream" in without else own_ms,
+        0.0 if token_ms == inf or "streams beside" in without else others_ms,
+        0.0 if first_ms == inf or "prompts behind" in without else others_ms,
+    )
+
+
+def miss(expected_ms: float, bound_ms: float) -> float:
+    """The probability that what is expected to take so long takes longer than its bound: a half at the bound, smooth
+    around it (log-logistic)."""
+    if expected_ms * _SURE <= bound_ms:
+        return 0.0
+    return 1.0 / (1.0 + float((bound_ms / expected_ms) ** _SHARPNESS))
+
+
+def prompt_stake(
+    stakes: Stakes, arrivals_per_ms: float, queue_ms: float, first_ms: float, prefill_ms: float
+) -> float:
+    """By a prompt whose first token is expected after `first_ms`: the request's own miss, and those of prompts that
+    arrive until it is computed, each of which waits `prefill_ms` more: the first of them behind all of it, the last
+    behind nothing, so on average as much is at stake as for half of them."""
+    bound_ms = stakes.first_ms
+    lost_ms = stakes.own_first_ms * miss(stakes.age_ms + first_ms, bound_ms)
+    if stakes.behind_ms > 0.0:
+        behind = 0.5 * arrivals_per_ms * (queue_ms + prefill_ms)
+        more = miss(first_ms + prefill_ms, bound_ms) - miss(first_ms, bound_ms)
+        lost_ms += stakes.behind_ms * behind * more
+    return lost_ms
+
+
+def stream_stake(stakes: Stakes, worker: WorkerView, terms: StepTerms, grown_ms: float) -> float:
+    """By generating on a worker whose steps then take `grown_ms` more: the request's own miss."""
+    if stakes.own_stream_ms <= 0.0:
+        return 0.0
+    token_ms = streaming_ms(worker, terms) + grown_ms
+    return stakes.own_stream_ms * miss(token_ms, stakes.token_ms)
+
+
+def beside_stake(
+    stakes: Stakes, worker: WorkerView, terms: StepTerms, answer_tokens: float, prefill_ms: float
+) -> float:
+    """By computing a prompt beside streams, each of which takes `prefill_ms` more for all its tokens together. Not
+    where the worker keeps its steps within the objective whatever prompts there are."""
+    if worker.steps_held or worker.decoding <= 0 or stakes.streams_ms <= 0.0:
+        return 0.0
+    token_ms, bound_ms = streaming_ms(worker, terms), stakes.token_ms
+    more = miss(token_ms + prefill_ms / answer_tokens, bound_ms) - miss(token_ms, bound_ms)
+    return stakes.streams_ms * worker.decoding * more
+
+
+def streaming_ms(worker: WorkerView, terms: StepTerms) -> float:
+    """Time per token of the streams there: what its batch takes, or what the worker has told of its steps lately, if
+    that is more: prompts are computed in some of them."""
+    batch_ms = terms.base + terms.sequence * worker.sequences + terms.position * worker.attended_tokens
+    return batch_ms if batch_ms > worker.steps_ms else worker.steps_ms
