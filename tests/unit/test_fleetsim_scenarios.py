@@ -60,7 +60,7 @@ def test_the_sibling_has_its_own_stages_and_pods_that_hold_bf16_weights() -> Non
 
 
 def test_the_published_stack_computes_prompts_as_fast_as_its_routers_were_told() -> None:
-    """llm-d's recipe for these pods says 15,928 tokens/s. The stack's constants were not fitted to it."""
+    """llm-d's recipe for these pods says 15,928 tokens/s."""
     settings = ladder.fleet(ladder.R1)
     assert 7_200 / settings.worker.step_time.prompt(0, 7_200) == pytest.approx(15_928, rel=0.05)
     assert settings.front_s > 0
