@@ -62,6 +62,28 @@ def test_a_chunk_beside_others_is_the_largest_that_the_target_leaves_room_for(
         assert cost.seconds(start, tokens + 1) >= room * (1 - 1e-6)
 
 
+@given(
+    st.one_of(BOUNDS, st.builds(NoTarget, max_batched_tokens=st.integers(1, 8192))), st.integers(0, 512),
+    st.floats(0, 0.3), COSTS,
+    st.lists(st.tuples(st.integers(0, 32_768), st.integers(1, 3000)), min_size=1, max_size=5),
+)  # fmt: skip
+def test_tokens_are_those_of_the_offer_and_where_it_is_exhausted_nobody_gets_one(
+    bounds: SchedulerSettings | NoTarget,
+    rows: int,
+    running_s: float,
+    cost: PromptCost,
+    prompts: list[tuple[int, int]],
+) -> None:
+    allowance = open_allowance(bounds, rows, running_s, 1.0, cost)
+    for start, length in prompts:
+        tokens = allowance.tokens_for(start)
+        assert tokens == allowance.offer(start).tokens
+        if allowance.exhausted:
+            assert tokens <= 0
+        if taken := min(length, tokens):
+            allowance.take(start, taken)
+
+
 @given(st.integers(1, 8192), st.integers(0, 512), COSTS, st.integers(0, 32_768))
 def test_without_a_target_the_batch_alone_bounds_the_prompts(
     most: int, rows: int, cost: PromptCost, start: int
