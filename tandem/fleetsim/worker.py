@@ -131,6 +131,10 @@ class Worker:
         self._next_time = self.settings.step_time.paced(pace)
         self.wake(now)
 
+    def tell_no_fit(self) -> None:
+        """Nobody asks what its steps cost: learning that takes a large part of a simulation's time."""
+        self._model = None
+
     def wake(self, now: float) -> None:
         """Something has changed: plan at the next step boundary."""
         if self.due is None:

@@ -20,6 +20,8 @@ class PeerDecider:
         """`unified` is the policy where there are no prefill workers, `prefill` and `decode` are those of the two
         pools where there are."""
         self._knowledge = knowledge
+        for worker in knowledge.workers:
+            worker.tell_no_fit()
         workers = knowledge.workers
         self._prefills = [number for number, worker in enumerate(workers) if worker.role == "prefill"]
         self._decodes = [number for number, worker in enumerate(workers) if worker.role != "prefill"]
