@@ -56,17 +56,19 @@ def at_stake(chosen: Chosen) -> tuple[str, ...]:
     """What the objective had to do with it: who would be cheaper without the misses that are risked there, and that
     the first token is expected too late."""
     request, winner = chosen.request, chosen.priced[0]
-    if winner.misses_ms <= 0.0 and all(each.misses_ms <= 0.0 for each in chosen.priced[1:_LOOKED_AT]):
+    if request.objective is None:
         return ()
-    told, plain_ms = list[str](), winner.total_ms - winner.misses_ms
+    told, missed_ms = list[str](), winner.misses_ms
+    plain_ms = winner.total_ms - missed_ms
     for each in chosen.priced[1:_LOOKED_AT]:
         if each.total_ms - each.misses_ms < plain_ms:
+            less_ms, risked_ms = plain_ms - each.total_ms + each.misses_ms, each.misses_ms
             told.append(
-                f"{each.name} would take {plain_ms - each.total_ms + each.misses_ms:.1f} ms less, but risks misses of"
-                f" objectives for {each.misses_ms:.1f} ms, not {winner.misses_ms:.1f} ms"
+                f"{each.name} would take {less_ms:.1f} ms less, but risks misses of objectives for"
+                f" {risked_ms:.1f} ms, not {missed_ms:.1f} ms"
             )
             break
-    bound_ms = None if request.objective is None else request.objective.ttft_ms
+    bound_ms = request.objective.ttft_ms
     first_ms = request.age_ms + winner.first_ms
     if bound_ms is not None and first_ms > bound_ms:
         told.append(f"its first token is expected {first_ms:.0f} ms after it came, and is to take {bound_ms:.0f} ms")

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from router.placement import CostModel, Objective, Placement, PlacementRequest, WorkerView
 from router.placement.decision import Work
 from router.placement.learning.step_costs import StepTerms
-from router.placement.scorers.stakes import Stakes, beside_stake, miss, prompt_stake, stakes, stream_stake
+from router.placement.scorers.stakes import (
+    Stakes,
+    beside_stake,
+    miss,
+    prompt_stake,
+    stakes,
+    stream_stake,
+    streaming_ms,
+)
 from router.settings import CostPriors, PlacementSettings
 from tests.unit.test_router_placement import ask, decide, load, view
 
@@ -28,6 +36,14 @@ def placed(request: PlacementRequest, *workers: WorkerView, without: tuple[str, 
     found = decide(request, workers, CostModel(CostPriors()), PlacementSettings(without=without))
     assert isinstance(found, Placement), found
     return found
+
+
+def beside(found: Stakes, worker: WorkerView, prefill_ms: float) -> float:
+    return beside_stake(found, worker, streaming_ms(worker, STEP), 100.0, prefill_ms)
+
+
+def stream(found: Stakes, worker: WorkerView) -> float:
+    return stream_stake(found, streaming_ms(worker, STEP), 0.1)
 
 
 def busy(worker_id: str, sequences: int, queued: int = 0, **more: object) -> WorkerView:
@@ -70,29 +86,29 @@ def test_a_part_that_is_left_out_costs_nothing(part: str, sequences: int, first:
     found = [
         (
             prompt_stake(each, 0.01, first, first + prefill, prefill),
-            beside_stake(each, worker, STEP, 100.0, prefill),
-            stream_stake(each, worker, STEP, 0.1),
+            beside(each, worker, prefill),
+            stream(each, worker),
         )
         for each in (whole, less)
     ]
     assert all(0.0 <= cut <= full for cut, full in zip(found[1], found[0], strict=True))
     nothing = at_stake(request, *PARTS)
     assert prompt_stake(nothing, 0.01, first, first + prefill, prefill) == 0.0
-    assert beside_stake(nothing, worker, STEP, 100.0, prefill) == stream_stake(nothing, worker, STEP, 0.1) == 0.0
+    assert beside(nothing, worker, prefill) == stream(nothing, worker) == 0.0
 
 
 @given(st.integers(1, 200), st.floats(0.0, 1e4), st.floats(0.0, 1e4))
 def test_a_prompt_costs_streams_beside_it_the_more_the_longer_it_is(rows: int, one: float, other: float) -> None:
     found, worker = at_stake(ask(objective=HELD_TO)), busy("w1", rows)
     short, long = sorted((one, other))
-    assert beside_stake(found, worker, STEP, 100.0, short) <= beside_stake(found, worker, STEP, 100.0, long) + 1e-9
+    assert beside(found, worker, short) <= beside(found, worker, long) + 1e-9
 
 
 def test_steps_that_are_kept_within_the_objective_cost_streams_no_miss() -> None:
     found = at_stake(ask(objective=HELD_TO))
     fixed, kept = busy("w1", 50), busy("w2", 50, features=("itl_target",))
-    assert beside_stake(found, fixed, STEP, 100.0, 800.0) > 0.0
-    assert beside_stake(found, kept, STEP, 100.0, 800.0) == 0.0
+    assert beside(found, fixed, 800.0) > 0.0
+    assert beside(found, kept, 800.0) == 0.0
 
 
 def test_only_sequences_that_generate_are_beside_a_prompt() -> None:

@@ -9,7 +9,7 @@ from router.placement.scorers.answer import answer_price
 from router.placement.scorers.ask import Ask
 from router.placement.scorers.interference import interference_ms
 from router.placement.scorers.prompt import Way, prompt_price
-from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake
+from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake, streaming_ms
 from router.placement.view import WorkerView
 
 
@@ -76,9 +76,10 @@ def price_local(ask: Ask, worker: WorkerView) -> Priced:
     if (stakes := ask.stakes) is not None:
         prefill_ms, first_ms = way.prefill_ms, queue_ms + way.fetch_ms + way.prefill_ms
         stakes_ms = prompt_stake(stakes, ask.arrivals_per_ms, queue_ms, first_ms, prefill_ms)
-        stakes_ms += beside_stake(stakes, worker, step, ask.answer_tokens, prefill_ms)
+        token_ms = streaming_ms(worker, step)
+        stakes_ms += beside_stake(stakes, worker, token_ms, ask.answer_tokens, prefill_ms)
         grown_ms = step.sequence + step.position * ask.request.prompt_tokens
-        answer_stakes_ms = stream_stake(stakes, worker, step, grown_ms)
+        answer_stakes_ms = stream_stake(stakes, token_ms, grown_ms)
         total_ms += stakes_ms + answer_stakes_ms
     return Priced(
         total_ms,

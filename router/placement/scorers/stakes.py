@@ -3,7 +3,8 @@
 A miss costs as much time as the objective allows: whoever misses might as well have taken all of that. How likely one
 is grows smoothly with the expected time, as expected times are off. So a choice that comes near a bound pays before
 it is over it, one far below pays nothing, and where the bound is lost anyway the expected completion decides, which
-is always paid in full.
+is always paid in full. The sharpness 5 of the likelihood stands for first tokens that come 2 ln 2 / 5, that is 28 %,
+sooner or later than expected on average: on generated traffic that a fleet can carry it is 21 to 30 %.
 
 Without parts of `PlacementSettings.without` the price lacks them, to show what each is worth.
 """
@@ -16,12 +17,8 @@ from router.placement.learning.step_costs import StepTerms
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
-_SHARPNESS: Final = 5.0
-"""Of the log-logistic distribution that times have around what is expected: the first token of a prompt comes
-2 ln 2 / 5, that is 28 %, sooner or later than expected on average. Measured on generated traffic that the fleet can
-carry: 21 to 30 %."""
-_SURE: Final = 32.0
-"""An expected time so many times below its bound is never over it."""
+_SURE: Final = 16.0
+"""An expected time so many times below its bound is over it less than once in a million times."""
 
 
 class Stakes(NamedTuple):
@@ -62,10 +59,12 @@ def stakes(request: PlacementRequest, answer_tokens: float, settings: PlacementS
 
 def miss(expected_ms: float, bound_ms: float) -> float:
     """The probability that what is expected to take so long takes longer than its bound: a half at the bound, smooth
-    around it (log-logistic)."""
+    around it (log-logistic, of sharpness 5)."""
     if expected_ms * _SURE <= bound_ms:
         return 0.0
-    return 1.0 / (1.0 + float((bound_ms / expected_ms) ** _SHARPNESS))
+    below = bound_ms / expected_ms
+    squared = below * below
+    return 1.0 / (1.0 + squared * squared * below)
 
 
 def prompt_stake(
@@ -75,32 +74,33 @@ def prompt_stake(
     arrive until it is computed, each of which waits `prefill_ms` more: the first of them behind all of it, the last
     behind nothing, so on average as much is at stake as for half of them."""
     bound_ms = stakes.first_ms
-    lost_ms = stakes.own_first_ms * miss(stakes.age_ms + first_ms, bound_ms)
-    if stakes.behind_ms > 0.0:
-        behind = 0.5 * arrivals_per_ms * (queue_ms + prefill_ms)
-        more = miss(first_ms + prefill_ms, bound_ms) - miss(first_ms, bound_ms)
-        lost_ms += stakes.behind_ms * behind * more
-    return lost_ms
+    young = miss(first_ms, bound_ms)
+    own = miss(stakes.age_ms + first_ms, bound_ms) if stakes.age_ms > 0.0 else young
+    behind_ms = 0.5 * stakes.behind_ms * arrivals_per_ms * (queue_ms + prefill_ms)
+    if behind_ms > 0.0:
+        behind_ms *= miss(first_ms + prefill_ms, bound_ms) - young
+    return stakes.own_first_ms * own + behind_ms
 
 
-def stream_stake(stakes: Stakes, worker: WorkerView, terms: StepTerms, grown_ms: float) -> float:
-    """By generating on a worker whose steps then take `grown_ms` more: the request's own miss."""
-    if stakes.own_stream_ms <= 0.0:
-        return 0.0
-    token_ms = streaming_ms(worker, terms) + grown_ms
-    return stakes.own_stream_ms * miss(token_ms, stakes.token_ms)
+def stream_stake(stakes: Stakes, streaming_ms: float, grown_ms: float) -> float:
+    """By generating on a worker whose steps take `streaming_ms` now and then `grown_ms` more: the request's own
+    miss."""
+    own_ms = stakes.own_stream_ms
+    return own_ms * miss(streaming_ms + grown_ms, stakes.token_ms) if own_ms > 0.0 else 0.0
 
 
 def beside_stake(
-    stakes: Stakes, worker: WorkerView, terms: StepTerms, answer_tokens: float, prefill_ms: float
+    stakes: Stakes, worker: WorkerView, streaming_ms: float, answer_tokens: float, prefill_ms: float
 ) -> float:
-    """By computing a prompt beside streams, each of which takes `prefill_ms` more for all its tokens together. Not
-    where the worker keeps its steps within the objective whatever prompts there are."""
+    """By computing a prompt beside streams that take `streaming_ms` for a token, each of which takes `prefill_ms`
+    more for all its tokens together. Not where the worker keeps its steps within the objective whatever prompts there
+    are."""
     if worker.steps_held or worker.decoding <= 0 or stakes.streams_ms <= 0.0:
         return 0.0
-    token_ms, bound_ms = streaming_ms(worker, terms), stakes.token_ms
-    more = miss(token_ms + prefill_ms / answer_tokens, bound_ms) - miss(token_ms, bound_ms)
-    return stakes.streams_ms * worker.decoding * more
+    later = miss(streaming_ms + prefill_ms / answer_tokens, stakes.token_ms)
+    if later <= 0.0:
+        return 0.0
+    return stakes.streams_ms * worker.decoding * (later - miss(streaming_ms, stakes.token_ms))
 
 
 def streaming_ms(worker: WorkerView, terms: StepTerms) -> float:
