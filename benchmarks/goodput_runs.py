@@ -112,9 +112,9 @@ def fleet_of(run: Run) -> FleetSettings:
 
 
 def policy_of(run: Run) -> DeciderOf:
-    """Its policy: ours whole, ours without a part, or a peer's. Ours is told of the objective that workers keep
-    their steps to."""
-    settings = generated.ours_settings().holding(slo(round(run.itl_ms)))
+    """Its policy: ours whole, ours without a part, or a peer's. Ours is told of the objective that it is
+    judged by."""
+    settings = generated.ours_settings().holding(slo(run.tpot_ms))
     if run.contender not in _ABLATED:
         return decider_of(run.contender, settings, run.seed)
     changed: PlacementSettings = replace(settings.placement, **_ABLATED[run.contender])  # type: ignore[arg-type]

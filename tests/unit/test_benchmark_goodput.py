@@ -64,7 +64,7 @@ def test_the_search_finds_the_greatest_knee_of_all_splits(knees: list[float], fa
     found, points = searched(knees, fall)
     assert found.scale == pytest.approx(max(knees), rel=0.1)
     assert knees[found.prefills] == pytest.approx(max(knees), rel=0.1), "knees a rung apart are alike"
-    assert len(points) <= 16 + 4 * len(knees)
+    assert len(points) <= len(LADDER) + 4 * len(knees)
 
 
 def test_a_split_that_is_worse_costs_one_probe() -> None:
