@@ -142,7 +142,7 @@ class Dispatcher:
         self._mover.drains(peer)
 
     def loaded(self, peer: Peer, load: Load) -> None:
-        self._tools.costs.observe_load(peer.worker_id, load, peer.view.attended_tokens)
+        self._tools.costs.observe_load(peer.worker_id, load, peer.view.attended_tokens, peer.view.kind)
         self._pump_soon()
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:

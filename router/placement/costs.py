@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from router.placement.learning.answer_lengths import AnswerLengths
+from router.placement.learning.pool import Shape
+from router.placement.learning.pools import Kind, Pools
 from router.placement.learning.prefill_costs import PrefillCosts
 from router.placement.learning.step_costs import StepCosts
 from router.placement.learning.transfer_costs import TransferCosts
@@ -18,14 +20,17 @@ class CostModel:
     def __init__(self, priors: CostPriors) -> None:
         self.prefill = PrefillCosts(priors.prefill_tokens_per_s)
         self.steps = StepCosts(priors.step_ms, priors.step_ms_per_sequence, priors.step_ms_per_1k_context / 1e3)
+        prior = Shape(*self.steps.general, 0.0, 1e3 / priors.prefill_tokens_per_s, 0.0)
+        self._pools = Pools(self.prefill, self.steps, prior)
         self.transfers = TransferCosts(priors.transfer_bytes_per_s)
         self.answers = AnswerLengths()
         self._batches: dict[str, tuple[int, int]] = {}
         """Sequences, and the positions they attend to, as last told of a worker."""
 
-    def observe_load(self, worker_id: str, load: Load, attended_tokens: int = 0) -> None:
+    def observe_load(self, worker_id: str, load: Load, attended_tokens: int = 0, kind: Kind = ()) -> None:
         """Learn from a worker's load figures; zeros mean that nothing was measured. `attended_tokens` are the
-        positions its running sequences attend to, as far as the router knows."""
+        positions its running sequences attend to, as far as the router knows; workers of one `kind` are as fast."""
+        self._pools.observe(worker_id, kind, load.fit)
         if load.prefill_tokens_per_s > 0:
             self.prefill.observe_rate(worker_id, load.prefill_tokens_per_s)
         self.steps.observe(worker_id, load, attended_tokens)
@@ -46,6 +51,7 @@ class CostModel:
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone; its successor may be another machine."""
+        self._pools.forget(worker_id)
         self.prefill.forget(worker_id)
         self.steps.forget(worker_id)
         self.transfers.forget(worker_id)
@@ -81,5 +87,5 @@ class CostModel:
         if isinstance(computed, int) and isinstance(reused, int):
             ms, chunks = (span.end_s - span.start_s) * 1e3, span.attributes.get("chunks")
             steps = chunks if isinstance(chunks, int) and chunks > 0 else 1
-            steps_ms = steps * self.step_ms(worker_id, *self._batches.get(worker_id, (0, 0)))
+            steps_ms = steps * self.steps.general.ms(*self._batches.get(worker_id, (0, 0)))
             self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, steps_ms=steps_ms, steps=steps)

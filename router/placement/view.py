@@ -62,6 +62,9 @@ class WorkerView:
     """Content hashes of the LoRA adapters it serves, by name."""
     warm: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
     """Adapters that were in use there, the latest last."""
+    hardware: str = ""
+    kind: tuple[str, ...] = field(init=False)
+    """Workers of one kind are as fast."""
     block_tokens: int = field(init=False)
     block_bytes: int = field(init=False)
     capacity_tokens: int = field(init=False)
@@ -86,6 +89,7 @@ class WorkerView:
 
     def __post_init__(self) -> None:
         self.block_tokens, self.block_bytes = self.layout.block_tokens, self.layout.block_bytes
+        self.kind = self.hardware, self.model, self.revision, self.layout.engine
         self.capacity_tokens = self.blocks * self.block_tokens
         self.steps_held = _STEPS_HELD in self.features
         self._renew()
@@ -107,6 +111,7 @@ class WorkerView:
             ready=not hello.unready,
             tiers=hello.tiers,
             features=hello.features,
+            hardware=hello.hardware,
             adapters={each.name: each.content_hash for each in hello.adapters},
         )
 

@@ -1,44 +1,75 @@
-"""How fast each worker is compared to all of them."""
+"""How fast each worker is compared to all of its kind, from how long its work took and was expected to."""
 
+from math import exp, log
+from statistics import median
 from typing import Final
 
-_NOISE: Final = 0.1
-"""Workers of one kind are measured to differ by less, and do not."""
-_OUTLIER: Final = 3.0
+_GRID: Final = 64
+"""Paces are told in steps of 1 over so much: workers that are alike have equal costs, which are worked out once."""
+_SETTLED: Final = 8
+"""The median is found anew with every measurement of the first, and after so many measurements from then on."""
+
+
+class Faded:
+    """Sums that fade with a worker's own work: those of its last `window` units of work, about."""
+
+    __slots__ = ("expected", "measured", "work")
+
+    def __init__(self) -> None:
+        self.measured = self.expected = self.work = 0.0
+
+    def add(self, measured: float, expected: float, window: float) -> None:
+        """One unit of work."""
+        keep = exp(-1.0 / window)
+        self.measured = keep * self.measured + measured
+        self.expected = keep * self.expected + expected
+        self.work = keep * self.work + 1.0
 
 
 class Paces:
-    """A factor on what the fleet's formula says, per worker; 1 on average. Measured paces are kept, and only the part
-    of them that is beyond noise is told."""
+    """By worker, a factor on what a shape says that all of them share. What a worker has little evidence for is
+    drawn to the median of all: one without any has it."""
 
-    def __init__(self, share: float) -> None:
-        """`share` is the weight of a new observation."""
-        self._share = share
-        self._paces: dict[str, float] = {}
-        self._sum = 0.0
+    def __init__(self, doubt: float) -> None:
+        """With `doubt` units of evidence half of what was measured is believed."""
+        self._doubt = doubt
+        self._told: dict[str, tuple[float, float]] = {}
+        self._since = 0
+        self.median = 1.0
+        self.version = 0
+        """Changes with the median."""
 
     def __contains__(self, worker_id: str) -> bool:
-        return worker_id in self._paces
+        return worker_id in self._told
 
-    def measured(self, worker_id: str) -> float:
-        """Compared to the mean of those that have been measured."""
-        pace = self._paces.get(worker_id)
-        return 1.0 if pace is None else pace * len(self._paces) / self._sum
+    def tell(self, worker_id: str, ratio: float, evidence: float) -> None:
+        """Its work took `ratio` times as long as the shape says."""
+        if ratio <= 0.0 or evidence <= 0.0:
+            self.forget(worker_id)
+            return
+        self._told[worker_id] = ratio, evidence
+        self._since += 1
+        if self._since >= min(_SETTLED, len(self._told)):
+            self._settle()
 
-    def telling(self, worker_id: str) -> float:
-        """The part of it that says something of this worker."""
-        pace = self.measured(worker_id)
-        if pace > 1.0 + _NOISE:
-            return pace - _NOISE
-        return min(1.0, pace + _NOISE)
-
-    def observe(self, worker_id: str, ratio: float) -> None:
-        """A measurement took `ratio` times as long as was expected at the worker's pace."""
-        pace = self.measured(worker_id)
-        pace *= 1.0 + self._share * (max(1.0 / _OUTLIER, min(ratio, _OUTLIER)) - 1.0)
-        self._sum += pace - self._paces.get(worker_id, 0.0)
-        self._paces[worker_id] = pace
+    def of(self, worker_id: str) -> float:
+        """Its pace; the median where nothing is known of it."""
+        told = self._told.get(worker_id)
+        if told is None:
+            return self.median
+        ratio, evidence = told
+        believed = evidence / (evidence + self._doubt)
+        pace = self.median * exp(believed * log(ratio / self.median))
+        return max(1, round(_GRID * pace)) / _GRID
 
     def forget(self, worker_id: str) -> None:
         """Its successor may be another machine."""
-        self._sum -= self._paces.pop(worker_id, 0.0)
+        if self._told.pop(worker_id, None) is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._since = 0
+        found = median(ratio for ratio, _ in self._told.values()) if self._told else 1.0
+        if found != self.median:
+            self.median = found
+            self.version += 1

@@ -5,18 +5,23 @@ the prompt take without it: that of the decode batch beside, or of a step with n
 prompt has pieces. It delays the prompt, but the sequences of that batch lose nothing by it, and it says nothing of
 how fast the worker computes: booked as pace it would make workers look slow that have had short prompts.
 
-The shape a, b, c is one for all workers, which run the same model; the pace is each worker's own. Both are learned
-from prompts that had a worker to themselves: only their time is their own. Before a worker has had one, its pace
-follows the best rate that it has told of, that of steps full of prompts.
+Workers that tell how long their steps take are believed. Of others the shape a, b, c is one for all, which run the
+same model; the pace is each worker's own. Both are inferred from prompts that had a worker to themselves: only their
+time is their own. Before a worker has had one, its pace follows the best rate that it has told of, that of steps
+full of prompts.
 """
 
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
-from router.placement.learning.pace import Paces
+from router.placement.learning.pace import Faded, Paces
 
 _SHARE: Final = 0.1
-"""Weight of a prompt in its worker's pace."""
+"""Weight of a prompt in what follows all of them: positions attended to, tokens per piece."""
+_WINDOW: Final = 16.0
+"""Prompts that say a worker's pace,"""
+_DOUBT: Final = 2.0
+"""and as many with which half of what they say is believed."""
 _FADE: Final = 0.99
 """What a rate that is not reached any more keeps of itself."""
 _KEEP: Final = 0.99
@@ -37,6 +42,8 @@ class PrefillTerms(NamedTuple):
     position: float
     pieces_token: float = 0.0
     """Pieces that a long prompt is computed in, per token. 0 while prompts have taken a single one."""
+    piece: float = 0.0
+    """Milliseconds that a piece adds to its step, whatever its length."""
 
     def ms(self, uncached: int, cached: int) -> float:
         """What `uncached` tokens after `cached` ones add to steps."""
@@ -54,7 +61,11 @@ class PrefillCosts:
         self._told: dict[str, float] = {}
         """The rate that a worker told last."""
         self._measured = False
-        self._paces = Paces(_SHARE)
+        self._paces = Paces(_DOUBT)
+        self._faded: dict[str, Faded] = {}
+        self._version = 0
+        self._fitted: dict[str, PrefillTerms] = {}
+        """Of workers that tell."""
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
         self._terms: dict[str, PrefillTerms] = {}
@@ -62,14 +73,22 @@ class PrefillCosts:
         self._solved = self._shape.coefficients
 
     def terms(self, worker_id: str) -> PrefillTerms:
-        if self._solved is not self._shape.coefficients:
-            self._solved, self._terms = self._shape.coefficients, {}
+        fitted = self._fitted.get(worker_id)
+        if fitted is not None:
+            return fitted
+        if self._solved is not self._shape.coefficients or self._version != self._paces.version:
+            self._solved, self._version, self._terms = self._shape.coefficients, self._paces.version, {}
         known = self._terms.get(worker_id)
         if known is None:
-            pace = self._paces.telling(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
+            pace = self._paces.of(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
             steps, token, position = self._solved
             known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
         return known
+
+    def tell(self, worker_id: str, token: float, position: float, piece: float) -> None:
+        """What a worker tells of the prompts in its steps: milliseconds per token, per token and attended position,
+        and per piece."""
+        self._fitted[worker_id] = PrefillTerms(1.0, token, position, self._pieces_token, piece)
 
     def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
         """What a worker says of its steps that had prompts in them."""
@@ -90,12 +109,12 @@ class PrefillCosts:
         attended = cached + computed / 2
         known = self._attended.get(worker_id, attended)
         self._attended[worker_id] = known + _SHARE * (attended - known)
-        if alone and ms > 0.0:
+        if alone and ms > 0.0 and worker_id not in self._fitted:
             self._observe_alone(worker_id, (steps_ms, computed, computed * attended), ms)
 
     def forget(self, worker_id: str) -> None:
         self._paces.forget(worker_id)
-        for known in (self._rates, self._told, self._attended, self._terms):
+        for known in (self._rates, self._told, self._attended, self._terms, self._faded, self._fitted):
             known.pop(worker_id, None)
 
     def _observe_pieces(self, computed: int, steps: int) -> None:
@@ -107,19 +126,24 @@ class PrefillCosts:
         if piece != known:
             self._pieces_token = 1.0 / piece
             self._terms.clear()
+            for worker_id, terms in self._fitted.items():
+                self._fitted[worker_id] = terms._replace(pieces_token=self._pieces_token)
 
     def _observe_alone(self, worker_id: str, features: tuple[float, float, float], ms: float) -> None:
-        """The pace is that of the part that grows with the prompt, learned from prompts in which that part shows."""
-        pace = self._paces.measured(worker_id)
+        """The pace is the time of the last prompts over what the shape says of all of them: a long one weighs as much
+        as it takes."""
+        pace = self._paces.of(worker_id)
         steps, token, position = self._shape.coefficients
-        beside_ms = steps * features[0]
+        beside_ms = pace * steps * features[0]
         known_ms = self._known_ms(worker_id, features, pace)
         if known_ms is None and features[1] < _TOKENS_MIN:
             return
         ms = ms if known_ms is None else min(ms, beside_ms + _OUTLIER * known_ms)
-        expected = token * features[1] + position * features[2]
-        self._shape.observe((features[0], pace * features[1], pace * features[2]), ms)
-        self._paces.observe(worker_id, (ms - beside_ms) / (pace * expected) if pace * expected > beside_ms else 1.0)
+        expected = steps * features[0] + token * features[1] + position * features[2]
+        self._shape.observe((pace * features[0], pace * features[1], pace * features[2]), ms)
+        faded = self._faded.setdefault(worker_id, Faded())
+        faded.add(ms, expected, _WINDOW)
+        self._paces.tell(worker_id, faded.measured / faded.expected if faded.expected > 0.0 else 1.0, faded.work)
         self._measured = True
         self._rates.pop(worker_id, None)
         self._terms.pop(worker_id, None)

@@ -3,16 +3,20 @@
 The shape is one for all workers, which run the same model; the pace is each worker's own. What workers tell is a
 mean over steps, of which some computed pieces of prompts as well. Those do not count here: what a prompt takes from
 running sequences is a cost of that prompt. So a worker that has prompts says nothing, and a mean above its
-prediction, which may still have such steps in it, counts for less than one below.
+prediction, which may still have such steps in it, counts for less than one below. Of workers that tell how long
+their steps take nothing is inferred: what they tell holds.
 """
 
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
-from router.placement.learning.pace import Paces
+from router.placement.learning.pace import Faded, Paces
 from tandem.core.messages import Load
 
-_SHARE: Final = 0.01
+_WINDOW: Final = 100.0
+"""Reports that say a worker's pace,"""
+_DOUBT: Final = 20.0
+"""and as many with which half of what they say is believed."""
 _KEEP: Final = 0.999
 """Every worker reports many times a second; batches vary over seconds."""
 _PULLS: Final = (0.001, 0.02, 0.02)
@@ -40,40 +44,65 @@ class StepCosts:
     def __init__(self, step_ms: float, sequence_ms: float, position_ms: float) -> None:
         self._fit = Fit((step_ms, sequence_ms, position_ms), _PULLS, _KEEP)
         self._observed = 0
-        self._paces = Paces(_SHARE)
+        self._paces = Paces(_DOUBT)
+        self._faded: dict[str, Faded] = {}
+        self._version = 0
+        self._told: dict[str, StepTerms] = {}
+        """Of workers that tell."""
+        self._told_general: StepTerms | None = None
         self._terms: dict[str, StepTerms] = {}
         self._solved = self._fit.coefficients
 
     @property
     def general(self) -> StepTerms:
-        """Those of a worker at the mean pace."""
-        return StepTerms(*self._fit.coefficients)
+        """Those of a worker at the median pace."""
+        return self._told_general or StepTerms(*self._fit.coefficients)
 
     def terms(self, worker_id: str) -> StepTerms:
-        if self._solved is not self._fit.coefficients:
-            self._solved, self._terms = self._fit.coefficients, {}
+        told = self._told.get(worker_id)
+        if told is not None:
+            return told
+        if self._solved is not self._fit.coefficients or self._version != self._paces.version:
+            self._solved, self._version, self._terms = self._fit.coefficients, self._paces.version, {}
         known = self._terms.get(worker_id)
         if known is None:
-            pace = self._paces.telling(worker_id)
+            pace = self._paces.of(worker_id)
             known = self._terms[worker_id] = StepTerms(*(pace * term for term in self._solved))
         return known
 
+    def tell(self, worker_id: str, terms: StepTerms, general: StepTerms) -> None:
+        """What a worker tells of its steps, and what most of those that tell have in common."""
+        self._told[worker_id] = terms
+        self._told_general = general
+
     def observe(self, worker_id: str, load: Load, attended_tokens: int) -> None:
         """A worker's mean step. Prompts that are being computed beside, or have just been, make it say nothing."""
-        if load.step_s <= 0.0 or load.running <= 0 or load.queued_prompt_tokens > 0 or load.waiting > 0:
+        if (
+            worker_id in self._told
+            or load.step_s <= 0.0
+            or load.running <= 0
+            or load.queued_prompt_tokens > 0
+            or load.waiting > 0
+        ):
             return
         ms = load.step_s * 1e3
-        pace = self._paces.measured(worker_id)
-        expected = pace * self.general.ms(load.running, attended_tokens)
+        pace = self._paces.of(worker_id)
+        shape_ms = StepTerms(*self._fit.coefficients).ms(load.running, attended_tokens)
+        expected = pace * shape_ms
         self._observed += 1
         warm = self._observed > _WARM and expected > 0.0
         above = warm and ms > expected
         ms = min(ms, _OUTLIER * expected) if above else ms
         self._fit.observe((1.0, load.running, attended_tokens), ms / pace, _ABOVE if above else 1.0)
         if warm:
-            self._paces.observe(worker_id, ms / expected)
+            faded = self._faded.setdefault(worker_id, Faded())
+            faded.add(ms, shape_ms, _WINDOW)
+            self._paces.tell(worker_id, faded.measured / faded.expected, faded.work)
             self._terms.pop(worker_id, None)
 
     def forget(self, worker_id: str) -> None:
         self._paces.forget(worker_id)
-        self._terms.pop(worker_id, None)
+        for known in (self._faded, self._terms, self._told):
+            known.pop(worker_id, None)
+        if not self._told:
+            self._told_general = None

@@ -33,7 +33,7 @@ def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> tuple[float, 
     terms = ask.prefill_terms(worker_id)
     queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
     # What a step that computes a piece of it takes without it; at least one does.
-    step_ms = terms.steps * step.base
+    step_ms = terms.piece + terms.steps * step.base
     sequences = worker.sequences
     if sequences and worker.role != "prefill":
         step_ms += terms.steps * (step.sequence * sequences + step.position * worker.attended_tokens)

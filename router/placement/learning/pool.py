@@ -1,0 +1,202 @@
+"""What workers of one kind tell of their steps, put together: one shape for all, and a pace for each. Pure.
+
+A worker tells a fit of its own steps. One that has had short prompts only has no idea of long ones, and two fits may
+share a step's time out differently among its parts, so parts are not compared: every fit says how long some loads of
+reference take, its say weighing as much as its evidence for such loads, and the shape goes through the medians. A
+pace is the time that a worker's own steps took over what the shape says of just those, so it does not depend on
+which prompts the worker has had. Steps with prompts and steps without have paces of their own.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import exp
+from operator import mul
+from typing import Final, NamedTuple
+
+from router.placement.learning.fit import Fit
+from router.placement.learning.pace import Paces
+from tandem.core.messages import StepFit, StepSums
+
+_PLAIN_WINDOW: Final = 64.0
+_PROMPTS_WINDOW: Final = 16.0
+"""Steps after which a pace follows what is new: few, so that a worker that becomes slower, or faster, is known by
+some prompts of its own."""
+_PLAIN_DOUBT: Final = 8.0
+_PROMPTS_DOUBT: Final = 2.0
+_KEEP: Final = 0.975
+"""What evidence keeps of itself from one heartbeat to the next: a worker that gets no prompts is forgotten within a
+minute or so, and looks like all others."""
+_SAY_MAX: Final = 32.0
+"""Evidence for so many loads of a size is enough."""
+_PULL: Final = 0.001
+_REACH: Final = 4.0
+"""How much longer than the mean sequence some of the loads of reference are."""
+
+Features = tuple[float, float, float, float, float, float]
+"""Steps, rows, reads, pieces, tokens and positions, as `StepSums` has them."""
+
+
+class Shape(NamedTuple):
+    """Milliseconds per feature."""
+
+    base: float
+    sequence: float
+    read: float
+    piece: float
+    token: float
+    position: float
+
+
+class _Window:
+    """Sums over a worker's last steps of one sort."""
+
+    __slots__ = ("features", "length", "seconds")
+
+    def __init__(self, length: float) -> None:
+        self.length = length
+        self.features: Features = (0.0,) * 6
+        self.seconds = 0.0
+
+    def add(self, before: StepSums | None, now: StepSums) -> None:
+        """The steps since `before`, all there have been where it is None, weigh no more than the window is long."""
+        told = _features(now)
+        new = told if before is None else _minus(told, _features(before))
+        seconds = now.seconds if before is None else now.seconds - before.seconds
+        fade = exp(-new[0] / self.length)
+        scale = self.length * (1.0 - fade) / new[0] if new[0] > 0.0 else 0.0
+        fade *= _KEEP
+        a, b, c, d, e, f = (fade * old + scale * each for old, each in zip(self.features, new, strict=True))
+        self.features = (a, b, c, d, e, f)
+        self.seconds = fade * self.seconds + scale * seconds
+
+    def ratio(self, shape: Shape) -> float:
+        """What was measured over what the shape expects; 0 for nothing."""
+        expected = sum(map(mul, shape, self.features))
+        return 1e3 * self.seconds / expected if expected > 0.0 else 0.0
+
+
+class _Told:
+    """What one worker has told."""
+
+    __slots__ = ("fit", "plain", "prompts")
+
+    def __init__(self, fit: StepFit) -> None:
+        self.plain, self.prompts = _Window(_PLAIN_WINDOW), _Window(_PROMPTS_WINDOW)
+        self.plain.add(None, fit.plain)
+        self.prompts.add(None, fit.prompts)
+        self.fit = fit
+
+    def renew(self, fit: StepFit) -> None:
+        self.plain.add(self.fit.plain, fit.plain)
+        self.prompts.add(self.fit.prompts, fit.prompts)
+        self.fit = fit
+
+
+class Pool:
+    """All workers of one kind that tell."""
+
+    def __init__(self, prior: Shape) -> None:
+        self.shape = prior
+        self._told: dict[str, _Told] = {}
+        self._new = 0
+        """Fits that came since the shape was found."""
+        self.plain, self.prompts = Paces(_PLAIN_DOUBT), Paces(_PROMPTS_DOUBT)
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    @property
+    def workers(self) -> Iterable[str]:
+        return self._told
+
+    def observe(self, worker_id: str, fit: StepFit) -> bool:
+        """A worker tells its fit. True when what is known of all others has changed by it."""
+        told = self._told.get(worker_id)
+        if told is None or _restarted(told.fit, fit):
+            self._told[worker_id] = _Told(fit)
+            self._new = len(self._told)
+        else:
+            told.renew(fit)
+            self._new += 1
+        if self._new >= len(self._told):
+            self._new = 0
+            self.shape = pooled([each.fit for each in self._told.values()], self.shape)
+            for name in self._told:
+                self._judge(name)
+            return True
+        versions = self.plain.version, self.prompts.version
+        self._judge(worker_id)
+        return versions != (self.plain.version, self.prompts.version)
+
+    def forget(self, worker_id: str) -> None:
+        self._told.pop(worker_id, None)
+        self.plain.forget(worker_id)
+        self.prompts.forget(worker_id)
+
+    def _judge(self, worker_id: str) -> None:
+        told = self._told[worker_id]
+        self.plain.tell(worker_id, told.plain.ratio(self.shape), told.plain.features[0])
+        self.prompts.tell(worker_id, told.prompts.ratio(self.shape), told.prompts.features[0])
+
+
+def pooled(fits: Sequence[StepFit], prior: Shape) -> Shape:
+    """The shape through the medians of what fits say of loads of reference; `prior` where none has evidence."""
+    rows = sum(fit.plain.rows + fit.prompts.rows for fit in fits)
+    context = sum(fit.plain.reads + fit.prompts.reads for fit in fits) / rows if rows > 0.0 else 0.0
+    shape = Fit(prior, (_PULL,) * len(prior), 1.0)
+    for reference in _references(context):
+        says = [(_predicted(fit, reference), _say(fit, reference)) for fit in fits]
+        found = _weighted_median([(value, say) for value, say in says if say > 0.0 and value > 0.0])
+        if found > 0.0:
+            shape.observe(reference, found)
+    return Shape(*shape.coefficients)
+
+
+def _references(context: float) -> Iterable[Features]:
+    """Batches of sequences that attend to `context` positions each, or more; and prompts, some behind many tokens."""
+    for rows, reach in ((1, 1.0), (16, 1.0), (64, 1.0), (16, _REACH), (4, _REACH)):
+        yield 1.0, float(rows), rows * reach * context, 0.0, 0.0, 0.0
+    for tokens, cached in ((128, 0), (512, 0), (2_048, 0), (8_192, 0), (1_024, 16_384), (4_096, 8_192)):
+        yield 1.0, 0.0, 0.0, 1.0, float(tokens), tokens * (cached + tokens / 2)
+
+
+def _predicted(fit: StepFit, reference: Features) -> float:
+    """Milliseconds."""
+    steps, rows, reads, pieces, tokens, positions = reference
+    seconds = fit.base_s * steps + fit.sequence_s * rows + fit.read_s * reads
+    return 1e3 * (seconds + fit.piece_s * pieces + fit.token_s * tokens + fit.position_s * positions)
+
+
+def _say(fit: StepFit, reference: Features) -> float:
+    """How many loads of that size it has had, as far as its sums tell."""
+    _, rows, reads, pieces, tokens, positions = reference
+    if pieces:
+        return min(_SAY_MAX, fit.prompts.tokens / tokens, fit.prompts.positions / positions)
+    had = fit.plain.rows + fit.prompts.rows
+    return min(_SAY_MAX, had / rows, (fit.plain.reads + fit.prompts.reads) / reads if reads else _SAY_MAX)
+
+
+def _weighted_median(says: list[tuple[float, float]]) -> float:
+    """0 for nothing; between two that weigh as much their mean."""
+    says.sort()
+    left = sum(weight for _, weight in says) / 2.0
+    for place, (value, weight) in enumerate(says):
+        left -= weight
+        if left < 0.0 or place == len(says) - 1:
+            return value
+        if left == 0.0:
+            return (value + says[place + 1][0]) / 2.0
+    return 0.0
+
+
+def _restarted(before: StepFit, now: StepFit) -> bool:
+    """Sums only grow while a worker lives."""
+    return now.plain.steps < before.plain.steps or now.prompts.steps < before.prompts.steps
+
+
+def _features(sums: StepSums) -> Features:
+    return float(sums.steps), sums.rows, sums.reads, sums.pieces, sums.tokens, sums.positions
+
+
+def _minus(left: Features, right: Features) -> Features:
+    a, b, c, d, e, f = (one - other for one, other in zip(left, right, strict=True))
+    return (a, b, c, d, e, f)
