@@ -31,18 +31,22 @@ class Fit:
         """Learn from one measurement; what is not positive says nothing."""
         if value <= 0.0:
             return
+        self.add(features, value, weight)
+        self._observed += 1
+        if self._observed < _SOLVE_EVERY or self._observed % _SOLVE_EVERY == 0:
+            self.settle()
+
+    def add(self, features: Sequence[float], value: float, weight: float = 1.0) -> None:
+        """Take a measurement in, whose value is positive, without learning from it until `settle`."""
         weight /= value * value
         for row, x in enumerate(features):
             squares = self._squares[row]
             for column, y in enumerate(features):
                 squares[column] = self._keep * squares[column] + weight * x * y
             self._products[row] = self._keep * self._products[row] + weight * x * value
-        self._observed += 1
-        if self._observed < _SOLVE_EVERY or self._observed % _SOLVE_EVERY == 0:
-            self._solve()
 
-    def _solve(self) -> None:
-        """Drop the most negative coefficient and solve again until none is negative."""
+    def settle(self) -> None:
+        """Solve: drop the most negative coefficient and solve again until none is negative."""
         used = [index for index in range(len(self._priors)) if self._squares[index][index] > 0.0]
         while used:
             found = self._solution(used)

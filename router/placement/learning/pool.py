@@ -25,8 +25,10 @@ _PROMPTS_DOUBT: Final = 2.0
 _KEEP: Final = 0.975
 """What evidence keeps of itself from one heartbeat to the next: a worker that gets no prompts is forgotten within a
 minute or so, and looks like all others."""
-_SAY_MAX: Final = 32.0
+_SAY_MAX: Final = 4.0
 """Evidence for so many loads of a size is enough."""
+_OWN: Final = 4.0
+"""What the steps of late of all workers weigh together, compared to one load of reference."""
 _PULL: Final = 0.001
 _REACH: Final = 4.0
 """How much longer than the mean sequence some of the loads of reference are."""
@@ -119,7 +121,8 @@ class Pool:
             self._new += 1
         if self._new >= len(self._told):
             self._new = 0
-            self.shape = pooled([each.fit for each in self._told.values()], self.shape)
+            fits, share = [each.fit for each in self._told.values()], _OWN / len(self._told)
+            self.shape = pooled(fits, self.shape, [(*mean, share) for mean in self._means()])
             for name in self._told:
                 self._judge(name)
             return True
@@ -132,29 +135,45 @@ class Pool:
         self.plain.forget(worker_id)
         self.prompts.forget(worker_id)
 
+    def _means(self) -> Iterable[tuple[Features, float]]:
+        """Of each worker its mean step of late, with prompts and without, at the pace of all."""
+        for name, told in self._told.items():
+            for window, paces in ((told.plain, self.plain), (told.prompts, self.prompts)):
+                steps = window.features[0]
+                if steps >= 1.0:
+                    a, b, c, d, e, f = (value / steps for value in window.features)
+                    yield (a, b, c, d, e, f), 1e3 * window.seconds / steps / paces.of(name) * paces.median
+
     def _judge(self, worker_id: str) -> None:
         told = self._told[worker_id]
         self.plain.tell(worker_id, told.plain.ratio(self.shape), told.plain.features[0])
         self.prompts.tell(worker_id, told.prompts.ratio(self.shape), told.prompts.features[0])
 
 
-def pooled(fits: Sequence[StepFit], prior: Shape) -> Shape:
-    """The shape through the medians of what fits say of loads of reference; `prior` where none has evidence."""
+def pooled(fits: Sequence[StepFit], prior: Shape, means: Iterable[tuple[Features, float, float]] = ()) -> Shape:
+    """The shape through the medians of what fits say of loads of reference; `prior` where none has evidence. `means`
+    are steps that there have been, with how long they took in milliseconds and their weight: they hold the shape to
+    what is asked of workers now."""
     rows = sum(fit.plain.rows + fit.prompts.rows for fit in fits)
     context = sum(fit.plain.reads + fit.prompts.reads for fit in fits) / rows if rows > 0.0 else 0.0
     shape = Fit(prior, (_PULL,) * len(prior), 1.0)
-    for reference in _references(context):
+    for reference in _references(max(map(_batch, fits), default=0.0), context):
         says = [(_predicted(fit, reference), _say(fit, reference)) for fit in fits]
         found = _weighted_median([(value, say) for value, say in says if say > 0.0 and value > 0.0])
         if found > 0.0:
-            shape.observe(reference, found)
+            shape.add(reference, found)
+    for features, ms, weight in means:
+        shape.add(features, ms, weight)
+    shape.settle()
     return Shape(*shape.coefficients)
 
 
-def _references(context: float) -> Iterable[Features]:
-    """Batches of sequences that attend to `context` positions each, or more; and prompts, some behind many tokens."""
-    for rows, reach in ((1, 1.0), (16, 1.0), (64, 1.0), (16, _REACH), (4, _REACH)):
-        yield 1.0, float(rows), rows * reach * context, 0.0, 0.0, 0.0
+def _references(batch: float, context: float) -> Iterable[Features]:
+    """Batches of up to twice as many sequences as `batch`, which attend to `context` positions each, or more; and
+    prompts, some behind many tokens."""
+    most = max(16.0, 2.0 * batch)
+    for rows, reach in ((1.0, 1.0), (most / 8, 1.0), (most / 2, 1.0), (most, 1.0), (most / 8, _REACH)):
+        yield 1.0, rows, rows * reach * context, 0.0, 0.0, 0.0
     for tokens, cached in ((128, 0), (512, 0), (2_048, 0), (8_192, 0), (1_024, 16_384), (4_096, 8_192)):
         yield 1.0, 0.0, 0.0, 1.0, float(tokens), tokens * (cached + tokens / 2)
 
@@ -168,11 +187,18 @@ def _predicted(fit: StepFit, reference: Features) -> float:
 
 def _say(fit: StepFit, reference: Features) -> float:
     """How many loads of that size it has had, as far as its sums tell."""
-    _, rows, reads, pieces, tokens, positions = reference
+    _, rows, _, pieces, tokens, positions = reference
     if pieces:
         return min(_SAY_MAX, fit.prompts.tokens / tokens, fit.prompts.positions / positions)
-    had = fit.plain.rows + fit.prompts.rows
-    return min(_SAY_MAX, had / rows, (fit.plain.reads + fit.prompts.reads) / reads if reads else _SAY_MAX)
+    had = min(_SAY_MAX, (fit.plain.rows + fit.prompts.rows) / rows)
+    # Of batches much larger than its own it guesses.
+    return had * min(1.0, _batch(fit) / rows)
+
+
+def _batch(fit: StepFit) -> float:
+    """Sequences that its mean step had."""
+    steps = fit.plain.steps + fit.prompts.steps
+    return (fit.plain.rows + fit.prompts.rows) / steps if steps else 0.0
 
 
 def _weighted_median(says: list[tuple[float, float]]) -> float:
