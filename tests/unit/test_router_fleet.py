@@ -15,7 +15,7 @@ NAMES = chain_names(ROOT.name(), pack_tokens(tuple(range(16 * 6))), 16)
 
 
 def load(**figures: float) -> Load:
-    return Load(**{**dict.fromkeys(Load.__struct_fields__, 0), **figures})  # type: ignore[arg-type]
+    return Load(**{**dict.fromkeys(Load.__struct_fields__, 0), "fit": None, **figures})  # type: ignore[arg-type]
 
 
 def scenario(body: Callable[[World], Awaitable[None]], settings: RouterSettings | None = None) -> None:

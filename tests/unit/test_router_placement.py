@@ -22,7 +22,8 @@ SETTINGS = PlacementSettings()
 
 
 def load(**figures: float) -> Load:
-    return Load(**{**dict.fromkeys(Load.__struct_fields__, 0), "blocks_free": 1000, **figures})  # type: ignore[arg-type]
+    zeros = {**dict.fromkeys(Load.__struct_fields__, 0), "fit": None}
+    return Load(**{**zeros, "blocks_free": 1000, **figures})  # type: ignore[arg-type]
 
 
 def view(worker_id: str, role: str, **more: object) -> WorkerView:

@@ -1,5 +1,7 @@
 """What placement learns of costs: from loads, spans and answers to expected milliseconds."""
 
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,13 +167,31 @@ def test_answers_are_expected_as_long_as_those_of_like_bounds_were() -> None:
     assert lengths.expected(600, 128) == 128
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.01, 100)), max_size=60))
-def test_paces_are_relative(told: list[tuple[str, float]]) -> None:
-    paces = Paces(0.2)
-    for worker, ratio in told:
-        paces.observe(worker, ratio)
-    known = [worker for worker in "abcd" if worker in paces]
-    for worker in known:
-        assert abs(paces.telling(worker) - 1.0) <= abs(paces.measured(worker) - 1.0)
-    if known:
-        assert sum(paces.measured(worker) for worker in known) / len(known) == pytest.approx(1.0)
+@given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=1))
+def test_a_pace_lies_between_what_was_measured_and_the_median(told: dict[str, tuple[float, float]]) -> None:
+    paces = Paces(2.0)
+    for worker, (ratio, evidence) in told.items():
+        paces.tell(worker, ratio, evidence)
+    middle = median(ratio for ratio, _ in told.values())
+    for worker, (ratio, _) in told.items():
+        low, high = sorted((ratio, paces.median))
+        assert low - 1 / 64 <= paces.of(worker) <= high + 1 / 64
+    assert paces.of("somebody else") == paces.median
+    for worker, (ratio, evidence) in 8 * tuple(told.items()):
+        paces.tell(worker, ratio, evidence)
+    assert paces.median == pytest.approx(middle)
+
+
+def test_a_pace_is_believed_as_far_as_there_is_evidence() -> None:
+    paces = Paces(2.0)
+    for worker in "abc":
+        paces.tell(worker, 1.0, 16.0)
+    told = []
+    for evidence in (0.5, 2.0, 16.0, 1e6):
+        paces.tell("slow", 1.3, evidence)
+        told.append(paces.of("slow"))
+    assert told == sorted(told)
+    assert told[0] < 1.1 < 1.2 < told[2]
+    assert told[3] == pytest.approx(1.3, abs=1 / 64)
+    paces.forget("slow")
+    assert paces.of("slow") == 1.0

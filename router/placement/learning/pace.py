@@ -47,9 +47,10 @@ class Paces:
         if ratio <= 0.0 or evidence <= 0.0:
             self.forget(worker_id)
             return
+        first = worker_id not in self._told
         self._told[worker_id] = ratio, evidence
         self._since += 1
-        if self._since >= min(_SETTLED, len(self._told)):
+        if first or self._since >= min(_SETTLED, len(self._told)):
             self._settle()
 
     def of(self, worker_id: str) -> float:
@@ -61,6 +62,10 @@ class Paces:
         believed = evidence / (evidence + self._doubt)
         pace = self.median * exp(believed * log(ratio / self.median))
         return max(1, round(_GRID * pace)) / _GRID
+
+    def beside(self, worker_id: str) -> float:
+        """Its pace over the median."""
+        return self.of(worker_id) / self.median
 
     def forget(self, worker_id: str) -> None:
         """Its successor may be another machine."""

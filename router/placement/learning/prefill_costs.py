@@ -80,7 +80,7 @@ class PrefillCosts:
             self._solved, self._version, self._terms = self._shape.coefficients, self._paces.version, {}
         known = self._terms.get(worker_id)
         if known is None:
-            pace = self._paces.of(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
+            pace = self._paces.beside(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
             steps, token, position = self._solved
             known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
         return known
@@ -132,7 +132,7 @@ class PrefillCosts:
     def _observe_alone(self, worker_id: str, features: tuple[float, float, float], ms: float) -> None:
         """The pace is the time of the last prompts over what the shape says of all of them: a long one weighs as much
         as it takes."""
-        pace = self._paces.of(worker_id)
+        pace = self._paces.beside(worker_id)
         steps, token, position = self._shape.coefficients
         beside_ms = pace * steps * features[0]
         known_ms = self._known_ms(worker_id, features, pace)

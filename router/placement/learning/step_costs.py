@@ -66,7 +66,7 @@ class StepCosts:
             self._solved, self._version, self._terms = self._fit.coefficients, self._paces.version, {}
         known = self._terms.get(worker_id)
         if known is None:
-            pace = self._paces.of(worker_id)
+            pace = self._paces.beside(worker_id)
             known = self._terms[worker_id] = StepTerms(*(pace * term for term in self._solved))
         return known
 
@@ -86,7 +86,7 @@ class StepCosts:
         ):
             return
         ms = load.step_s * 1e3
-        pace = self._paces.of(worker_id)
+        pace = self._paces.beside(worker_id)
         shape_ms = StepTerms(*self._fit.coefficients).ms(load.running, attended_tokens)
         expected = pace * shape_ms
         self._observed += 1
