@@ -30,6 +30,8 @@ _SAY_MAX: Final = 4.0
 _OWN: Final = 4.0
 """What the steps of late of all workers weigh together, compared to one load of reference."""
 _PULL: Final = 0.001
+_LONGER: Final = 4.0
+"""Of prompts that are so many times as long as its mean piece a worker has an idea."""
 _REACH: Final = 4.0
 """How much longer than the mean sequence some of the loads of reference are."""
 
@@ -189,9 +191,11 @@ def _say(fit: StepFit, reference: Features) -> float:
     """How many loads of that size it has had, as far as its sums tell."""
     _, rows, _, pieces, tokens, positions = reference
     if pieces:
-        return min(_SAY_MAX, fit.prompts.tokens / tokens, fit.prompts.positions / positions)
+        sums = fit.prompts
+        had = min(_SAY_MAX, sums.tokens / tokens, sums.positions / positions)
+        return had * min(1.0, _LONGER * sums.tokens / (sums.pieces * tokens)) if sums.pieces else 0.0
     had = min(_SAY_MAX, (fit.plain.rows + fit.prompts.rows) / rows)
-    # Of batches much larger than its own it guesses.
+    # Of batches larger than its own it guesses, as of longer pieces.
     return had * min(1.0, _batch(fit) / rows)
 
 

@@ -14,6 +14,7 @@ from router.placement.filters.sorting import Suitable, suitable
 from router.placement.pairs import Pairs
 from router.placement.picker import by_cost, placement
 from router.placement.policies.asking import asking
+from router.placement.policies.explore import WHY, Explorer
 from router.placement.policies.progress import Progress
 from router.placement.policies.promises import Promises
 from router.placement.policies.traffic import Traffic
@@ -25,13 +26,14 @@ from router.settings import PlacementSettings
 
 
 class PrefixAware:
-    """Keeps what its own placements promise (`Promises`), say of those to come (`Traffic`), and have still to
-    generate (`Progress`)."""
+    """Keeps what its own placements promise (`Promises`), say of those to come (`Traffic`), have still to generate
+    (`Progress`), and leave without prompts (`Explorer`)."""
 
     def __init__(self, settings: PlacementSettings) -> None:
         self._promises = Promises(settings.promise_s, settings.promises_max)
         self._traffic = Traffic()
         self._progress = Progress()
+        self._explorer = Explorer()
 
     def choose(
         self,
@@ -49,12 +51,16 @@ class PrefixAware:
         ask = asking(request, found, costs, settings, promised, self._traffic.trend(now), self._progress, now)
         partners = Partners(pairs)
         priced = by_cost(_price_all(ask, found, partners), self._promises.favourite(request))
+        chosen = self._explorer.pick(request, priced)
+        if chosen:
+            return placement(ask, [priced[chosen], *priced[:chosen], *priced[chosen + 1 :]], found, partners, WHY)
         return placement(ask, priced, found, partners)
 
     def placed(self, request: PlacementRequest, placement: Placement, now: float) -> None:
         self._promises.placed(request, placement, now)
         self._traffic.placed(placement, now)
         self._progress.placed(placement, request.sequences, now)
+        self._explorer.placed(placement)
 
     def ended(self, request: PlacementRequest, placement: Placement, output_tokens: int, now: float) -> None:
         """Promises end by themselves."""
@@ -64,6 +70,7 @@ class PrefixAware:
         self._promises.forget(worker_id)
         self._traffic.forget(worker_id)
         self._progress.forget(worker_id)
+        self._explorer.forget(worker_id)
 
 
 def _price_all(ask: Ask, found: Suitable, partners: Partners) -> list[Priced]:

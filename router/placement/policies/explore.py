@@ -1,0 +1,99 @@
+"""Now and then a prompt goes to a worker that would get none: what is learned of it would be of long ago. Pure.
+
+A worker that looks slow is given the prompts that nobody else has time for, or none, and what it looks like stays
+what it was. So every worker gets one prompt in a hundred of about each size, if that costs at most three times as
+much as the best place and the prompt still holds its objective there. No chance is involved: a worker's turn comes
+when its last prompt of the size lies so many placements back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from router.placement.decision import Placement, PlacementRequest
+from router.placement.scorers.candidate import Priced
+
+_EVERY: Final = 90
+"""A little less than a hundred: a turn may have to wait for a prompt that suits."""
+_EVERY_WORKER: Final = 6
+"""In large fleets a turn comes only after so many prompts for each worker: it may just not have had one yet."""
+_AGAIN: Final = 8
+"""So many prompts later a turn that did not suit is looked at again."""
+_MEET: Final = 32
+"""Every so many prompts of a size, workers are met that have never had one."""
+_DEARER_MAX: Final = 3.0
+WHY: Final = "explores: it has had no prompt of this size for long"
+
+
+class _Size:
+    """Prompts of about one size: how many there were, and by worker, the longest ago first, when its turn comes."""
+
+    __slots__ = ("placed", "turns")
+
+    def __init__(self) -> None:
+        self.placed = 0
+        self.turns: OrderedDict[str, int] = OrderedDict()
+
+
+class Explorer:
+    """Owned by one policy; knows of its own placements."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, _Size] = {}
+
+    def pick(self, request: PlacementRequest, priced: Sequence[Priced]) -> int:
+        """The place in `priced`, the cheapest first, that the request is to take: 0 but for an exploration."""
+        if len(priced) < 2:
+            return 0
+        kind = _size(priced[0].way.uncached)
+        size = self._sizes.setdefault(kind, _Size())
+        turns = size.turns
+        if size.placed % _MEET == 0:
+            for each in priced:
+                turns.setdefault(_computing(each), size.placed + self._every(size))
+        worker_id = next(iter(turns), None)
+        if worker_id is None or turns[worker_id] > size.placed:
+            return 0
+        dearest_ms = _DEARER_MAX * priced[0].total_ms
+        for place, each in enumerate(priced):
+            if each.total_ms > dearest_ms:
+                break
+            # Where less of it is cached it is another size.
+            if _computing(each) == worker_id and _size(each.way.uncached) == kind and _holds(request, each):
+                return place
+        turns[worker_id] = size.placed + _AGAIN
+        turns.move_to_end(worker_id)
+        return 0
+
+    def placed(self, placement: Placement) -> None:
+        """A prompt was sent to be computed."""
+        size = self._sizes.setdefault(_size(placement.prefill_tokens), _Size())
+        size.placed += 1
+        size.turns[placement.computing] = size.placed + self._every(size)
+        size.turns.move_to_end(placement.computing)
+
+    def forget(self, worker_id: str) -> None:
+        """It is gone."""
+        for size in self._sizes.values():
+            size.turns.pop(worker_id, None)
+
+    def _every(self, size: _Size) -> int:
+        return max(_EVERY, _EVERY_WORKER * len(size.turns))
+
+
+def _computing(priced: Priced) -> str:
+    return (priced.prefill or priced.decode).worker_id
+
+
+def _size(tokens: int) -> int:
+    """Sizes that differ by less than four times are one."""
+    return tokens.bit_length() // 2
+
+
+def _holds(request: PlacementRequest, priced: Priced) -> bool:
+    """Whether the first token is expected in time."""
+    objective = request.objective
+    if objective is None or objective.ttft_ms is None:
+        return True
+    way = priced.way
+    return request.age_ms + priced.queue_ms + way.fetch_ms + way.prefill_ms + priced.transfer_ms <= objective.ttft_ms

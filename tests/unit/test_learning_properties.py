@@ -1,0 +1,181 @@
+"""What a router learns of noisy workers on traffic that nobody recorded: paces, and who gets prompts at all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+
+import pytest
+
+from router.placement import CostModel
+from router.settings import CostPriors
+from tandem.core.entropy import SeededEntropy, below, unit
+from tandem.core.messages import Load
+from tandem.engine.step_model import StepLoad, StepTimeModel
+from tandem.fleetsim.fleet import Fleet
+from tandem.fleetsim.ours import OursDecider
+from tandem.fleetsim.router import Knowledge
+from tandem.fleetsim.scenarios.generated import fleet, generated, ours_settings, traffic
+from tandem.fleetsim.workload import Request
+
+NOISE = 0.05
+LIGHT, HEAVY = {"bimodal": 2.2, "prompt_heavy": 1.0}, {"bimodal": 4.4, "prompt_heavy": 1.9}
+"""Requests a second and worker, at about half of what they carry and a little less than all."""
+IDLE = Load(0, 0, 0, 1000, 0, 0, 0.0, 0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was expected of a prompt and of a step, by worker, when one was placed on `worker`."""
+
+    now: float
+    worker: int
+    tokens: int
+    prompt_ms: tuple[float, ...]
+    step_ms: tuple[float, ...]
+
+
+class Watched(OursDecider):
+    """Notes what is expected of workers at every placement."""
+
+    def __init__(self, knowledge: Knowledge, seed: int, looks: list[Look]) -> None:
+        super().__init__(knowledge, ours_settings(), seed)
+        self._ids, self._looks = knowledge.ids, looks
+
+    def place(self, request: Request, now: float) -> tuple[int, int] | None:
+        placed = super().place(request, now)
+        if placed is not None:
+            prompts = tuple(self.costs.prefill_ms(name, 2_000) for name in self._ids)
+            steps = tuple(self.costs.step_ms(name, 16, 32_000) for name in self._ids)
+            self._looks.append(Look(now, placed[0], request.input_tokens, prompts, steps))
+        return placed
+
+
+def played(
+    name: str,
+    workers: int,
+    rate: float,
+    duration_s: float,
+    paces: tuple[tuple[float, int, float], ...] = (),
+    order: Callable[[list[Request]], list[Request]] = list,
+) -> list[Look]:
+    """Placements in order. Prompts are chunked, as in Tandem's workers."""
+    settings = fleet(("unified",) * workers)
+    worker = replace(settings.worker, step_noise=NOISE, max_batched_tokens=2_048, itl_target_s=0.05)
+    looks: list[Look] = []
+    work = generated(traffic(name), 1, rate * workers, duration_s).workload
+    stage = work.stages[0]
+    times = [request.arrival_s for request in stage.requests]
+    asked = order(list(stage.requests))
+    for number, (request, at_s) in enumerate(zip(asked, times, strict=True)):
+        request.number, request.arrival_s = number, at_s
+    work = replace(work, stages=(replace(stage, requests=tuple(asked)),))
+    simulation = Fleet(replace(settings, worker=worker, paces=paces, seed=1), lambda known: Watched(known, 1, looks))
+    simulation.run(work)
+    return looks
+
+
+@pytest.mark.parametrize("name", sorted(HEAVY))
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("rates", [LIGHT, HEAVY])
+def test_workers_that_are_alike_look_alike_after_thirty_prompts(
+    name: str, workers: int, rates: dict[str, float]
+) -> None:
+    had, judged = [0] * workers, 0
+    for look in played(name, workers, rates[name], 60 / rates[name]):
+        had[look.worker] += 1
+        if min(had) >= 30:
+            judged += 1
+            for expected in (look.prompt_ms, look.step_ms):
+                middle = median(expected)
+                assert max(abs(each / middle - 1.0) for each in expected) <= 0.1
+    assert judged
+
+
+@pytest.mark.parametrize(("workers", "rates"), [(2, LIGHT), (4, HEAVY)])
+def test_a_slower_worker_is_told_and_forgotten_by_its_own_work(workers: int, rates: dict[str, float]) -> None:
+    since_s, until_s = 20.0, 60.0
+    name = "bimodal"
+    looks = played(name, workers, rates[name], 85.0, ((since_s, 0, 1.3), (until_s, 0, 1.0)))
+
+    def compared(look: Look) -> float:
+        return look.prompt_ms[0] / median(look.prompt_ms[1:])
+
+    for begin_s, end_s, found in (
+        (since_s, until_s, lambda look: compared(look) >= 1.2),
+        (until_s, 85.0, lambda look: compared(look) <= 1.1),
+    ):
+        phase = [look for look in looks if begin_s <= look.now < end_s]
+        first = next(place for place, look in enumerate(phase) if found(look))
+        own = sum(look.worker == 0 for look in phase[: first + 1])
+        assert own <= 40
+    slow = [look for look in looks if since_s <= look.now < until_s]
+    for low, high in ((0, 1_000), (1_000, 1 << 20)):
+        sized = [look.worker for look in slow if low <= look.tokens < high]
+        assert sized.count(0) >= 0.01 * len(sized)
+
+
+def test_the_order_of_prompts_moves_no_pace() -> None:
+    name, last = "bimodal", []
+    for order in (list, lambda asked: asked[::-1]):
+        looks = played(name, 4, LIGHT[name], 25.0, order=order)
+        last.append(looks[-1])
+    for one, other in zip(*[(look.prompt_ms, look.step_ms) for look in last], strict=True):
+        for each, again in zip(one, other, strict=True):
+            assert each / median(one) == pytest.approx(again / median(other), rel=0.05)
+
+
+def told(costs: CostModel, worker: str, pace: float, lengths: tuple[int, int], kind: str = "a") -> None:
+    """A worker tells of 200 steps, each with a prompt whose length lies in these bounds, and of as many without."""
+    model, entropy = StepTimeModel(1e-4), SeededEntropy(7, worker)
+    for _ in range(200):
+        tokens = int(lengths[0] * (lengths[1] / lengths[0]) ** unit(entropy))
+        cached, rows = float(below(entropy, 16_000)), 1 + below(entropy, 40)
+        for load in (
+            StepLoad(0, tokens, tokens * (cached + tokens / 2), 1),
+            StepLoad(rows, 0, 0.0, 0, rows * (500.0 + below(entropy, 3_000))),
+        ):
+            seconds = 0.01 + 5e-5 * load.decode_rows + 3e-8 * load.decode_context
+            seconds += 4e-5 * load.prefill_tokens + 1e-9 * load.prefill_context
+            model.observe(load, pace * seconds)
+    costs.observe_load(worker, replace_fit(IDLE, model), 0, (kind,))
+
+
+def replace_fit(load: Load, model: StepTimeModel) -> Load:
+    return Load(**{**{name: getattr(load, name) for name in load.__struct_fields__}, "fit": model.fit()})
+
+
+def test_who_has_short_prompts_only_looks_like_the_others() -> None:
+    costs = CostModel(CostPriors())
+    for worker, lengths in (("short", (50, 200)), ("a", (900, 8_000)), ("b", (300, 2_000)), ("c", (128, 8_000))):
+        told(costs, worker, 1.0, lengths)
+    for tokens in (100, 2_000, 8_000):
+        true_ms = 0.04 * tokens + 1e-6 * tokens * tokens / 2
+        for worker in ("short", "a", "b", "c"):
+            assert costs.prefill_ms(worker, tokens) == pytest.approx(true_ms, rel=0.08, abs=1.0)
+
+
+def test_kinds_of_hardware_share_no_median_and_a_new_worker_begins_at_its_own_kinds() -> None:
+    costs = CostModel(CostPriors())
+    for turn in range(4):
+        told(costs, f"fast{turn}", 1.0, (200, 3_000), "fast")
+    told(costs, "slow0", 2.0, (200, 3_000), "slow")
+    costs.observe_load("new", IDLE, 0, ("slow",))
+    true_ms = 0.04 * 2_000 + 1e-6 * 2_000 * 1_000
+    assert costs.prefill_ms("fast0", 2_000) == pytest.approx(true_ms, rel=0.08)
+    for worker in ("slow0", "new"):
+        assert costs.prefill_ms(worker, 2_000) == pytest.approx(2 * true_ms, rel=0.08)
+    costs.forget("slow0")
+    costs.forget("new")
+    assert costs.prefill_ms("fast0", 2_000) == pytest.approx(true_ms, rel=0.08)
+
+
+def test_a_worker_that_has_started_anew_is_judged_anew() -> None:
+    costs = CostModel(CostPriors())
+    for worker in ("a", "b", "c"):
+        told(costs, worker, 1.0, (200, 3_000))
+    told(costs, "slow", 1.5, (200, 3_000))
+    before = costs.prefill_ms("slow", 2_000)
+    costs.forget("slow")
+    told(costs, "slow", 1.0, (200, 3_000))
+    assert before > 1.3 * costs.prefill_ms("a", 2_000)
+    assert costs.prefill_ms("slow", 2_000) == pytest.approx(costs.prefill_ms("a", 2_000), rel=0.05)

@@ -1,0 +1,101 @@
+"""Who gets a prompt now and then though it costs more there, and who does not."""
+
+from dataclasses import replace
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.placement import CostModel
+from router.placement.decision import Objective, Placement, PlacementRequest
+from router.placement.policies import make_policy
+from router.placement.policies.explore import WHY, Explorer
+from router.placement.scorers.candidate import Priced
+from router.placement.scorers.prompt import Way
+from router.settings import CostPriors, PlacementSettings
+from tandem.core.entropy import SeededEntropy, unit
+from tests.unit.test_router_placement import load, view
+
+WORKERS = tuple(view(f"w{number}", "unified") for number in range(4))
+REQUEST = PlacementRequest("demo", 1_000, 1, 100)
+
+
+def priced(worker: int, total_ms: float, uncached: int = 1_000, ttft_ms: float = 100.0) -> Priced:
+    return Priced(
+        total_ms, 0.0, Way(0.0, ttft_ms, uncached, uncached, ttft_ms), 0.0, 0.0, 0.0, 0.0, WORKERS[worker], None
+    )
+
+
+def placement(chosen: Priced) -> Placement:
+    return Placement("local", chosen.decode.worker_id, None, chosen.way.uncached, 0, (), ())
+
+
+def carried_out(offers: list[list[Priced]], request: PlacementRequest = REQUEST) -> list[tuple[int, Priced]]:
+    explorer, chosen = Explorer(), list[tuple[int, Priced]]()
+    for offer in offers:
+        place = explorer.pick(request, offer)
+        explorer.placed(placement(offer[place]))
+        chosen.append((place, offer[place]))
+    return chosen
+
+
+def test_a_worker_that_is_dearer_gets_one_prompt_in_a_hundred_of_every_size() -> None:
+    offers = [
+        [priced(0, 100.0, size), priced(1, 120.0, size), priced(2, 250.0, size), priced(3, 290.0, size)]
+        for _ in range(600)
+        for size in (50, 1_000, 30_000)
+    ]
+    chosen = carried_out(offers)
+    for size in (50, 1_000, 30_000):
+        mine = [each.decode.worker_id for _, each in chosen if each.way.uncached == size]
+        for worker in WORKERS[1:]:
+            assert 6 <= mine.count(worker.worker_id) <= 9
+    assert sum(place > 0 for place, _ in chosen) <= 0.05 * len(chosen)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1 << 32))
+def test_nobody_explores_at_more_than_three_times_the_best_price(seed: int) -> None:
+    entropy = SeededEntropy(seed)
+    prices = [[1.0 + 1_000.0 * unit(entropy) for _ in WORKERS] for _ in range(300)]
+    offers = [sorted((priced(at, ms) for at, ms in enumerate(each)), key=lambda one: one.total_ms) for each in prices]
+    for offer, (_, chosen) in zip(offers, carried_out(offers), strict=True):
+        assert chosen.total_ms <= 3.0 * offer[0].total_ms
+
+
+def test_nobody_explores_beyond_the_objective_or_with_a_prompt_of_another_size() -> None:
+    in_time = msgspec.structs.replace(REQUEST, objective=Objective(ttft_ms=500.0), age_ms=200.0)
+    late = [[priced(0, 100.0), priced(1, 110.0, ttft_ms=301.0)] for _ in range(400)]
+    assert all(place == 0 for place, _ in carried_out(late, in_time))
+    soon = [[priced(0, 100.0), priced(1, 110.0, ttft_ms=299.0)] for _ in range(400)]
+    assert any(place for place, _ in carried_out(soon, in_time))
+    uncached = [[priced(0, 100.0, 50), priced(1, 110.0, 5_000)] for _ in range(400)]
+    assert all(place == 0 for place, _ in carried_out(uncached))
+
+
+def test_a_worker_that_is_gone_is_not_waited_for() -> None:
+    explorer = Explorer()
+    for _ in range(200):
+        explorer.placed(placement(priced(3, 1.0)))
+        explorer.pick(REQUEST, [priced(0, 1.0), priced(3, 2.0)])
+    explorer.forget("w3")
+    offers = [[priced(0, 100.0), priced(1, 110.0)] for _ in range(400)]
+    found = [explorer.pick(REQUEST, offer) for offer in offers if explorer.placed(placement(offer[0])) is None]
+    assert any(found)
+
+
+def test_a_placement_that_explores_says_so() -> None:
+    policy, costs = make_policy(PlacementSettings(), SeededEntropy(1)), CostModel(CostPriors())
+    busy = replace(WORKERS[1])
+    busy.loaded(load(running=6), 0.0, 0.0)
+    said = []
+    for number in range(300):
+        request = msgspec.structs.replace(REQUEST, request_id=str(number))
+        found = policy.choose(request, (WORKERS[0], busy), costs, PlacementSettings(), None, float(number))
+        assert isinstance(found, Placement)
+        policy.placed(request, found, float(number))
+        said.append((found.decode, found.reasons[0]))
+    explored = [decode for decode, reason in said if WHY in reason]
+    assert explored
+    assert set(explored) == {"w1"}
+    assert all(decode == "w0" for decode, reason in said if WHY not in reason)
