@@ -21,9 +21,9 @@ REQUEST = PlacementRequest("demo", 1_000, 1, 100)
 
 
 def priced(worker: int, total_ms: float, uncached: int = 1_000, ttft_ms: float = 100.0) -> Priced:
-    return Priced(
-        total_ms, 0.0, Way(0.0, ttft_ms, uncached, uncached, ttft_ms), 0.0, 0.0, 0.0, 0.0, WORKERS[worker], None
-    )
+    figures = dict.fromkeys(Priced.__struct_fields__, 0.0)
+    way = Way(0.0, ttft_ms, uncached, uncached, ttft_ms)
+    return Priced(**{**figures, "total_ms": total_ms, "way": way, "decode": WORKERS[worker], "prefill": None})
 
 
 def placement(chosen: Priced) -> Placement:
