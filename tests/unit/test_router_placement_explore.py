@@ -1,5 +1,6 @@
 """Who gets a prompt now and then though it costs more there, and who does not."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from router.placement import CostModel
 from router.placement.decision import Objective, Placement, PlacementRequest
 from router.placement.policies import make_policy
-from router.placement.policies.explore import WHY, Explorer
+from router.placement.policies.explore import WHY, Explorer, looks_slow
 from router.placement.scorers.candidate import Priced
 from router.placement.scorers.prompt import Way
 from router.settings import CostPriors, PlacementSettings
@@ -30,10 +31,16 @@ def placement(chosen: Priced) -> Placement:
     return Placement("local", chosen.decode.worker_id, None, chosen.way.uncached, 0, (), ())
 
 
-def carried_out(offers: list[list[Priced]], request: PlacementRequest = REQUEST) -> list[tuple[int, Priced]]:
+def everybody(worker_id: str) -> bool:
+    return True
+
+
+def carried_out(
+    offers: list[list[Priced]], request: PlacementRequest = REQUEST, slow: Callable[[str], bool] = everybody
+) -> list[tuple[int, Priced]]:
     explorer, chosen = Explorer(), list[tuple[int, Priced]]()
     for offer in offers:
-        place = explorer.pick(request, offer)
+        place = explorer.pick(request, offer, slow)
         explorer.placed(placement(offer[place]))
         chosen.append((place, offer[place]))
     return chosen
@@ -73,14 +80,31 @@ def test_nobody_explores_beyond_the_objective_or_with_a_prompt_of_another_size()
     assert all(place == 0 for place, _ in carried_out(uncached))
 
 
+def test_whoever_is_as_fast_as_the_others_explores_nothing() -> None:
+    offers = [[priced(0, 100.0), priced(1, 120.0), priced(2, 250.0)] for _ in range(600)]
+    chosen = carried_out(offers, slow=lambda worker_id: worker_id == "w2")
+    assert {each.decode.worker_id for place, each in chosen if place} == {"w2"}
+
+
+def test_slow_is_who_takes_longer_than_half_of_the_candidates() -> None:
+    costs, offer = CostModel(CostPriors()), [priced(number, 100.0) for number in range(4)]
+    assert not any(looks_slow(each.worker_id, offer, costs) for each in WORKERS)
+    for _ in range(20):
+        for each, pace in zip(WORKERS, (1.0, 1.0, 1.0, 1.4), strict=True):
+            costs.prefill.observe_rate(each.worker_id, 10_000.0 / pace)
+    assert [looks_slow(each.worker_id, offer, costs) for each in WORKERS] == [False, False, False, True]
+
+
 def test_a_worker_that_is_gone_is_not_waited_for() -> None:
     explorer = Explorer()
     for _ in range(200):
         explorer.placed(placement(priced(3, 1.0)))
-        explorer.pick(REQUEST, [priced(0, 1.0), priced(3, 2.0)])
+        explorer.pick(REQUEST, [priced(0, 1.0), priced(3, 2.0)], everybody)
     explorer.forget("w3")
     offers = [[priced(0, 100.0), priced(1, 110.0)] for _ in range(400)]
-    found = [explorer.pick(REQUEST, offer) for offer in offers if explorer.placed(placement(offer[0])) is None]
+    found = [
+        explorer.pick(REQUEST, offer, everybody) for offer in offers if explorer.placed(placement(offer[0])) is None
+    ]
     assert any(found)
 
 
@@ -88,6 +112,8 @@ def test_a_placement_that_explores_says_so() -> None:
     policy, costs = make_policy(PlacementSettings(), SeededEntropy(1)), CostModel(CostPriors())
     busy = replace(WORKERS[1])
     busy.loaded(load(running=6), 0.0, 0.0)
+    for worker, rate in ((WORKERS[0], 10_000.0), (busy, 6_000.0)):
+        costs.prefill.observe_rate(worker.worker_id, rate)
     said = []
     for number in range(300):
         request = msgspec.structs.replace(REQUEST, request_id=str(number))

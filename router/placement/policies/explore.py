@@ -1,15 +1,18 @@
 """Now and then a prompt goes to a worker that would get none: what is learned of it would be of long ago. Pure.
 
 A worker that looks slow is given the prompts that nobody else has time for, or none, and what it looks like stays
-what it was. So every worker gets one prompt in a hundred of about each size, if that costs at most three times as
-much as the best place and the prompt still holds its objective there. No chance is involved: a worker's turn comes
-when its last prompt of the size lies so many placements back.
+what it was. So whoever looks slower than the others gets one prompt in a hundred of about each size, if that costs at
+most three times as much as the best place and the prompt still holds its objective there. Whoever does not is not
+starved by what he looks like, and has nothing to gain by a prompt that is dearer with him. No chance is involved: a
+worker's turn comes when its last prompt of the size lies so many placements back.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Final
 
+from router.placement.costs import CostModel
 from router.placement.decision import Placement, PlacementRequest
 from router.placement.scorers.candidate import Priced
 
@@ -22,6 +25,10 @@ _AGAIN: Final = 8
 _MEET: Final = 32
 """Every so many prompts of a size, workers are met that have never had one."""
 _DEARER_MAX: Final = 3.0
+_SLOWER: Final = 1.05
+"""So much slower than the median of the candidates is not noise any more."""
+_BATCH: Final = 16
+_CONTEXT: Final = 16_000
 WHY: Final = "explores: it has had no prompt of this size for long"
 
 
@@ -41,8 +48,9 @@ class Explorer:
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
 
-    def pick(self, request: PlacementRequest, priced: Sequence[Priced]) -> int:
-        """The place in `priced`, the cheapest first, that the request is to take: 0 but for an exploration."""
+    def pick(self, request: PlacementRequest, priced: Sequence[Priced], slow: Callable[[str], bool]) -> int:
+        """The place in `priced`, the cheapest first, that the request is to take: 0 but for an exploration. `slow` is
+        whether a worker looks slower than the others."""
         if len(priced) < 2:
             return 0
         kind = _size(priced[0].way.uncached)
@@ -53,6 +61,10 @@ class Explorer:
                 turns.setdefault(_computing(each), size.placed + self._every(size))
         worker_id = next(iter(turns), None)
         if worker_id is None or turns[worker_id] > size.placed:
+            return 0
+        if not slow(worker_id):
+            turns[worker_id] = size.placed + self._every(size)
+            turns.move_to_end(worker_id)
             return 0
         dearest_ms = _DEARER_MAX * priced[0].total_ms
         for place, each in enumerate(priced):
@@ -79,6 +91,15 @@ class Explorer:
 
     def _every(self, size: _Size) -> int:
         return max(_EVERY, _EVERY_WORKER * len(size.turns))
+
+
+def looks_slow(worker_id: str, priced: Sequence[Priced], costs: CostModel) -> bool:
+    """Whether prompts or steps are expected to take longer on a worker than on half of the candidates."""
+    tokens = max(1, priced[0].way.uncached)
+    names = {_computing(each) for each in priced}
+    prompts = {name: costs.prefill_ms(name, tokens) for name in names | {worker_id}}
+    steps = {name: costs.step_ms(name, _BATCH, _CONTEXT) for name in names | {worker_id}}
+    return any(each[worker_id] > _SLOWER * median(each.values()) for each in (prompts, steps))
 
 
 def _computing(priced: Priced) -> str:

@@ -14,7 +14,7 @@ from router.placement.filters.sorting import Suitable, suitable
 from router.placement.pairs import Pairs
 from router.placement.picker import by_cost, placement
 from router.placement.policies.asking import asking
-from router.placement.policies.explore import WHY, Explorer
+from router.placement.policies.explore import WHY, Explorer, looks_slow
 from router.placement.policies.progress import Progress
 from router.placement.policies.promises import Promises
 from router.placement.policies.traffic import Traffic
@@ -51,7 +51,7 @@ class PrefixAware:
         ask = asking(request, found, costs, settings, promised, self._traffic.trend(now), self._progress, now)
         partners = Partners(pairs)
         priced = by_cost(_price_all(ask, found, partners), self._promises.favourite(request))
-        chosen = self._explorer.pick(request, priced)
+        chosen = self._explorer.pick(request, priced, lambda worker_id: looks_slow(worker_id, priced, costs))
         if chosen:
             return placement(ask, [priced[chosen], *priced[:chosen], *priced[chosen + 1 :]], found, partners, WHY)
         return placement(ask, priced, found, partners)
