@@ -149,8 +149,7 @@ class Fleet:
         self.services.tell(facts, members)
         self.services.renew(self._hellos.values())
         for peer in self.peers():
-            if peer.itl_target_s != self.services.itl_target_s(peer.view.model):
-                self._tune(peer)
+            self._tune(peer)
         if self._listener is not None:
             self._listener.services_changed()
 
@@ -278,14 +277,17 @@ class Fleet:
         peer.ping()
         if peer.address in self._drains:
             peer.send(Drain(self._drains[peer.address]))
-        self._tune(peer)
+        self._tune(peer, joined=True)
         self._became_usable(peer)
 
-    def _tune(self, peer: Peer) -> None:
-        """Its steps are to hold what its service is to hold, whatever it was told on another link."""
-        peer.itl_target_s = self.services.itl_target_s(peer.view.model)
-        if ITL_TARGET in peer.hello.features:
-            peer.send(Tune(peer.itl_target_s))
+    def _tune(self, peer: Peer, joined: bool = False) -> None:
+        """Its steps are to hold what its service is to hold, whatever was told on another link. A router that knows
+        nothing of the service takes back only what it has told on this link: others may know."""
+        model = peer.view.model
+        target_s, first = self.services.itl_target_s(model), joined and self.services.of(model) is not None
+        if ITL_TARGET in peer.hello.features and (first or target_s != peer.itl_target_s):
+            peer.itl_target_s = target_s
+            peer.send(Tune(target_s))
 
     def _became_usable(self, peer: Peer) -> None:
         assert self._listener is not None

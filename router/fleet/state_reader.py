@@ -1,14 +1,17 @@
 """Reads one worker's state stream: load figures into its view, KV events into the block index."""
 
 import asyncio
+from collections.abc import Iterable
+from math import isfinite
 
 from kv_transfer.index import BlockIndex
 from router.fleet.kv_feed import Change, Forget, Replace, slices
 from router.fleet.peer import Peer, PeerListener
 from router.settings import FleetSettings
 from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
 from tandem.core.kv import NAME_BYTES
-from tandem.core.messages import KvDelta, KvSnapshot, Load
+from tandem.core.messages import KvDelta, KvSnapshot, Load, StepFit
 
 
 class StateReader:
@@ -37,6 +40,8 @@ class StateReader:
                     await self._take_event(update)
 
     def _take_load(self, load: Load) -> None:
+        if not sound(load):
+            raise TandemError("link_lost", f"{self._peer.worker_id} tells of load in figures that cannot be: {load}")
         self._peer.view.loaded(load, self._clock.now(), self._settings.load_lag_s)
         self._listener.loaded(self._peer, load)
 
@@ -69,3 +74,24 @@ class StateReader:
                     return
                 self._index.change(worker_id, part if gained else b"", b"" if gained else part, tier)
                 await asyncio.sleep(0)
+
+
+def sound(load: Load) -> bool:
+    """Whether figures are such as can be measured: placement learns from them, and what is no number would spread."""
+    return all(isfinite(value) and value >= 0.0 for value in (*_times(load), *_fit(load.fit)))
+
+
+def _times(load: Load) -> Iterable[float]:
+    yield from (load.running, load.waiting, load.queued_prompt_tokens, load.step_s, load.prefill_tokens_per_s)
+    yield from (load.decode_tokens_per_s, load.prefill_token_s, load.prefill_position_s)
+    yield from (load.longest_step_s, load.overdue_s)
+
+
+def _fit(fit: StepFit | None) -> Iterable[float]:
+    if fit is None:
+        return
+    yield from (fit.base_s, fit.sequence_s, fit.read_s, fit.piece_s, fit.token_s, fit.position_s)
+    for sums in (fit.plain, fit.prompts):
+        # Steps that took no time are none.
+        yield sums.seconds if sums.seconds > 0.0 or not sums.steps else -1.0
+        yield from (sums.steps, sums.rows, sums.reads, sums.pieces, sums.tokens, sums.positions)

@@ -11,7 +11,7 @@ def model_object(name: str, model: ServedModel, defaults: Defaults) -> dict[str,
     requests that leave it out are given, where that is not neutral, `slo` what answers are to hold by its service.
     """
     stated = defaults.stated()
-    slo = {f"{name}_ms": round(bound * 1e3) for name, bound in model.slo.bounds.items()}
+    slo = {f"{name}_ms": round(bound * 1e3, 3) for name, bound in model.slo.bounds.items()}
     return {
         "id": name,
         "object": "model",

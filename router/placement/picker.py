@@ -63,7 +63,7 @@ def placement(
         reasons=(
             sentence(chosen, why),
             *note,
-            *at_stake(chosen),
+            *(at_stake(chosen) if why is None else ()),
             *hearsay(chosen),
             *found.sentences(),
             *partners.sentences(),

@@ -61,7 +61,7 @@ def at_stake(chosen: Chosen) -> tuple[str, ...]:
     told, missed_ms = list[str](), winner.misses_ms
     plain_ms = winner.total_ms - missed_ms
     for each in chosen.priced[1:_LOOKED_AT]:
-        if each.total_ms - each.misses_ms < plain_ms:
+        if each.misses_ms > missed_ms and each.total_ms - each.misses_ms < plain_ms:
             less_ms, risked_ms = plain_ms - each.total_ms + each.misses_ms, each.misses_ms
             told.append(
                 f"{each.name} would take {less_ms:.1f} ms less, but risks misses of objectives for"

@@ -153,8 +153,8 @@ class WorkerView:
         """Fresh figures, which show everything submitted more than `lag_s` ago."""
         self.load = load
         self.overdue = load.overdue_s > 0
-        told_ms = load.step_s * 1e3 if load.running else 0.0
-        self.steps_ms += _STEPS_SHARE * (told_ms - self.steps_ms)
+        # Of a batch that is gone the times say nothing.
+        self.steps_ms += _STEPS_SHARE * (load.step_s * 1e3 - self.steps_ms) if load.running else -self.steps_ms
         while self.unseen and self.unseen[0][0] <= now - lag_s:
             _, sequences, prompt_tokens = self.unseen.popleft()
             self.unseen_sequences -= sequences

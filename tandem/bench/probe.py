@@ -17,6 +17,8 @@ from tandem.core.slo import Slo
 
 _PROBE_CONTENT: Final = -2
 _PROBE_TOKENS: Final = 48
+_LISTED_WITHIN_S: Final = 5.0
+"""How long a server may take to list its models where nothing but their objectives is wanted of the list."""
 _TRIES: Final = (
     Style("", token_ids=True, ignore_eos=True, usage=True),
     Style("", token_ids=True, ignore_eos=False, usage=True),
@@ -34,7 +36,7 @@ class _Bounds(msgspec.Struct, frozen=True):
 
 class _Model(msgspec.Struct):
     id: str
-    slo: _Bounds = _Bounds()
+    slo: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Models(msgspec.Struct):
@@ -52,18 +54,27 @@ async def find_model(client: Client, name: str | None, timeout_s: float) -> List
     """The model called `name`, which a server need not list; without one the first that it lists. Raises
     `bad_setting` where that is needed and it cannot be asked or lists none."""
     try:
-        listed = await _listed(client, timeout_s)
+        listed = await _listed(client, timeout_s if name is None else min(timeout_s, _LISTED_WITHIN_S))
     except TandemError:
         if name is None:
             raise
         listed = ()
     for model in listed:
         if name in (None, model.id):
-            bounds = (model.slo.ttft_ms, model.slo.tpot_ms, model.slo.itl_ms)
-            return Listed(model.id, Slo(*(None if bound is None else bound / 1e3 for bound in bounds)))
+            return Listed(model.id, _slo(model.slo))
     if name is None:
         raise TandemError("bad_setting", "--url: the server lists no model; name one with --model")
     return Listed(name, Slo())
+
+
+def _slo(told: msgspec.Raw) -> Slo:
+    """What a Tandem says; no bounds of what another server calls by that name."""
+    try:
+        bounds = msgspec.json.decode(told, type=_Bounds | None) or _Bounds()
+    except msgspec.DecodeError:
+        return Slo()
+    in_s = (None if bound is None else bound / 1e3 for bound in (bounds.ttft_ms, bounds.tpot_ms, bounds.itl_ms))
+    return Slo(*in_s)
 
 
 async def _listed(client: Client, timeout_s: float) -> tuple[_Model, ...]:

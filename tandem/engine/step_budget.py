@@ -5,6 +5,7 @@ one after the other, each at its own position. Nothing decodes: `max_batched_tok
 """
 
 from dataclasses import replace
+from math import inf
 
 from tandem.core.messages import StepFit
 from tandem.engine.settings import SchedulerSettings
@@ -23,8 +24,10 @@ class StepBudget:
         self._model = StepTimeModel(settings.itl_target_s / 512)
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
-        """What steps may take from now on, in seconds; None stands for the settings'."""
-        self._bounds = self._settings if itl_target_s is None else replace(self._settings, itl_target_s=itl_target_s)
+        """What steps may take from now on, in seconds; None, and what is no time, stands for the settings'."""
+        self._bounds = self._settings
+        if itl_target_s is not None and 0.0 < itl_target_s < inf:
+            self._bounds = replace(self._settings, itl_target_s=itl_target_s)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         self._model.observe(load, seconds)

@@ -39,9 +39,9 @@ class ServiceEntry(msgspec.Struct, frozen=True):
     weights: dict[str, int] = {}
     queue_s: float | None = None
     policy: str | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    itl_s: float | None = None
+    ttft_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    tpot_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    itl_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     aliases: tuple[str, ...] = ()
 
 

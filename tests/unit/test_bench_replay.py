@@ -202,6 +202,9 @@ async def test_the_probe_finds_the_most_exact_style(server: tuple[StubServer, Ta
     stub.listed["slo"] = {"ttft_ms": 900, "itl_ms": 50}
     assert await find_model(client, None, 5.0) == ("stub", Slo(ttft_s=0.9, itl_s=0.05))
     assert await find_model(client, "other", 5.0) == ("other", Slo())
+    for foreign in (None, "gold", {"ttft_ms": "fast"}, [1]):
+        stub.listed["slo"] = foreign
+        assert await find_model(client, None, 5.0) == ("stub", Slo())
     style, tokens_per_word = await find_style(client, "stub", False, False, TokenRange(), 5.0)
     assert style == expected
     assert tokens_per_word == 1.0

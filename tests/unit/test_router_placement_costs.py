@@ -167,7 +167,7 @@ def test_answers_are_expected_as_long_as_those_of_like_bounds_were() -> None:
     assert lengths.expected(600, 128) == 128
 
 
-@given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=1))
+@given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.floats(0.01, 100), st.floats(0.5, 100)), min_size=1))
 def test_a_pace_lies_between_what_was_measured_and_the_median(told: dict[str, tuple[float, float]]) -> None:
     paces = Paces(2.0)
     for worker, (ratio, evidence) in told.items():
@@ -180,6 +180,15 @@ def test_a_pace_lies_between_what_was_measured_and_the_median(told: dict[str, tu
     for worker, (ratio, evidence) in 8 * tuple(told.items()):
         paces.tell(worker, ratio, evidence)
     assert paces.median == pytest.approx(middle)
+
+
+def test_who_has_done_nothing_for_long_has_no_say() -> None:
+    paces = Paces(2.0)
+    paces.tell("a", 1.0, 16.0)
+    paces.tell("b", 1.3, 16.0)
+    assert paces.median == pytest.approx(1.15)
+    paces.tell("b", 1.3, 0.4)
+    assert (paces.median, paces.of("b")) == (1.0, 1.0)
 
 
 def test_a_pace_is_believed_as_far_as_there_is_evidence() -> None:

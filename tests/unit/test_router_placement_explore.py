@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 from hypothesis import given, settings
@@ -78,6 +79,30 @@ def test_nobody_explores_beyond_the_objective_or_with_a_prompt_of_another_size()
     assert any(place for place, _ in carried_out(soon, in_time))
     uncached = [[priced(0, 100.0, 50), priced(1, 110.0, 5_000)] for _ in range(400)]
     assert all(place == 0 for place, _ in carried_out(uncached))
+
+
+def test_nobody_explores_at_the_risk_of_the_answers_objective_or_with_what_failed_elsewhere() -> None:
+    held = msgspec.structs.replace(REQUEST, objective=Objective(tpot_ms=25.0))
+    best, risky = priced(0, 100.0), msgspec.structs.replace(priced(1, 110.0), stakes_ms=50.0)
+    assert all(place == 0 for place, _ in carried_out([[best, risky]] * 400, held))
+    alike = msgspec.structs.replace(best, stakes_ms=50.0)
+    assert any(place for place, _ in carried_out([[alike, risky]] * 400, held))
+    again = msgspec.structs.replace(REQUEST, excluded=(("w3", 1),))
+    assert all(place == 0 for place, _ in carried_out([[best, priced(1, 110.0)]] * 400, again))
+
+
+def test_a_turn_that_did_not_suit_comes_again_soon_whoever_else_waits() -> None:
+    """w1 was explored first, so its next turn is first in line for long."""
+    explorer, chosen = Explorer(), list[str]()
+    for number in range(400):
+        unsuited = 100 <= number < 120
+        offer = [priced(0, 100.0), priced(1, 110.0), priced(2, 120.0, 5_000 if unsuited else 1_000)]
+        place = explorer.pick(REQUEST, offer, lambda worker_id: worker_id != "w0")
+        explorer.placed(placement(offer[place]))
+        chosen.append(offer[place].decode.worker_id)
+    turns = [number for number, name in enumerate(chosen) if name == "w2"]
+    assert len(turns) >= 3
+    assert all(after - before <= 120 for before, after in pairwise(turns))
 
 
 def test_whoever_is_as_fast_as_the_others_explores_nothing() -> None:

@@ -64,7 +64,9 @@ def test_a_target_that_is_told_holds_until_it_is_taken_back() -> None:
     steps = sorted(drive(budget, 300))
     assert max(steps) <= 1.5 * 0.02, "steps follow the target that was told"
     assert offer(budget, 32, 1000.0).tokens < 0.5 * own
-    budget.set_itl_target(None)
+    for nothing in (None, 0.0, -1.0, float("nan"), float("inf")):
+        budget.set_itl_target(0.02)
+        budget.set_itl_target(nothing)
     assert offer(budget, 32, 1000.0).tokens == pytest.approx(own, rel=0.05)
 
 

@@ -6,6 +6,8 @@ from typing import Final
 
 _GRID: Final = 64
 """Paces are told in steps of 1 over so much: workers that are alike have equal costs, which are worked out once."""
+_LEAST: Final = 0.5
+"""What was of less work is forgotten: whoever has done nothing for long has no say in what is usual."""
 _SETTLED: Final = 8
 """The median is found anew with every measurement of the first, and after so many measurements from then on."""
 
@@ -44,7 +46,7 @@ class Paces:
 
     def tell(self, worker_id: str, ratio: float, evidence: float) -> None:
         """Its work took `ratio` times as long as the shape says."""
-        if ratio <= 0.0 or evidence <= 0.0:
+        if ratio <= 0.0 or evidence < _LEAST:
             self.forget(worker_id)
             return
         first = worker_id not in self._told

@@ -25,6 +25,8 @@ _AGAIN: Final = 8
 _MEET: Final = 32
 """Every so many prompts of a size, workers are met that have never had one."""
 _DEARER_MAX: Final = 3.0
+_RISKIER_MAX: Final = 1.1
+_RISK_MS: Final = 1.0
 _SLOWER: Final = 1.05
 """So much slower than the median of the candidates is not noise any more."""
 _BATCH: Final = 16
@@ -33,13 +35,39 @@ WHY: Final = "explores: it has had no prompt of this size for long"
 
 
 class _Size:
-    """Prompts of about one size: how many there were, and by worker, the longest ago first, when its turn comes."""
+    """Prompts of about one size: how many there were, and by worker, the soonest first, when its turn comes: those
+    whose turn has not come yet, and those whose prompt did not suit."""
 
-    __slots__ = ("placed", "turns")
+    __slots__ = ("again", "placed", "turns")
 
     def __init__(self) -> None:
         self.placed = 0
         self.turns: OrderedDict[str, int] = OrderedDict()
+        self.again: OrderedDict[str, int] = OrderedDict()
+
+    def due(self) -> str | None:
+        """Whose turn has come."""
+        for turns in (self.again, self.turns):
+            worker_id = next(iter(turns), None)
+            if worker_id is not None and turns[worker_id] <= self.placed:
+                return worker_id
+        return None
+
+    def next(self, worker_id: str, after: int) -> None:
+        """Its turn comes after so many prompts, as many as for all others."""
+        self.again.pop(worker_id, None)
+        self.turns[worker_id] = self.placed + after
+        self.turns.move_to_end(worker_id)
+
+    def postpone(self, worker_id: str) -> None:
+        """The prompt did not suit."""
+        self.turns.pop(worker_id, None)
+        self.again[worker_id] = self.placed + _AGAIN
+        self.again.move_to_end(worker_id)
+
+    def meet(self, worker_id: str, after: int) -> None:
+        if worker_id not in self.turns and worker_id not in self.again:
+            self.next(worker_id, after)
 
 
 class Explorer:
@@ -51,46 +79,48 @@ class Explorer:
     def pick(self, request: PlacementRequest, priced: Sequence[Priced], slow: Callable[[str], bool]) -> int:
         """The place in `priced`, the cheapest first, that the request is to take: 0 but for an exploration. `slow` is
         whether a worker looks slower than the others."""
-        if len(priced) < 2:
+        # Who has been somewhere already has waited long enough.
+        if len(priced) < 2 or request.excluded:
             return 0
         kind = _size(priced[0].way.uncached)
         size = self._sizes.setdefault(kind, _Size())
-        turns = size.turns
         if size.placed % _MEET == 0:
             for each in priced:
-                turns.setdefault(_computing(each), size.placed + self._every(size))
-        worker_id = next(iter(turns), None)
-        if worker_id is None or turns[worker_id] > size.placed:
+                size.meet(_computing(each), self._every(size))
+        worker_id = size.due()
+        if worker_id is None:
             return 0
         if not slow(worker_id):
-            turns[worker_id] = size.placed + self._every(size)
-            turns.move_to_end(worker_id)
+            size.next(worker_id, self._every(size))
             return 0
         dearest_ms = _DEARER_MAX * priced[0].total_ms
         for place, each in enumerate(priced):
             if each.total_ms > dearest_ms:
                 break
             # Where less of it is cached it is another size.
-            if _computing(each) == worker_id and _size(each.way.uncached) == kind and _holds(request, each):
+            if (
+                _computing(each) == worker_id
+                and _size(each.way.uncached) == kind
+                and _holds(request, each, priced[0])
+            ):
                 return place
-        turns[worker_id] = size.placed + _AGAIN
-        turns.move_to_end(worker_id)
+        size.postpone(worker_id)
         return 0
 
     def placed(self, placement: Placement) -> None:
         """A prompt was sent to be computed."""
         size = self._sizes.setdefault(_size(placement.prefill_tokens), _Size())
         size.placed += 1
-        size.turns[placement.computing] = size.placed + self._every(size)
-        size.turns.move_to_end(placement.computing)
+        size.next(placement.computing, self._every(size))
 
     def forget(self, worker_id: str) -> None:
         """It is gone."""
         for size in self._sizes.values():
             size.turns.pop(worker_id, None)
+            size.again.pop(worker_id, None)
 
     def _every(self, size: _Size) -> int:
-        return max(_EVERY, _EVERY_WORKER * len(size.turns))
+        return max(_EVERY, _EVERY_WORKER * (len(size.turns) + len(size.again)))
 
 
 def looks_slow(worker_id: str, priced: Sequence[Priced], costs: CostModel) -> bool:
@@ -111,10 +141,14 @@ def _size(tokens: int) -> int:
     return tokens.bit_length() // 2
 
 
-def _holds(request: PlacementRequest, priced: Priced) -> bool:
-    """Whether the first token is expected in time."""
+def _holds(request: PlacementRequest, priced: Priced, best: Priced) -> bool:
+    """Whether the first token is expected in time, and misses are hardly likelier than at the best place."""
     objective = request.objective
-    if objective is None or objective.ttft_ms is None:
+    if objective is None:
+        return True
+    if priced.misses_ms > _RISKIER_MAX * best.misses_ms + _RISK_MS:
+        return False
+    if objective.ttft_ms is None:
         return True
     way = priced.way
     return request.age_ms + priced.queue_ms + way.fetch_ms + way.prefill_ms + priced.transfer_ms <= objective.ttft_ms
