@@ -150,3 +150,20 @@ def test_a_placement_that_explores_says_so() -> None:
     assert explored
     assert set(explored) == {"w1"}
     assert all(decode == "w0" for decode, reason in said if WHY not in reason)
+
+
+def test_a_prefill_worker_that_is_never_among_the_cheapest_is_explored() -> None:
+    policy, costs = make_policy(PlacementSettings(), SeededEntropy(1)), CostModel(CostPriors())
+    workers = [view(f"p{number}", "prefill") for number in range(8)]
+    workers += [view(f"d{number}", "decode") for number in range(8)]
+    for worker in workers[:8]:
+        costs.prefill.observe_rate(worker.worker_id, 4_000.0 if worker.worker_id == "p0" else 8_000.0)
+    settings = PlacementSettings(prefer="disaggregated")
+    taken = []
+    for number in range(1_500):
+        request = PlacementRequest("demo", 4_000, 1, 100, request_id=str(number))
+        found = policy.choose(request, workers, costs, settings, None, float(number))
+        assert isinstance(found, Placement)
+        policy.placed(request, found, float(number))
+        taken.append(found.prefill)
+    assert 0.007 * len(taken) <= taken.count("p0") <= 0.03 * len(taken)

@@ -15,6 +15,7 @@ from typing import Final
 from router.placement.costs import CostModel
 from router.placement.decision import Placement, PlacementRequest
 from router.placement.scorers.candidate import Priced
+from router.placement.view import WorkerView
 
 _EVERY: Final = 90
 """A little less than a hundred: a turn may have to wait for a prompt that suits."""
@@ -76,9 +77,16 @@ class Explorer:
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
 
-    def pick(self, request: PlacementRequest, priced: Sequence[Priced], slow: Callable[[str], bool]) -> int:
+    def pick(
+        self,
+        request: PlacementRequest,
+        priced: Sequence[Priced],
+        slow: Callable[[str], bool],
+        others: Sequence[WorkerView] = (),
+    ) -> int:
         """The place in `priced`, the cheapest first, that the request is to take: 0 but for an exploration. `slow` is
-        whether a worker looks slower than the others."""
+        whether a worker looks slower than the others; `others` could compute the prompt and were too dear to be in
+        `priced`."""
         # Who has been somewhere already has waited long enough.
         if len(priced) < 2 or request.excluded:
             return 0
@@ -87,6 +95,8 @@ class Explorer:
         if size.placed % _MEET == 0:
             for each in priced:
                 size.meet(_computing(each), self._every(size))
+            for worker in others:
+                size.meet(worker.worker_id, self._every(size))
         worker_id = size.due()
         if worker_id is None:
             return 0
@@ -106,6 +116,11 @@ class Explorer:
                 return place
         size.postpone(worker_id)
         return 0
+
+    def waiting(self) -> frozenset[str]:
+        """Whose turn has come for prompts of some size."""
+        found = [size.due() for size in self._sizes.values()]
+        return frozenset(worker_id for worker_id in found if worker_id is not None)
 
     def placed(self, placement: Placement) -> None:
         """A prompt was sent to be computed."""

@@ -50,8 +50,11 @@ class PrefixAware:
         promised = self._promises.leading(request, now)
         ask = asking(request, found, costs, settings, promised, self._traffic.trend(now), self._progress, now)
         partners = Partners(pairs)
-        priced = by_cost(_price_all(ask, found, partners), self._promises.favourite(request))
-        chosen = self._explorer.pick(request, priced, lambda worker_id: looks_slow(worker_id, priced, costs))
+        few = len(found.prefills) <= settings.candidates_max
+        waiting = frozenset() if few else self._explorer.waiting()
+        priced = by_cost(_price_all(ask, found, partners, waiting), self._promises.favourite(request))
+        others = () if few else found.prefills
+        chosen = self._explorer.pick(request, priced, lambda name: looks_slow(name, priced, costs), others)
         if chosen:
             return placement(ask, [priced[chosen], *priced[:chosen], *priced[chosen + 1 :]], found, partners, WHY)
         return placement(ask, priced, found, partners)
@@ -73,8 +76,9 @@ class PrefixAware:
         self._explorer.forget(worker_id)
 
 
-def _price_all(ask: Ask, found: Suitable, partners: Partners) -> list[Priced]:
-    """Every decode worker computing itself, and the cheapest of them with the cheapest prefill workers."""
+def _price_all(ask: Ask, found: Suitable, partners: Partners, waiting: frozenset[str]) -> list[Priced]:
+    """Every decode worker computing itself, and the cheapest of them with the cheapest prefill workers and those that
+    are `waiting` to be explored."""
     locals_ = [price_local(ask, worker) for worker in found.decodes]
     if not found.prefills or ask.settings.prefer == "local" or ask.request.local_only:
         return locals_
@@ -83,7 +87,7 @@ def _price_all(ask: Ask, found: Suitable, partners: Partners) -> list[Priced]:
         if must_be_local(ask.request, local.way.uncached, ask.settings):
             priced.append(local)
             continue
-        paired = price_pairs(ask, _partners(ask, local.decode, prefills, partners), local)
+        paired = price_pairs(ask, _partners(ask, local.decode, prefills, partners, waiting), local)
         priced += paired
         if ask.settings.prefer != "disaggregated" or not paired:
             priced.append(local)
@@ -106,10 +110,17 @@ def _worth_pairing(ask: Ask, priced: list[Priced]) -> list[Priced]:
 
 
 def _partners(
-    ask: Ask, decode: WorkerView, prefills: dict[int, list[PrefillPrice]], partners: Partners
+    ask: Ask,
+    decode: WorkerView,
+    prefills: dict[int, list[PrefillPrice]],
+    partners: Partners,
+    waiting: frozenset[str],
 ) -> list[PrefillPrice]:
-    """The cheapest prefill workers whose blocks reach a decode worker."""
+    """The cheapest prefill workers whose blocks reach a decode worker, and those that are `waiting`."""
     prices, most = prefills.get(decode.pairing, []), ask.settings.candidates_max
+    if waiting:
+        first = [price for price in prices if price.worker.worker_id in waiting]
+        prices, most = [*first, *(price for price in prices if price not in first)], most + len(first)
     if partners.pairs is None:
         return prices[:most]
     chosen = {worker.worker_id for worker in partners.of(decode, [price.worker for price in prices], most)}
