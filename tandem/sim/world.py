@@ -6,6 +6,7 @@ from typing import Final
 
 from kv_transfer.tiers.settings import TierSettings
 from router.settings import RouterSettings
+from tandem.core.deadlines import Deadlines
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.sim.agreement import disagreement
@@ -31,6 +32,8 @@ _CALM: Final = TrafficProfile(
 )
 """What is asked when all faults are over."""
 _CALM_WITHIN_S: Final = 10.0
+_LEASE_S: Final = Deadlines().resumable_lease_s
+"""How long a resumable attempt waits for another router when its own was lost."""
 _FREE_WITHIN_S: Final = 2.0
 _PAIRED_WITHIN_S: Final = 30.0
 """The longest back-off of a pair, and the canaries of all others before its own."""
@@ -60,8 +63,9 @@ class WorldSettings:
     """Wall clocks differ from the right time by at most this much."""
     check_every: int = 16
     """Rounds of the event loop between two looks at the invariants: about what a step of one worker takes."""
-    settle_s: float = 10.0
-    """Virtual time within which everything must be free again after the last request."""
+    settle_s: float = _LEASE_S + 2.0
+    """Virtual time within which everything must be free again after the last request: the lease of a resumable
+    attempt whose router was lost with it, and a moment to notice that."""
     timeout_s: float = 300.0
     stall_s: float = 8.0
     """How long a request may stand still: longer than a frozen process, a partition or a missing worker holds it
