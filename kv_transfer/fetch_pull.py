@@ -174,7 +174,7 @@ class PullLeg(Leg[Pull]):
             self._receiver.verifier,
             self.holder.epoch,
             lambda landed, words: self._believe(targets[landed.index], words),
-            lambda: limit.reschedule(self._clock.now()),
+            lambda: _move(limit, self._clock.now()),
         )
         try:
             async with self._heeding(limit):
@@ -204,7 +204,7 @@ class PullLeg(Leg[Pull]):
         prefilled, progress = self.progress.prefilled, self.progress
         async with limit:
             if prefilled is not None:
-                prefilled.changed = lambda: limit.reschedule(progress.deadline())
+                prefilled.changed = lambda: _move(limit, progress.deadline())
             try:
                 yield
             finally:
@@ -227,7 +227,7 @@ class PullLeg(Leg[Pull]):
                     return
                 # Moving a timer costs more than looking at it, so it may be a little early but not late.
                 if self.progress.deadline() - (limit.when() or 0.0) > _TIMER_SLACK_S:
-                    limit.reschedule(self.progress.deadline())
+                    _move(limit, self.progress.deadline())
 
     async def _shut(self, opened: Pull) -> None:
         """Also threads that look at what has arrived let go of it."""
@@ -257,6 +257,13 @@ class PullLeg(Leg[Pull]):
         if self._whole is not None and self.progress.whole:
             self._whole()
         self._space.landed(self.progress.job.work_id, target.index, words)
+
+
+def _move(limit: asyncio.Timeout, when: float) -> None:
+    """From now on `limit` ends at `when`. One that has ended, or is over, stays as it is: whoever tells of news cannot
+    know, since the pull hears of the end of its time only in its next turn."""
+    with suppress(RuntimeError):
+        limit.reschedule(when)
 
 
 class _Slots:

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.fetch_progress import FetchReport, routes
+from kv_transfer.fetch_progress import FetchReport, Prefilled, routes
 from kv_transfer.memory import MemoryFabric, MemoryTransport, PerfectPath
 from kv_transfer.transport import Alive, BlockSink, ExportSource, Landed, PullEvent, PullOpen
 from tandem.core.deadlines import Deadlines
@@ -448,3 +448,39 @@ def test_routes_follow_the_holders_preference_and_end() -> None:
     assert routes(addresses, ("tcp",), 3) == ("tcp://c", "tcp://c")
     assert routes(addresses, ("shm", "tcp"), 1) == ("shm:///a",)
     assert routes(addresses, (), 3) == ()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_news_of_a_prompt_that_come_when_the_time_of_its_pull_is_over_harm_nobody(opens: bool) -> None:
+    """A router's command may come between the end of the time and the pull's next turn."""
+
+    async def main(world: World) -> None:
+        prefilled, failed = Prefilled(), list[RuntimeError]()
+        job = fetch_job(ready_lease(world.holder, 10), LAYOUT)
+        world.path.bytes_per_s = 1.0
+        world.path.silent = not opens
+        remote = remote_kv(world.holder, world.receiver, (world.address,))
+        fetching = asyncio.ensure_future(world.fetcher.fetch(job, remote, prefilled=prefilled))
+
+        def tell() -> None:
+            try:
+                prefilled.changed()
+            except RuntimeError as error:
+                failed.append(error)
+
+        def tell_often(turns: int) -> None:
+            tell()
+            if turns:
+                world.loop.call_soon(tell_often, turns - 1)
+
+        await asyncio.sleep(1.0)
+        prefilled.known(world.loop.time())
+        over = world.loop.time() + DEADLINES.transfer_progress_s
+        for _ in range(3):
+            world.loop.call_at(over, tell_often, 20)
+        report = await fetching
+        assert not failed
+        assert report.code == "transfer_failed"
+        world.settled()
+
+    on_virtual_time(main)
