@@ -27,7 +27,7 @@ from tandem.engine.step_budget import StepBudget
 from tandem.engine.step_draft import Draft, Entry
 from tandem.engine.step_planner import StepPlanner
 from tandem.engine.throughput import Throughput
-from tandem.engine.work_deadlines import Wait, WorkDeadlines
+from tandem.engine.work_deadlines import WorkDeadlines
 
 _PREFILL: Final = Phase.PREFILL
 _DECODE: Final = Phase.DECODE
@@ -151,7 +151,7 @@ class Scheduler:
         job = self._jobs.get(work_id)
         if job is not None:
             self.residence.landed(job, index, digests, now)
-            self._tell_progress([job], now)
+            self._tell_landed(job, now)
             self._note_prefilled(job, now)
 
     def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
@@ -299,7 +299,7 @@ class Scheduler:
                 entry.sequence.job.computing = now
 
     def _note_computed(self, draft: Draft, now: float) -> None:
-        """Prompts have got on, and with them everything that waits for its place behind them."""
+        """Prompts have got on, and with them everything that waits for its place, or its turn, behind them."""
         prompts = [entry.sequence.job for entry in draft.entries.values() if entry.prefill]
         if not prompts:
             return
@@ -310,9 +310,17 @@ class Scheduler:
         if now - self._told_progress < _TELL_PROGRESS_S:
             return
         self._told_progress = now
-        moving = [job for job in self._jobs.values() if job.wait is Wait.PLACE or job in prompts]
-        self._outbox.progress((job.work_id, job.tokens_computed) for job in moving)
-        for job in moving:
+        self._get_on([job for job in self._jobs.values() if job.waits_its_turn or job in prompts], now)
+
+    def _tell_landed(self, job: Job, now: float) -> None:
+        """Blocks that land are progress of their own work, and of no other."""
+        if now - job.told_landed >= _TELL_PROGRESS_S:
+            job.told_landed = now
+            self._get_on([job], now)
+
+    def _get_on(self, jobs: list[Job], now: float) -> None:
+        self._outbox.progress((job.work_id, job.tokens_computed) for job in jobs)
+        for job in jobs:
             if job.leased:
                 self.leases.move(job.work.lease_id, now)
 

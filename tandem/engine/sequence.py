@@ -225,6 +225,8 @@ class Job:
         self.computing: float | None = None
         self.prefilled: float | None = None
         self.first_token: float | None = None
+        self.told_landed = -inf
+        """When was told last that blocks of it have landed."""
         self.tokens_computed = self.tokens_reused = self.tokens_pulled = 0
         self.chunks = self.preemptions = 0
         self.export_due = 0
@@ -246,6 +248,12 @@ class Job:
     def wait(self) -> Wait:
         """What it waits for; its own fetches have bounds elsewhere."""
         return Wait.PLACE if self.admitted is None else Wait.NOTHING
+
+    @property
+    def waits_its_turn(self) -> bool:
+        """Whether it needs tokens computed, or a place first: it stands behind whatever prompts are computed now."""
+        waiting = (Phase.WAITING, Phase.PREFILL)
+        return self.wait is Wait.PLACE or any(sequence.phase in waiting for sequence in self.sequences)
 
     @property
     def waits_since(self) -> float:

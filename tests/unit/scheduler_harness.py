@@ -93,6 +93,8 @@ class Harness:
         """The slot that a tier copies."""
         self.running: Step | None = None
         self.steps: list[Step] = []
+        self.progressed: list[tuple[int, int]] = []
+        """Works that were said to get on, with their tokens computed."""
         self._next = 0
 
     # -- commands --
@@ -306,6 +308,7 @@ class Harness:
         for name in report.kv.removed:
             del self.names[name]
         self.withdrawn += report.withdrawn
+        self.progressed += report.progressed
         for work_id in report.withdrawn:
             self.stopping[work_id] = self.fetches.pop(work_id)
         for job in report.fetches:
