@@ -225,7 +225,8 @@ class Peer:
     def _take_other(self, message: RouterMessage) -> tuple[News, ...]:
         match message:
             case Progressed():
-                tokens = message.tokens or (0,) * len(message.handles)
+                # A worker that does not tell of tokens, or not of all, has said that it gets on all the same.
+                tokens = message.tokens + (0,) * (len(message.handles) - len(message.tokens))
                 for handle, computed in zip(message.handles, tokens, strict=False):
                     if (moving := self._targets.get(handle)) is not None:
                         moving.on_progress(self.heard_at, computed)
