@@ -195,7 +195,7 @@ class ExportProgress:
             self._moved = now
         self._moved = max(self._moved, self.space.lease_moved(self.request.lease_id))
         # Its router gives up a prefill that stands still, and ends the lease with it; this is for when it does not.
-        if not batch and now - self._moved >= self.deadlines.kv_wait_s:
+        if not batch and now - self._moved >= self.deadlines.unjudged_s:
             raise self._gone(f"prefill made no progress for {now - self._moved:.1f} s")
         return tuple(batch)
 

@@ -162,12 +162,12 @@ class FetchProgress:
     def deadline(self) -> float:
         """When to give up: `Alive` keeps a silent transfer going for as long as a request may take. Whether prefill
         gets on is for the router to judge. A holder that computes may be short of time to say `Alive`, and what it
-        computes would be computed twice: it may be silent for as long as its prefill may stand still."""
+        computes would be computed twice: while it does, silence ends a pull only when the router should have."""
         bounds, heard = self.deadlines, self._heard
         silent_s = bounds.transfer_progress_s
         if self.prefilled is not None:
             heard = max(heard, self.prefilled.at or heard)
-            silent_s = silent_s if self.prefilled.at is not None else max(silent_s, bounds.prefill_progress_s)
+            silent_s = silent_s if self.prefilled.at is not None else max(silent_s, bounds.unjudged_s)
         return min(heard + silent_s, self._moved + bounds.total_s, self.until)
 
     def brought(self, origin: str, holder: str, reason: str | None) -> tuple[Brought, ...]:

@@ -260,8 +260,8 @@ class PullLeg(Leg[Pull]):
 
 
 def _move(limit: asyncio.Timeout, when: float) -> None:
-    """From now on `limit` ends at `when`. One that has ended, or is over, stays as it is: whoever tells of news cannot
-    know, since the pull hears of the end of its time only in its next turn."""
+    """From now on `limit` ends at `when`. One that has ended stays as it is: whoever has news cannot know, since the
+    pull hears of the end of its time only in its next turn."""
     with suppress(RuntimeError):
         limit.reschedule(when)
 

@@ -102,7 +102,7 @@ class Leg:
         self.computed = 0
         """Prompt tokens that the worker has said to have computed."""
         self.given_up = False
-        """The prompt is to be computed elsewhere."""
+        """Decode has been told to compute the prompt, and how much of it was computed here is still to be counted."""
         self.computes_prompt = work.prompt_tokens > 0
         self.alone = peer.view.queued_prompt_tokens == 0
         self.handle = peer.open(self) if handle is None else peer.pass_on(handle, self)

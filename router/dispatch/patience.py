@@ -13,10 +13,19 @@ _UNMEASURED_STEP_S: Final = 3.0
 """What a step is taken to last on a worker that has told of none."""
 
 
-def standstill_s(step_s: float, bound_s: float) -> float:
+_CALL_OFF_S: Final = 1.0
+"""How long a prefill that is given up may take to end, where a step is not longer."""
+
+
+def standstill_s(step_s: float, bound_s: float, most_s: float) -> float:
     """How long a prompt may get no token computed where a step takes `step_s` (zero: nobody knows): `bound_s`, or ten
-    steps where these are longer."""
-    return max(bound_s, STEPS * (step_s or _UNMEASURED_STEP_S))
+    steps where these are longer, but no longer than `most_s` for their sake."""
+    return max(bound_s, min(STEPS * (step_s or _UNMEASURED_STEP_S), most_s))
+
+
+def call_off_s(leg: Leg, deadlines: Deadlines) -> float:
+    """How long to wait for a prefill that is given up to end: its worker says so when its step is over."""
+    return max(_CALL_OFF_S, min(_step_s(leg), deadlines.prefill_progress_s))
 
 
 def _step_s(leg: Leg) -> float:
@@ -28,19 +37,18 @@ def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
     """When `each` must have moved, or a worker have said that it gets on.
 
     While a prefill worker computes the prompt only its word counts, which comes with a heartbeat: what decode says is
-    of others. A worker that
-    computes the prompt itself has its own bound on the wait for a place before. The token after the first may also
-    have to wait, for the transfer and for a place in decode's batch.
+    of others. A worker that computes the prompt itself has its own bound on the wait for a place before. The token
+    after the first may also have to wait, for the transfer and for a place in decode's batch.
     """
     beyond_first = each.next_position - attempt.first[each.sequence]
-    place_s = deadlines.queue_s + deadlines.kv_wait_s
+    place_s = deadlines.standstill_max_s
     if beyond_first == 0 and attempt.prefill is not None:
         since = max(attempt.patient_since, attempt.prefill.progressed_s)
         told_s = deadlines.heartbeat_every_s
-        return since + standstill_s(_step_s(attempt.prefill), deadlines.prefill_progress_s) + told_s
+        step_s, bound_s = _step_s(attempt.prefill), deadlines.prefill_progress_s
+        return since + standstill_s(step_s, bound_s, place_s) + told_s
     if beyond_first == 0:
-        since = max(attempt.patient_since, attempt.decode.progressed_s)
-        return since + standstill_s(_step_s(attempt.decode), place_s)
+        return max(attempt.patient_since, attempt.decode.progressed_s) + place_s
     if beyond_first == 1 and not attempt.decode.computes_prompt:
         return max(each.moved_s, attempt.progressed_s) + place_s
     return max(each.moved_s, attempt.decode.progressed_s) + deadlines.inter_token_s

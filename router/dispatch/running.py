@@ -16,7 +16,7 @@ from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.held import HeldRequest
 from router.dispatch.objectives import objective_of
 from router.dispatch.opening import open_attempt
-from router.dispatch.patience import earliest, next_look
+from router.dispatch.patience import call_off_s, earliest, next_look
 from router.dispatch.phase import FINAL, UNCHARGED, Phase
 from router.dispatch.positions import Mismatch
 from router.dispatch.submit import send_attempt
@@ -28,8 +28,6 @@ from tandem.core.errors import KINDS, TandemError
 from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, SampleFirst, SequenceOutput
 
 _TIMER_SLACK_S: Final = 0.001
-_CALL_OFF_S: Final = 1.0
-"""How long a prefill that is given up may take to end. A worker that is well says so in a step."""
 
 
 class RunningRequest(HeldRequest):
@@ -174,33 +172,36 @@ class RunningRequest(HeldRequest):
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
         """Nothing gets from one worker to the other: an attempt on both that still needs it computes on decode, at
-        once instead of after a stalled transfer of its own."""
+        once instead of after a stalled transfer of its own. That is nobody's choice, and no retry is charged."""
         attempt = self._attempt
         if attempt is None or attempt.prefill is None or attempt.transferred or not attempt.decode.watched:
             return
         if (attempt.prefill.peer.worker_id, attempt.decode.peer.worker_id) == (prefill, decode):
-            self._give_up_prefill(attempt, attempt.prefill, f"nothing gets through to {decode}: {reason}")
+            self._call_off_prefill(attempt, attempt.prefill, f"nothing gets through to {decode}: {reason}")
 
     def _give_up_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
-        """Have the prompt computed by decode although prefill still may: a retry. It ends there before it begins
-        here. Where too much is being retried it is waited for all the same."""
-        now = self._tools.clock.now()
+        """Have the prompt computed by decode although prefill still may: a retry. Where too much is being retried it
+        is waited for all the same."""
+        if self._host.may_retry():
+            self._call_off_prefill(attempt, leg, reason)
+            return
+        attempt.notes.append(f"kept waiting for prefill on {leg.peer.worker_id}, as others are retried ({reason})")
+        attempt.patient_since = self._tools.clock.now()
+        self._await_progress(attempt)
+
+    def _call_off_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
+        """Have the prompt computed by decode as soon as it has ended on prefill, where it is not wanted again."""
         if not self._sequences.lacks_first(attempt):
             self._go_on_without_prefill(attempt, leg, reason)
-        elif not self._host.may_retry():
-            attempt.notes.append(
-                f"kept waiting for prefill on {leg.peer.worker_id}, as others are retried ({reason})"
-            )
-            attempt.patient_since = now
-            self._await_progress(attempt)
-        else:
-            leg.fence(cancel=True)
-            leg.given_up = True
-            attempt.prefill, attempt.calls_off, attempt.calls_off_until = None, leg, now + _CALL_OFF_S
-            attempt.notes.append(f"called off prefill on {leg.peer.worker_id} ({reason})")
-            self._await_progress(attempt)
-            if leg.reported or not leg.open:
-                self._called_off(leg, leg.computed)
+            return
+        leg.fence(cancel=True)
+        self._exclude(leg)
+        until = self._tools.clock.now() + call_off_s(leg, self._tools.settings.deadlines)
+        attempt.prefill, attempt.calls_off, attempt.calls_off_until = None, leg, until
+        attempt.notes.append(f"called off prefill on {leg.peer.worker_id} ({reason})")
+        self._await_progress(attempt)
+        if leg.reported or not leg.open:
+            self._called_off(leg, leg.computed)
 
     def _called_off(self, leg: Leg, tokens: int) -> None:
         """A fenced leg has ended on its worker, where `tokens` of the prompt had been computed."""

@@ -24,7 +24,8 @@ class Trials:
         return self.attempts
 
     def exclude(self, worker_id: str, epoch: int) -> None:
-        self.excluded = (*self.excluded, (worker_id, epoch))
+        if (worker_id, epoch) not in self.excluded:
+            self.excluded = (*self.excluded, (worker_id, epoch))
 
     def moved(self) -> None:
         """The current attempt is given up for one elsewhere."""

@@ -12,11 +12,10 @@ class Deadlines:
     queue_s: float = 10.0
     """For a place, on a router, and on a worker since the last moment at which a prompt before it got on."""
     kv_wait_s: float = 30.0
-    """For KV blocks that nobody is bringing; a transfer that runs has bounds of its own. Also how long a prefill
-    worker keeps a hand-off whose prompt stands still and whose router does not give it up."""
+    """For KV blocks that nobody is bringing; a transfer that runs has bounds of its own."""
     prefill_progress_s: float = 5.0
     """How long the prefill of a hand-off may stand still before its router gives it up, where ten of its worker's
-    steps are not longer."""
+    longest steps are not longer."""
     transfer_progress_s: float = 2.0
     inter_token_s: float = 10.0
     total_s: float = 600.0
@@ -26,3 +25,14 @@ class Deadlines:
     connect_s: float = 5.0
     resumable_lease_s: float = 15.0
     """How long a resumable request goes on, and its answer is kept, for a client or a router to come back."""
+
+    @property
+    def standstill_max_s(self) -> float:
+        """The most that a prompt may stand still because its worker's steps take long."""
+        return self.queue_s + self.kv_wait_s
+
+    @property
+    def unjudged_s(self) -> float:
+        """After how long those who bring, and hold, the blocks of a prompt that stands still end its hand-off
+        themselves. Its router is to judge, and does so earlier."""
+        return max(self.prefill_progress_s, self.standstill_max_s) + self.heartbeat_lost_s

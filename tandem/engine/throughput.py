@@ -17,7 +17,7 @@ class Throughput:
 
     step_s: float = 0.0
     prompt_step_s: float = 0.0
-    """The longest of the latest steps with prompts; each further one counts a twentieth less."""
+    """The longest of the latest steps with prompts, without outliers; each further one counts a twentieth less."""
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
 
@@ -29,7 +29,8 @@ class Throughput:
             self.step_s = _mix(self.step_s, min(seconds, _OUTLIER * self.step_s) if self.step_s else seconds)
             self.decode_tokens_per_s = _mix(self.decode_tokens_per_s, load.decode_rows / seconds)
         if load.prefill_tokens:
-            self.prompt_step_s = max(seconds, _FADING * self.prompt_step_s)
+            longest_s = min(seconds, _OUTLIER * self.prompt_step_s) if self.prompt_step_s else seconds
+            self.prompt_step_s = max(longest_s, _FADING * self.prompt_step_s)
             self.prefill_tokens_per_s = _mix(self.prefill_tokens_per_s, load.prefill_tokens / seconds)
 
 

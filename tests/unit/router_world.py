@@ -129,7 +129,7 @@ class ScriptedWorker:
         self.canaries: list[Submit] = []
         self.transfer: Callable[[str], tuple[str, str] | None] = lambda _holder: ("mem", "")
         """How a fetch from a holder ends: path and code. None keeps a canary waiting."""
-        self.transfer_of_requests: Callable[[str], tuple[str, str]] | None = None
+        self.transfer_of_requests: Callable[[str], tuple[str, str] | None] | None = None
         """The same, for all but canaries."""
         self._running: list[asyncio.Task[None]] = []
 

@@ -79,10 +79,10 @@ def test_a_lease_that_opens_in_time_starts_the_clock_of_prefill() -> None:
     assert progress.next(101.5) == ()
     holder.lease("lease", (name_of(0),))
     assert progress.next(101.9) == ()
-    assert progress.next(131.8) == ()
+    assert progress.next(143.8) == ()
     with pytest.raises(TandemError) as caught:
-        progress.next(131.9)
-    assert "prefill made no progress for 30.0 s" in caught.value.message
+        progress.next(143.9)
+    assert "prefill made no progress for 42.0 s" in caught.value.message
 
 
 def test_a_prefill_that_gets_on_is_waited_for_however_long_its_first_block_takes() -> None:
@@ -93,8 +93,8 @@ def test_a_prefill_that_gets_on_is_waited_for_however_long_its_first_block_takes
         holder.moved["lease"] = now
         assert progress.next(now + 20.0) == ()
     with pytest.raises(TandemError) as caught:
-        progress.next(205.0)
-    assert "prefill made no progress for 30.0 s" in caught.value.message
+        progress.next(217.0)
+    assert "prefill made no progress for 42.0 s" in caught.value.message
 
 
 def test_each_block_gives_prefill_new_time_and_renews_the_lease() -> None:

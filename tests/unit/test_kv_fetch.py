@@ -213,7 +213,7 @@ def test_a_holder_that_only_says_it_is_alive_gives_up_when_prefill_should_have_m
         world.holder.lease("lease", (name_of(0),))
         report = await world.fetch((name_of(0),))
         assert report.reason is not None
-        assert 29.5 < world.loop.time() < 30.6
+        assert DEADLINES.unjudged_s - 0.5 < world.loop.time() < DEADLINES.unjudged_s + 0.6
         world.settled()
 
     on_virtual_time(main)

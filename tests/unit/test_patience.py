@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kv_transfer.fetch_progress import FetchProgress, Prefilled
 from kv_transfer.transport import Alive
-from router.dispatch.patience import STEPS, due, earliest, next_look, standstill_s
+from router.dispatch.patience import STEPS, call_off_s, due, earliest, next_look, standstill_s
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import Load
 from tandem.engine.protocol import FetchJob
@@ -44,18 +44,51 @@ def positions(next_position: int = 1, moved_s: float = 0.0) -> Any:
     return SimpleNamespace(sequence=0, next_position=next_position, moved_s=moved_s)
 
 
-@given(step_s=STEP_S, bound_s=st.floats(0.1, 60.0))
-def test_a_prompt_may_stand_still_for_its_bound_or_ten_steps(step_s: float, bound_s: float) -> None:
-    found = standstill_s(step_s, bound_s)
+MOST_S = DEADLINES.standstill_max_s
+
+
+@given(step_s=STEP_S, bound_s=st.floats(0.1, 60.0), most_s=st.floats(0.1, 60.0))
+def test_a_prompt_may_stand_still_for_its_bound_or_ten_steps(step_s: float, bound_s: float, most_s: float) -> None:
+    found = standstill_s(step_s, bound_s, most_s)
     assert found >= bound_s
-    assert found >= STEPS * step_s
-    assert found in (bound_s, STEPS * step_s) or step_s == 0.0
+    assert found >= min(STEPS * step_s, most_s)
+    assert found <= max(bound_s, most_s)
+    assert found in (bound_s, STEPS * step_s, most_s) or step_s == 0.0
 
 
 def test_where_no_step_was_measured_a_prompt_is_waited_for_longer_than_short_steps_allow() -> None:
-    assert standstill_s(0.0, 5.0) == 30.0
-    assert standstill_s(0.02, 5.0) == 5.0
-    assert standstill_s(2.0, 5.0) == 20.0
+    assert standstill_s(0.0, 5.0, MOST_S) == 30.0
+    assert standstill_s(0.02, 5.0, MOST_S) == 5.0
+    assert standstill_s(2.0, 5.0, MOST_S) == 20.0
+
+
+def test_however_long_steps_are_a_prompt_may_not_stand_still_for_ever() -> None:
+    running = attempt(leg(1e4, 0.0), leg(1e4, 0.0), 0.0)
+    assert due(running, positions(), DEADLINES) == MOST_S + DEADLINES.heartbeat_every_s
+    assert due(attempt(None, leg(1e4, 0.0, computes=True), 0.0), positions(), DEADLINES) == MOST_S
+
+
+@given(
+    step_s=st.none() | STEP_S,
+    queue_s=st.floats(0.1, 60.0),
+    kv_wait_s=st.floats(0.1, 60.0),
+    prefill_progress_s=st.floats(0.1, 120.0),
+)
+def test_the_router_judges_before_whoever_holds_or_brings_the_blocks(
+    step_s: float | None, queue_s: float, kv_wait_s: float, prefill_progress_s: float
+) -> None:
+    deadlines = Deadlines(queue_s=queue_s, kv_wait_s=kv_wait_s, prefill_progress_s=prefill_progress_s)
+    judged = due(attempt(leg(step_s, 100.0), leg(0.01, 0.0), 100.0), positions(), deadlines)
+    pulling = FetchProgress(FetchJob(1, ()), deadlines, 64, started=100.0, prefilled=Prefilled())
+    assert pulling.deadline() > judged
+    assert 100.0 + deadlines.unjudged_s > judged, "the bound of the holder"
+
+
+@given(step_s=st.none() | st.floats(0.0, 1e4))
+def test_a_prefill_that_is_called_off_has_a_step_to_end_in_and_no_more_than_its_bound(step_s: float | None) -> None:
+    found = call_off_s(leg(step_s, 0.0), DEADLINES)
+    assert 1.0 <= found <= DEADLINES.prefill_progress_s
+    assert found >= min(step_s or 0.0, DEADLINES.prefill_progress_s)
 
 
 @given(since=TIMES, prefill_s=TIMES, decode_s=TIMES, step_s=st.none() | STEP_S)
@@ -66,13 +99,14 @@ def test_only_what_prefill_says_counts_while_it_computes(
     quiet = attempt(leg(step_s, prefill_s), leg(0.01, 0.0), since)
     at = due(running, positions(), DEADLINES)
     assert at == due(quiet, positions(), DEADLINES)
-    assert at >= max(since, prefill_s) + max(DEADLINES.prefill_progress_s, STEPS * (step_s or 0.0))
+    steps_s = min(STEPS * (step_s or 0.0), MOST_S)
+    assert at >= max(since, prefill_s) + max(DEADLINES.prefill_progress_s, steps_s)
 
 
 @given(since=TIMES, told=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=20), step_s=STEP_S)
 def test_a_prefill_that_gets_on_in_time_is_never_due(since: float, told: list[float], step_s: float) -> None:
     """However many steps it takes: each word of progress is in time where the gaps are shorter than the bound."""
-    bound_s, now = standstill_s(step_s, DEADLINES.prefill_progress_s), since
+    bound_s, now = standstill_s(step_s, DEADLINES.prefill_progress_s, MOST_S), since
     prefill = leg(step_s, 0.0)
     running = attempt(prefill, leg(0.01, 0.0), since)
     for gap in told:
@@ -87,7 +121,7 @@ def test_a_worker_that_computes_the_prompt_itself_ends_a_wait_for_a_place_before
 ) -> None:
     at = due(attempt(None, leg(step_s, decode_s, computes=True), since), positions(), DEADLINES)
     assert at > max(since, decode_s) + DEADLINES.queue_s
-    assert at >= max(since, decode_s) + STEPS * step_s
+    assert at >= max(since, decode_s) + min(STEPS * step_s, MOST_S)
 
 
 def test_a_prefill_that_is_called_off_has_a_bound_of_its_own() -> None:
@@ -151,12 +185,12 @@ def progress(prefilled: Prefilled | None) -> FetchProgress:
     return FetchProgress(FetchJob(1, ()), DEADLINES, 64, started=100.0, prefilled=prefilled)
 
 
-def test_a_holder_that_computes_may_be_silent_for_as_long_as_its_prefill_may_stand_still() -> None:
+def test_a_holder_that_computes_may_be_silent_until_its_router_should_have_judged() -> None:
     prefilled = Prefilled()
     pulling = progress(prefilled)
-    assert pulling.deadline() == 100.0 + DEADLINES.prefill_progress_s
+    assert pulling.deadline() == 100.0 + DEADLINES.unjudged_s
     pulling.heard(Alive(), 103.0)
-    assert pulling.deadline() == 103.0 + DEADLINES.prefill_progress_s
+    assert pulling.deadline() == 103.0 + DEADLINES.unjudged_s
     prefilled.known(104.0)
     assert pulling.deadline() == 104.0 + DEADLINES.transfer_progress_s
     prefilled.known(105.0)

@@ -73,6 +73,11 @@ async def ended(client: Client) -> Client:
     return client
 
 
+def unwilling() -> RouterSettings:
+    """No retry is left."""
+    return replace(PAIRED, retry=RetrySettings(share=0.0, burst=0))
+
+
 def test_decode_is_told_to_compute_when_prefill_has_ended() -> None:
     async def body(stuck: Stuck) -> None:
         stuck.p1.end_s = 0.4
@@ -124,13 +129,54 @@ def test_a_client_that_goes_away_meanwhile_leaves_nothing() -> None:
         await asyncio.sleep(2.0)
         assert not told(stuck.d1, SampleFirst)
         assert not stuck.d1.jobs
+        assert stuck.twice == 0, "nobody computes its prompt again"
 
     scenario(body)
 
 
-def unwilling() -> RouterSettings:
-    """No retry is left."""
-    return replace(PAIRED, retry=RetrySettings(share=0.0, burst=0))
+def test_a_prefill_with_long_steps_has_one_of_them_to_end_in() -> None:
+    async def body(stuck: Stuck) -> None:
+        stuck.p1.end_s = 2.5
+        client = stuck.ask()
+        cancelled = await stuck.comes(stuck.p1, Cancel)
+        assert 2.4 <= await stuck.comes(stuck.d1, SampleFirst) - cancelled <= 2.6
+        (await ended(client)).check_whole()
+
+    scenario(body, step_s=3.0)
+
+
+def test_a_prefill_that_is_given_up_is_not_tried_again_even_if_decode_is_lost_before_it_has_ended() -> None:
+    async def body(stuck: Stuck) -> None:
+        stuck.p1.end_s = 0.8
+        client = stuck.ask()
+        await stuck.comes(stuck.p1, Cancel)
+        (request,) = stuck.world.dispatcher._requests.values()
+        peers = {leg.peer.worker_id: leg.peer for leg in request.legs}
+        assert request.failed_on(peers["p1"])
+        stuck.d1.die()
+        await asyncio.sleep(0.1)
+        await stuck.d1.revive()
+        await ended(client)
+        assert len(stuck.p1.submits) == 1
+
+    scenario(body)
+
+
+def test_a_broken_pair_is_left_whatever_is_left_of_the_retries() -> None:
+    """Nobody chose it: requests that wait on it are not to use up what others need."""
+
+    async def body(stuck: Stuck) -> None:
+        stuck.d1.transfer_of_requests = lambda _holder: None
+        stuck.p1.end_s = 0.4
+        client = stuck.ask()
+        await asyncio.sleep(0.5)
+        stuck.world.dispatcher.pair_opened("p1", "d1", "as told")
+        cancelled = await stuck.comes(stuck.p1, Cancel)
+        assert cancelled <= 0.6
+        assert 0.35 <= await stuck.comes(stuck.d1, SampleFirst) - cancelled <= 0.5
+        (await ended(client)).check_whole()
+
+    scenario(body, unwilling())
 
 
 def test_where_too_much_is_being_retried_prefill_is_waited_for() -> None:
