@@ -170,6 +170,11 @@ class FetchProgress:
             silent_s = silent_s if self.prefilled.at is not None else max(silent_s, bounds.unjudged_s)
         return min(heard + silent_s, self._moved + bounds.total_s, self.until)
 
+    def answer_s(self, now: float) -> float:
+        """How long a holder may take to answer a pull, for which it needs to compute nothing."""
+        bounds = self.deadlines
+        return min(self.deadline() - now, max(bounds.transfer_progress_s, bounds.prefill_progress_s))
+
     def brought(self, origin: str, holder: str, reason: str | None) -> tuple[Brought, ...]:
         """What came, one entry per tier where blocks came from several; nothing when nothing came and all is well."""
         tokens: dict[str, list[int]] = {}

@@ -99,7 +99,7 @@ class PullLeg(Leg[Pull]):
     async def _pull(self, transport: Transport, address: str) -> None:
         """One attempt at what is still open. Raises `TandemError` when it does not bring what it has to."""
         targets = self.progress.open_targets()
-        left_s = self.progress.deadline() - self._clock.now()
+        left_s = self.progress.answer_s(self._clock.now())
         sink = _Slots(self._space.memory, targets)
         request = PullOpen(
             lease_id=self.holder.lease_id,

@@ -197,6 +197,17 @@ def test_a_holder_that_computes_may_be_silent_until_its_router_should_have_judge
     assert pulling.deadline() == 104.0 + DEADLINES.transfer_progress_s
 
 
+def test_a_holder_that_computes_has_no_longer_to_answer_for_that() -> None:
+    """Else where nothing gets through would be found out late."""
+    prefilled = Prefilled()
+    pulling = progress(prefilled)
+    assert pulling.answer_s(101.0) == DEADLINES.prefill_progress_s
+    assert pulling.answer_s(100.0 + DEADLINES.unjudged_s - 1.0) == 1.0
+    prefilled.known(104.0)
+    assert pulling.answer_s(104.5) == DEADLINES.transfer_progress_s - 0.5
+    assert progress(None).answer_s(100.5) == DEADLINES.transfer_progress_s - 0.5
+
+
 def test_a_holder_that_computes_nothing_may_be_silent_for_a_transfers_bound() -> None:
     assert progress(None).deadline() == 100.0 + DEADLINES.transfer_progress_s
 
