@@ -277,7 +277,7 @@ BUGS: tuple[tuple[Plant, str, int], ...] = (
     (work_for_a_router_that_is_gone, "belongs to nobody", 3),
     (an_end_lost_with_a_slow_client, "had no end", 3),
     (lent_blocks_that_never_come_back, "holds .'lent_blocks'", 1),
-    (redis_believed_of_another_incarnation, "Redis is believed", 60),
+    (redis_believed_of_another_incarnation, "Redis is believed", 14),
     (a_look_up_that_waits_as_long_as_a_write, "for Redis", 2),
     (a_restarted_redis_that_nobody_notices, "Redis has", 1),
     (one_router_that_frees_the_others_requests, "waits for work|stood still", 8),
