@@ -28,8 +28,9 @@ from benchmarks import goodput_judge as judge
 from benchmarks import goodput_plan as plan
 from benchmarks import goodput_report as report
 from benchmarks.goodput_cells import LOADS, PEERS, SHARES, SIZES, TPOTS_MS, TRAFFICS, Cell, Options, Run
+from benchmarks.goodput_code import code_hash, settings_hash
 from benchmarks.goodput_results import ResultsFile
-from benchmarks.goodput_runs import Result, carry_out, code_hash, settings_hash
+from benchmarks.goodput_runs import Result, carry_out
 from benchmarks.rounds import verdict
 from tandem.core.errors import TandemError
 
@@ -225,9 +226,15 @@ def _cells(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate, print, judge, write."""
     chosen = parsed(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
-    if chosen.ci:
-        return ci(chosen)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return ci(chosen) if chosen.ci else whole(chosen)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def whole(chosen: argparse.Namespace) -> int:
+    """All that was asked for; what there is when interrupted."""
     options = options_of(chosen)
     cells = options.cells()
     file = ResultsFile(chosen.results, code_hash())
@@ -242,9 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     found = told(options, cells, known, file)
     checks = judge.checks(found)
-    whole = options == Options()
-    json_path = chosen.json or (_ROOT / "docs" / "goodput.json" if whole else None)
-    plot_path = chosen.plot or (_ROOT / "docs" / "goodput.svg" if whole else None)
+    complete = options == Options()
+    json_path = chosen.json or (_ROOT / "docs" / "goodput.json" if complete else None)
+    plot_path = chosen.plot or (_ROOT / "docs" / "goodput.svg" if complete else None)
     if json_path is not None:
         setup = {"seeds": options.seeds, "ttft_s": 2.0, "settings": settings_hash(), "itl": options.itl}
         report.write_json(json_path, setup, known, found, checks)

@@ -1,6 +1,7 @@
 """Results of the goodput bench on disk, a line each: an interrupted bench goes on from them."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,16 +13,17 @@ from tandem.core.errors import TandemError
 
 class ResultsFile:
     """`results` holds what was read and what was added. Lines of other code than `code` are of no use: they are put
-    aside under the same name with `.old` behind it."""
+    aside under the same name with `.old` and the first free number behind it."""
 
     def __init__(self, path: Path, code: str) -> None:
         """Raises `bad_setting` when the file cannot be read or is something else."""
         self.path = path
         self.results: dict[Run, Result] = {}
+        self._code = code
         self._head = json.dumps({"code": code})
         lines = self._lines()
         if lines and lines[0] != self._head:
-            path.rename(path.with_name(path.name + ".old"))
+            self._guarded(self._put_aside)
             lines = []
         for number, line in enumerate(lines[1:], start=2):
             try:
@@ -35,7 +37,14 @@ class ResultsFile:
         self._guarded(self._rewrite)
 
     def add(self, result: Result) -> None:
-        """Raises `bad_setting` when it cannot be written."""
+        """Raises `bad_setting` when it cannot be written, and when other code than this file's came to it: a process
+        reads the code when it begins, however long ago the others have."""
+        if result.code != self._code:
+            raise TandemError(
+                "bad_setting",
+                f"the code has changed since the bench began: a run of {result.run.contender} came from code "
+                f"{result.code}, {self.path} is of {self._code}; start the bench again",
+            )
         self.results[result.run] = result
         self._guarded(lambda: self._append(_line_of(result)))
 
@@ -49,7 +58,15 @@ class ResultsFile:
         """Whole lines alone, so that the next one is not appended to half of one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [self._head, *(_line_of(result) for result in self.results.values())]
-        self.path.write_text("\n".join(lines) + "\n")
+        whole = self.path.with_name(self.path.name + ".new")
+        whole.write_text("\n".join(lines) + "\n")
+        os.replace(whole, self.path)
+
+    def _put_aside(self) -> None:
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.old{number}")).exists():
+            number += 1
+        os.replace(self.path, aside)
 
     def _append(self, line: str) -> None:
         with self.path.open("a") as file:
@@ -80,4 +97,5 @@ def _result_of(fields: dict[str, object]) -> Result:
         buckets={int(tpot): [(int(a), int(b)) for a, b in each] for tpot, each in buckets.items()},
         begin_s=float(str(fields["begin_s"])),
         changes_s=tuple(float(each) for each in fields["changes_s"]),  # type: ignore[attr-defined]
+        code=str(fields["code"]),
     )

@@ -3,12 +3,10 @@
 The traffic of a run depends on its seed and its load alone, so contenders see the same requests at the same times.
 """
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from benchmarks.goodput_cells import (
@@ -20,9 +18,9 @@ from benchmarks.goodput_cells import (
     WARM_UP_S,
     Run,
 )
+from benchmarks.goodput_code import code_hash
 from router.settings import PlacementSettings
 from tandem.core.slo import Slo
-from tandem.engine.simulated.presets import preset
 from tandem.fleetsim.contenders import EQUAL_TERMS, OURS, decider_of
 from tandem.fleetsim.fleet import DeciderOf, FleetSettings, roles, simulate
 from tandem.fleetsim.goodput import BUCKET_S, Bucket, Judged, Window, judge
@@ -31,10 +29,6 @@ from tandem.fleetsim.scenarios.draws import Surge
 from tandem.fleetsim.step_time import StepTime
 from tandem.fleetsim.workload import Request, Workload
 
-_ROOT: Final = Path(__file__).parent.parent
-_ENGINE: Final = ("step_rules.py", "settings.py", "simulated/presets.py")
-_PLACING: Final = ("contenders.py", "ours.py", "router.py", "figures.py", "goodput.py")
-"""Files of the simulator that have no part in what a fleet can carry."""
 _SAMPLE_S: Final = 120.0
 _SAMPLE_RATE: Final = 10.0
 _SAMPLE_SESSIONS: Final = 40
@@ -50,12 +44,15 @@ _ABLATED: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """Parts of the price that can be left out, and how."""
 ABLATIONS: Final = (EQUAL_TERMS, *_ABLATED)
+_CODE: Final = code_hash()
+"""Taken when this process imported all that a run depends on: the files may change later."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `judged` and `buckets` (of 5 s, by arrival) are by the bound on TPOT in ms; `begin_s` is
-    when the first bucket begins, `changes_s` when traffic changed or a surge ended."""
+    """What a run came to, by the code whose hash is `code`. `judged` and `buckets` (of 5 s, by arrival) are by the
+    bound on TPOT in ms; `begin_s` is when the first bucket begins, `changes_s` when traffic changed or a surge
+    ended."""
 
     run: Run
     requests: int
@@ -64,6 +61,7 @@ class Result:
     buckets: Mapping[int, Sequence[tuple[int, int]]]
     begin_s: float
     changes_s: tuple[float, ...]
+    code: str
 
     def attainment(self, tpot_ms: int) -> float:
         return self.judged[tpot_ms]["attainment"]
@@ -95,6 +93,7 @@ def carry_out(run: Run) -> Result:
         buckets={tpot_ms: [(each.offered, each.met) for each in buckets] for tpot_ms, buckets in kept.items()},
         begin_s=window.begin_s,
         changes_s=changes_s if surge is None else (surge.end_s,),
+        code=_CODE,
     )
 
 
@@ -193,37 +192,6 @@ def _ideal_sessions(seed: int, tpot_s: float) -> tuple[Sequence[Request], float]
             answering.sort(key=lambda each: each[:2])
         else:
             return source.requests, _SAMPLE_S * _SAMPLE_SESSIONS / len(source.requests)
-
-
-def settings_hash() -> str:
-    """Of all that decides how much a fleet can carry but placement: when it differs, capacities are measured anew."""
-    simulator = _ROOT / "tandem" / "fleetsim"
-    files = [path for path in simulator.glob("*.py") if path.name not in _PLACING]
-    files += [simulator / "scenarios" / name for name in ("generated.py", "sessions.py", "draws.py")]
-    files += [_ROOT / "tandem" / "engine" / name for name in _ENGINE]
-    values = (
-        generated.fleet(roles(unified=1), 0.05),
-        preset(generated.MODEL),
-        TTFT_S,
-        TPOTS_MS,
-        WARM_UP_S,
-        MEASURED_S,
-    )
-    return _hash(files, repr(values))
-
-
-def code_hash() -> str:
-    """Of all code that a run depends on: results of other code are of no use."""
-    folders = ("tandem/fleetsim", "tandem/engine/simulated", "router/placement", "kv_transfer")
-    files = [path for folder in folders for path in (_ROOT / folder).rglob("*.py")]
-    return _hash([*files, _ROOT / "router" / "settings.py", Path(__file__)], settings_hash())
-
-
-def _hash(files: Sequence[Path], besides: str) -> str:
-    found = hashlib.sha256(besides.encode())
-    for path in sorted(files):
-        found.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
 
 
 def _figures(judged: Judged, window: Window) -> dict[str, float]:

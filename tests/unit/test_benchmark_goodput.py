@@ -1,6 +1,9 @@
 """The goodput bench: what it runs next, when it stops, where a capacity lies, and that it goes on where it was."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
 from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
 from benchmarks.goodput_cells import Cell, Options, Run, prefills
+from benchmarks.goodput_code import code_files, code_hash
 from benchmarks.goodput_judge import Contest, Found
 from benchmarks.goodput_plan import decided
 from benchmarks.goodput_results import ResultsFile
@@ -29,7 +33,7 @@ Attained = Callable[[Run], float]
 def result(run: Run, attainment: float) -> Result:
     figures = {"attainment": attainment, "offered_per_s": 10.0, "ttft_p90_s": 1.0, "tpot_p90_s": 0.02}
     figures |= {"itl_p99_s": 0.03, "tokens_per_s": 1000.0}
-    return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, ())
+    return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a")
 
 
 def played(options: Options, cell: Cell, of: Attained, known: dict[Run, Result] | None = None) -> dict[Run, Result]:
@@ -232,10 +236,35 @@ def test_results_are_found_again_but_not_those_of_other_code(tmp_path: Path) -> 
     again.add(result(replace(run, seed=5), 0.9))
     assert len(ResultsFile(path, "a").results) == 3
     assert ResultsFile(path, "b").results == {}
-    assert len(path.with_name("results.jsonl.old").read_text().splitlines()) == 4
+    assert len(path.with_name("results.jsonl.old1").read_text().splitlines()) == 4
+    assert ResultsFile(path, "c").results == {}
+    assert len(path.with_name("results.jsonl.old1").read_text().splitlines()) == 4, "what was put aside stays"
+    assert path.with_name("results.jsonl.old2").read_text() == '{"code": "b"}\n'
     path.write_text('{"code": "b"}\nnothing\n{}\n')
     with pytest.raises(TandemError, match="line 2"):
         ResultsFile(path, "b")
+
+
+def test_results_are_kept_by_all_code_that_a_run_imports() -> None:
+    """A process of its own: this one has imported more."""
+    listed = (
+        "import sys, benchmarks.goodput_runs\nfor each in sys.modules.values(): print(vars(each).get('__file__'))"
+    )
+    root = Path(goodput.__file__).parent.parent
+    told = subprocess.run([sys.executable, "-c", listed], cwd=root, capture_output=True, text=True, check=True).stdout
+    imported = {Path(line).resolve() for line in told.splitlines() if line.startswith(f"{root}/")}
+    mine = {path for path in imported if "site-packages" not in path.parts and path.name != "__init__.py"}
+    assert root / "tandem" / "core" / "slo.py" in mine
+    assert mine <= {path.resolve() for path in code_files()}
+
+
+def test_a_run_of_code_that_has_changed_meanwhile_is_refused(tmp_path: Path) -> None:
+    file = ResultsFile(tmp_path / "results.jsonl", "a")
+    changed = replace(result(SHORT, 0.7), code="b")
+    with pytest.raises(TandemError, match="the code has changed since the bench began"):
+        file.add(changed)
+    assert file.results == ResultsFile(file.path, "a").results == {}
+    assert goodput_runs.carry_out(SHORT).code == code_hash()
 
 
 # ---- runs ----
@@ -277,12 +306,14 @@ def test_a_run_is_deterministic_and_tells_what_it_measured() -> None:
 
 def test_four_short_cells_from_traffic_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--results", str(tmp_path / "r.jsonl"), "--json", str(tmp_path / "r.json"), "--jobs", "1"]
+    handler = signal.getsignal(signal.SIGTERM)
     assert goodput.main(["--ci", *where]) == 0
     text = capsys.readouterr().out
     assert "recovery after an overload or a change" in text
     assert [cell["traffic"] for cell in json.loads((tmp_path / "r.json").read_text())["cells"]] == [
         *("bimodal", "answer_heavy", "agents", "shifting")
     ]
+    assert signal.getsignal(signal.SIGTERM) is handler, "the bench gives it back"
     before = (tmp_path / "goodput-ci.jsonl").read_text()
     assert goodput.main(["--ci", *where]) == 0
     assert (tmp_path / "goodput-ci.jsonl").read_text() == before, "everything was known"
