@@ -9,7 +9,7 @@ that were offered and met TTFT and TPOT. Every split of the fleet into prefill a
 the best three with five; peers and our router without a part of its price run in twelve cells. The capacity is the
 goodput knee of the best split; it is kept in a file and measured again when the simulator has changed. Results are
 kept as they come: an interrupted bench reports what it has, and the same command goes on. It exits non-zero when a
-bar is missed, and with 130 when it was interrupted.
+bar is missed or could not be judged (without peers, with one seed), and with 130 when it was interrupted.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def measured(
     lacking = [key for key in plan.keys_of(cells) if key not in known]
     if lacking:
         # A capacity is that of the best of all splits, whatever else is asked for.
-        whole = replace(options, shares=SHARES, length=capacity.LENGTH, itl=1.0)
+        whole = replace(options, shares=SHARES, itl=1.0)
 
         def wanted() -> Iterator[Run]:
             for key in lacking:
@@ -248,7 +248,7 @@ def whole(chosen: argparse.Namespace) -> int:
         print(f"INTERRUPTED: the same command goes on from {file.path}")
         return 130
     found = told(options, cells, known, file)
-    checks = judge.checks(found)
+    checks, unjudged = judge.checks(found), judge.unjudged(found)
     complete = options == Options()
     json_path = chosen.json or (_ROOT / "docs" / "goodput.json" if complete else None)
     plot_path = chosen.plot or (_ROOT / "docs" / "goodput.svg" if complete else None)
@@ -257,7 +257,7 @@ def whole(chosen: argparse.Namespace) -> int:
         report.write_json(json_path, setup, known, found, checks)
     if plot_path is not None:
         report.plot(plot_path, found)
-    return verdict(checks, "our router at its best split is not behind the best peer")
+    return verdict(checks, "our router at its best split is not behind the best peer", unjudged)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.fleetsim.goodput import knee
+from tandem.fleetsim.scenarios.generated import TRAFFIC
 
 SHARE: Final = 0.9
 """Of the offered requests at the knee."""
 SEEDS: Final = (0, 1)
-LENGTH: Final = 0.5
-"""Of a probe, as a share of a cell's length."""
+_LENGTH: Final = 0.5
+_PHASED: Final = tuple(each.name for each in TRAFFIC if each.phase_s)
+"""Traffic whose phases a short probe would not all see."""
 _STEP: Final = 1.1
 _LOWEST: Final = 0.1
 _RUNGS: Final = 32
@@ -39,6 +41,11 @@ class Capacity:
 
     scale: float
     prefills: int
+
+
+def length_of(traffic: str) -> float:
+    """Of a probe, as a share of a cell's length: the whole where traffic has phases."""
+    return 1.0 if traffic in _PHASED else _LENGTH
 
 
 def next_probe(points: Points, splits: Sequence[int]) -> tuple[int, int] | None:

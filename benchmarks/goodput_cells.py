@@ -10,6 +10,8 @@ from tandem.fleetsim.scenarios import sessions
 from tandem.fleetsim.scenarios.generated import TRAFFIC
 
 TRAFFICS: Final = (*(each.name for each in TRAFFIC), sessions.NAME)
+CLOSED: Final = (sessions.NAME,)
+"""Closed loops among them: how much is asked depends on how fast it is answered."""
 SIZES: Final = (8, 16)
 LOADS: Final = (0.5, 0.8, 0.95, 1.1)
 TPOTS_MS: Final = (25, 50)

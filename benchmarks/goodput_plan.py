@@ -1,50 +1,92 @@
 """Which runs the goodput bench still needs. Pure: results so far in, runs out.
 
-Every split runs with one seed, the best of them with more; a contender that is decided by the paired interval gets no
-further seed, nor do those that are all alike.
+Every split runs with one seed, the best of them with more; one that is decided by the paired interval gets no further
+seed, nor do those that are all alike. Where peers run, ours at its best split and the leading peers have all seeds;
+another peer gets no further one when its interval lies on one side of the bar that it is judged by.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeVar
 
-from benchmarks.goodput_capacity import LADDER, SEEDS, Key, Points, next_probe
+from benchmarks.goodput_capacity import LADDER, SEEDS, Key, Points, length_of, next_probe
 from benchmarks.goodput_cells import Cell, Options, Run
 from benchmarks.goodput_runs import ABLATIONS, Result
-from benchmarks.statistics import BySeed, paired
+from benchmarks.statistics import BySeed, Interval, paired
 from tandem.fleetsim.contenders import OURS
 
+T = TypeVar("T")
 Results = Mapping[Run, Result]
 SEEDS_MIN: Final = 3
 """Fewer decide nothing."""
+PEER_BAR: Final = 0.98
+"""Of every peer's figure, in a cell whose interval does not reach it."""
 _ALIKE: Final = 0.01
 """An interval that is narrower than twice this around 1 tells that two are alike."""
 
 
-def attained(results: Results, run: Run, tpot_ms: int, seeds: int) -> dict[int, float]:
-    """By seed, what a run came to, as far as it is known."""
+def by_seed(results: Results, run: Run, seeds: int) -> dict[int, Result]:
+    """What a run came to under each seed, as far as it is known."""
     each = ((seed, results.get(replace(run, seed=seed))) for seed in range(seeds))
-    return {seed: result.attainment(tpot_ms) for seed, result in each if result is not None}
+    return {seed: result for seed, result in each if result is not None}
 
 
-def decided(ours: BySeed, theirs: BySeed, bar: float = 1.0) -> bool:
-    """Whether more seeds would change nothing: the interval of the ratio lies on one side of the bar, or so close
-    around 1 that both are alike."""
-    common = ours.keys() & theirs.keys()
-    if len(common) < SEEDS_MIN:
-        return False
-    if not any(theirs[seed] for seed in common):
-        return not any(ours[seed] for seed in common)
-    ratio = paired({seed: ours[seed] for seed in common}, {seed: theirs[seed] for seed in common})
-    alike = ratio.low > 1 - _ALIKE and ratio.high < 1 + _ALIKE
-    return alike or ratio.low > bar or ratio.high < bar
+def compared(results: Results, run: Run, tpot_ms: int, seeds: int) -> dict[int, float]:
+    """By seed, the figure by which contenders are compared."""
+    return {seed: result.compared(tpot_ms) for seed, result in by_seed(results, run, seeds).items()}
+
+
+def decided(ours: BySeed, theirs: BySeed) -> bool:
+    """Whether more seeds would not change which is better: the interval of the ratio lies on one side of 1, or so
+    close around it that both are alike."""
+    ratio = ratio_of(ours, theirs)
+    if ratio is None:
+        common = ours.keys() & theirs.keys()
+        return len(common) >= SEEDS_MIN and not any(ours[seed] for seed in common)
+    return ratio.seeds >= SEEDS_MIN and (
+        ratio.low > 1.0 or ratio.high < 1.0 or (ratio.low > 1 - _ALIKE and ratio.high < 1 + _ALIKE)
+    )
+
+
+def unsettled(ours: BySeed, peers: Mapping[T, BySeed]) -> list[T]:
+    """The peers that get another seed, `ours` being known for all. Whoever may still be the best of them, because
+    his interval reaches below the least ratio of ours over theirs, gets all seeds; others until it is told on which
+    side of the bar they lie."""
+    ratios = {peer: ratio_of(ours, theirs) for peer, theirs in peers.items()}
+    least = min((ratio.mean for ratio in ratios.values() if ratio is not None), default=0.0)
+    return [
+        peer
+        for peer, ratio in ratios.items()
+        if len(ours.keys() & peers[peer].keys()) < len(ours)
+        and (ratio is None or ratio.seeds < SEEDS_MIN or ratio.low <= least or ratio.low <= PEER_BAR <= ratio.high)
+    ]
+
+
+def peer_rounds(ours: BySeed, peers: Mapping[T, BySeed]) -> list[tuple[T, int]]:
+    """(peer, seed) of those that have to run next; nothing when they are done. Goes through the decisions from the
+    first on, so an interruption changes none."""
+    counts = dict.fromkeys(peers, 0)
+    while True:
+        so_far = {peer: {seed: each[seed] for seed in range(counts[peer])} for peer, each in peers.items()}
+        going = unsettled(ours, so_far)
+        missing = [(peer, counts[peer]) for peer in going if counts[peer] not in peers[peer]]
+        if missing or not going:
+            return missing
+        for peer in going:
+            counts[peer] += 1
+
+
+def ratio_of(ours: BySeed, theirs: BySeed) -> Interval | None:
+    """Over the seeds that both have; None where theirs is 0 in all of them, or none is common."""
+    common = {seed: theirs[seed] for seed in theirs if seed in ours}
+    return paired(ours, common) if any(common.values()) else None
 
 
 def split_runs(options: Options, cell: Cell, capacity: float, results: Results) -> dict[int, dict[int, float]]:
-    """Of every split of ours, the attainment by seed so far."""
+    """Of every split of ours, the figure by which it is compared, by seed so far."""
     return {
-        split: attained(results, options.run(cell, capacity, split, OURS, 0), cell.tpot_ms, options.seeds)
+        split: compared(results, options.run(cell, capacity, split, OURS, 0), cell.tpot_ms, options.seeds)
         for split in options.splits(cell.workers)
     }
 
@@ -78,12 +120,19 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
     if cell not in options.compared():
         return
     best = best_split(options, by_split)
-    for split in sorted({0, best} & set(by_split)):
-        for contender in options.peers_of(split, cell.workers):
-            theirs = attained(results, options.run(cell, capacity, split, contender, 0), cell.tpot_ms, options.seeds)
-            seeds = [seed for seed in sorted(by_split[best]) if seed not in theirs]
-            if seeds and not decided(by_split[best], theirs):
-                yield options.run(cell, capacity, split, contender, seeds[0])
+    mine = by_split[best]
+    if options.peers and (lacking := [seed for seed in range(options.seeds) if seed not in mine]):
+        yield from (options.run(cell, capacity, best, OURS, seed) for seed in lacking)
+        return
+    peers = {
+        (split, contender): compared(
+            results, options.run(cell, capacity, split, contender, 0), cell.tpot_ms, options.seeds
+        )
+        for split in sorted({0, best} & set(by_split))
+        for contender in options.peers_of(split, cell.workers)
+    }
+    for (split, contender), seed in peer_rounds(mine, peers):
+        yield options.run(cell, capacity, split, contender, seed)
     if options.ablations:
         for contender in ABLATIONS:
             for seed in range(min(options.seeds, options.seeds_ablated)):
@@ -114,7 +163,7 @@ def _split_rounds(options: Options, by_split: Mapping[int, BySeed]) -> list[tupl
 def probe(options: Options, key: Key, split: int, rung: int, seed: int) -> Run:
     """A run of the search for a capacity: the traffic of its cells without an overload."""
     cell = Cell(key[0], key[1], 1.0, key[2])
-    return options.run(cell, LADDER[rung], split, OURS, seed)
+    return replace(options.run(cell, LADDER[rung], split, OURS, seed), length=length_of(key[0]))
 
 
 def points_of(options: Options, key: Key, results: Results) -> Points:

@@ -19,12 +19,12 @@ def split_name(prefills: int, workers: int) -> str:
 
 
 def splits(found: Sequence[Found]) -> str:
-    """A line per cell: attainment of every split (means over its seeds), which is best and by how much over unified,
-    and the best split's latencies."""
+    """A line per cell: attainment of every split (means over its seeds), which is best, its requests in the objective
+    per second, by how much it is over unified, and its latencies."""
     shares = sorted({_share(split, each.cell) for each in found for split in each.splits})
     head = (
         *("share of offered requests in SLO", "req/s", *(f"{share:.0%}P" for share in shares)),
-        *("best", "seeds", "over unified", "TTFT p90 s", "TPOT p90 ms", "ITL p99 ms", "tokens/s"),
+        *("best", "seeds", "in SLO/s", "over unified", "TTFT p90 s", "TPOT p90 ms", "ITL p99 ms", "tokens/s"),
     )
     rows = []
     for each in found:
@@ -36,6 +36,7 @@ def splits(found: Sequence[Found]) -> str:
                 *(f"{by_share[share]:.3f}" if share in by_share else "-" for share in shares),
                 split_name(each.best, each.cell.workers),
                 f"{len(each.splits[each.best])}",
+                f"{fmean(each.per_s[each.best].values()):.2f}",
                 _interval(each.over_unified),
                 f"{each.figures['ttft_p90_s']:.2f}",
                 f"{1e3 * each.figures['tpot_p90_s']:.1f}",
@@ -52,21 +53,25 @@ def _share(split: int, cell: Cell) -> float:
 
 
 def contests(found: Sequence[Found]) -> str:
-    """Ours at its best split beside every peer and beside itself without a part, where they ran."""
+    """Ours at its best split beside every peer and beside itself without a part, where they ran: the share and the
+    requests per second in the objective. The ratio is of the share, in a closed loop of the requests per second."""
     rows = [
         (
             each.cell.name,
             f"{each.attainment:.3f}",
+            f"{fmean(each.per_s[each.best].values()):.2f}",
             one.contender,
             split_name(one.prefills, each.cell.workers),
             f"{fmean(one.theirs.values()):.3f}",
+            f"{fmean(one.per_s.values()):.2f}",
             f"{len(one.theirs)}",
             _interval(one.ratio),
         )
         for each in found
         for one in (*each.peers, *each.ablated)
     ]
-    return table(("beside others", "ours", "contender", "split", "it has", "seeds", "ours over it"), rows)
+    head = ("beside others", "ours", "in SLO/s", "contender", "split", "it has", "in SLO/s", "seeds", "ours over it")
+    return table(head, rows)
 
 
 def recoveries(found: Sequence[Found]) -> str:

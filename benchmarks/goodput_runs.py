@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from benchmarks.goodput_cells import (
+    CLOSED,
     MEASURED_S,
     REQUESTS_MIN,
     SURGE_S,
@@ -65,6 +66,11 @@ class Result:
 
     def attainment(self, tpot_ms: int) -> float:
         return self.judged[tpot_ms]["attainment"]
+
+    def compared(self, tpot_ms: int) -> float:
+        """What contenders are compared by. In a closed loop that is requests in the objective per second: who
+        answers slowly is offered less, and would be excused by a share."""
+        return self.judged[tpot_ms]["goodput_per_s"] if self.run.traffic in CLOSED else self.attainment(tpot_ms)
 
     def by_arrival(self, tpot_ms: int) -> tuple[Bucket, ...]:
         """Its buckets, empty where they were not kept."""

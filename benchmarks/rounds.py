@@ -87,10 +87,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def verdict(checks: Sequence[Check], subject: str) -> int:
-    """Print every check and, as the last line, the verdict; the process's exit status."""
+def verdict(checks: Sequence[Check], subject: str, unjudged: Sequence[str] = ()) -> int:
+    """Print every check and, as the last line, the verdict; the process's exit status. `unjudged` says what could not
+    be judged: nothing is met then."""
     for check in checks:
         print(check.line())
     unmet = [f"{check.name} is {check.value:.3g}, not {check.bound}" for check in checks if not check.met]
-    print(f"NOT MET: {'; '.join(unmet)}" if unmet else f"MET: {subject}")
-    return 1 if unmet else 0
+    missed = ([f"NOT MET: {'; '.join(unmet)}"] if unmet else []) + (
+        [f"NOT JUDGED: {'; '.join(unjudged)}"] if unjudged else []
+    )
+    print(". ".join(missed) or f"MET: {subject}")
+    return 1 if missed else 0

@@ -18,9 +18,10 @@ from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_prob
 from benchmarks.goodput_cells import Cell, Options, Run, prefills
 from benchmarks.goodput_code import code_files, code_hash
 from benchmarks.goodput_judge import Contest, Found
-from benchmarks.goodput_plan import decided
+from benchmarks.goodput_plan import PEER_BAR, decided, peer_rounds, ratio_of, unsettled
 from benchmarks.goodput_results import ResultsFile
 from benchmarks.goodput_runs import Result
+from benchmarks.rounds import Check, verdict
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
 from tandem.fleetsim.contenders import OURS
@@ -30,8 +31,14 @@ CELL = Cell("bimodal", 8, 0.95, 50)
 Attained = Callable[[Run], float]
 
 
-def result(run: Run, attainment: float) -> Result:
-    figures = {"attainment": attainment, "offered_per_s": 10.0, "ttft_p90_s": 1.0, "tpot_p90_s": 0.02}
+def result(run: Run, attainment: float, per_s: float | None = None) -> Result:
+    figures = {
+        "attainment": attainment,
+        "goodput_per_s": 10 * attainment if per_s is None else per_s,
+        "offered_per_s": 10.0,
+        "ttft_p90_s": 1.0,
+        "tpot_p90_s": 0.02,
+    }
     figures |= {"itl_p99_s": 0.03, "tokens_per_s": 1000.0}
     return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a")
 
@@ -139,6 +146,43 @@ def test_a_decision_needs_three_seeds_and_an_interval_on_one_side() -> None:
     assert not decided(dict.fromkeys(range(3), 0.5), dict.fromkeys(range(3), 0.0)), "there is no ratio to nothing"
 
 
+def test_a_peer_stops_at_the_bar_that_it_is_judged_by() -> None:
+    near = {0: 0.88, 1: 0.9, 2: 0.93}
+    ours = dict.fromkeys(range(5), 0.9)
+    ratio = ratio_of(ours, near)
+    assert ratio is not None
+    assert ratio.low < PEER_BAR < ratio.high
+    far, level = dict.fromkeys(range(3), 0.3), dict.fromkeys(range(3), 0.9)
+    assert unsettled(ours, {"near": near, "far": far}) == ["near"]
+    assert unsettled(ours, {"level": level, "far": far}) == ["level"], "the best of them gets all seeds"
+    assert unsettled(ours, {"level": ours, "far": far}) == []
+    assert unsettled(ours, {"short": {0: 0.1, 1: 0.1}, "level": ours}) == ["short"]
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=1, max_size=4), st.data())
+def test_the_best_peer_has_all_seeds_however_the_bench_was_interrupted(
+    shares: list[list[float]], data: st.DataObject
+) -> None:
+    ours = dict.fromkeys(range(5), 0.8)
+
+    def end(known: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
+        while wanted := peer_rounds(ours, known):
+            for peer, seed in wanted:
+                known[peer][seed] = shares[peer][seed]
+        return known
+
+    whole = end({peer: {} for peer in range(len(shares))})
+    kept = {peer: data.draw(st.integers(0, len(each))) for peer, each in whole.items()}
+    assert end({peer: dict(list(each.items())[: kept[peer]]) for peer, each in whole.items()}) == whole
+    ratios = {peer: ratio for peer, each in whole.items() if (ratio := ratio_of(ours, each)) is not None}
+    if ratios:
+        assert len(whole[min(ratios, key=lambda peer: ratios[peer].mean)]) == 5
+    assert all(
+        len(whole[peer]) == 5 or (len(whole[peer]) >= 3 and not ratio.low <= PEER_BAR <= ratio.high)
+        for peer, ratio in ratios.items()
+    )
+
+
 def test_peers_run_at_unified_and_the_best_split_of_the_compared_cells_alone() -> None:
     options = Options(peers=("a", "b"))
     cell = next(iter(sorted(options.compared(), key=str)))
@@ -146,6 +190,9 @@ def test_peers_run_at_unified_and_the_best_split_of_the_compared_cells_alone() -
     results = played(options, cell, lambda run: 0.9 if run.prefills == best else 0.5)
     peers = {(run.contender, run.prefills) for run in results if run.contender in ("a", "b")}
     assert peers == {(name, split) for name in ("a", "b") for split in (0, best)}
+    assert seeds(results, best) == [0, 1, 2, 3, 4], "ours is compared over all seeds"
+    assert seeds(results, best, "a") == [0, 1, 2, 3, 4], "the best of the peers"
+    assert seeds(results, 0, "a") == [0, 1, 2]
     ablated = {name: seeds(results, best, name) for name in goodput_runs.ABLATIONS}
     assert set(map(tuple, ablated.values())) == {(0, 1, 2)}
     other = next(each for each in options.cells() if each not in options.compared())
@@ -172,28 +219,100 @@ def test_a_search_asks_for_every_seed_of_a_rung() -> None:
     points = goodput_plan.points_of(ALONE, key, results)
     assert len(results) == len(goodput_capacity.SEEDS) * len(points)
     assert 0.6 < capacity_of(points, ALONE.splits(8)).scale < 0.77
+    assert {run.length for run in results} == {0.5}
+
+
+@pytest.mark.parametrize("traffic", ["bursts", "shifting"])
+def test_traffic_with_phases_is_probed_over_the_whole_length(traffic: str) -> None:
+    runs = goodput_plan.probes_wanted(replace(ALONE, length=0.3), (traffic, 8, 25), {})
+    assert {run.length for run in runs} == {1.0}
 
 
 # ---- verdict ----
 
 
-def found(ours: dict[int, float], theirs: dict[int, float]) -> Found:
-    contest = Contest("a peer", 0, theirs, goodput_judge.ratio_of(ours, theirs))
-    worse = Contest("another", 4, {0: 0.1}, None)
-    figures = {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
-    return Found(
-        CELL, 10.0, {0: {0: 0.5}, 4: ours}, 4, Interval(1.5, -inf, inf, 1), figures, {}, (), (worse, contest), ()
+def found(ours: dict[int, float], *theirs: dict[int, float], cell: Cell = CELL, per_s: float = 10.0) -> Found:
+    """Peers `a`, `b`, … that meet so much; they answer `per_s` requests a second, ours 10."""
+    contests = tuple(
+        Contest(name, 0, each, {seed: per_s * share for seed, share in each.items()}, ratio_of(ours, each))
+        for name, each in zip("abcdef", theirs, strict=False)
     )
+    figures = {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
+    splits = {0: {0: 0.5}, 4: ours}
+    rates = {split: {seed: 10 * share for seed, share in each.items()} for split, each in splits.items()}
+    one = Interval(1.5, -inf, inf, 1)
+    return Found(cell, 10.0, splits, rates, 4, one, figures, {}, (), contests, ())
+
+
+EVEN = dict.fromkeys(range(5), 0.9)
 
 
 def test_a_cell_falls_short_only_where_its_whole_interval_does() -> None:
-    peer = dict.fromkeys(range(5), 0.9)
-    unsure = found({0: 0.5, 1: 0.95, 2: 0.7, 3: 0.95, 4: 0.6}, peer)
+    unsure = found({0: 0.5, 1: 0.95, 2: 0.7, 3: 0.95, 4: 0.6}, dict.fromkeys(range(5), 0.1), EVEN)
     assert goodput_judge.best_peer(unsure) == unsure.peers[1]
-    assert all(check.met for check in goodput_judge.checks([unsure]))
-    behind = found({seed: 0.8 + 0.001 * seed for seed in range(5)}, peer)
-    assert not any(check.met for check in goodput_judge.checks([behind]))
-    assert goodput_judge.checks([]) == []
+    assert [check.met for check in goodput_judge.checks([unsure])] == [True, True]
+    assert "geometric mean of the cells 0.822" in goodput_judge.checks([unsure])[1].name
+    behind = found({seed: 0.8 + 0.001 * seed for seed in range(5)}, EVEN)
+    assert [check.met for check in goodput_judge.checks([behind])] == [False, False]
+    assert goodput_judge.unjudged([behind]) == goodput_judge.unjudged([unsure]) == []
+
+
+def test_every_peer_is_judged_over_the_seeds_that_it_ran_with() -> None:
+    """The first is surely ahead of ours on the hard seeds that it ran with, though its mean is the lower one."""
+    ours = {0: 0.4, 1: 0.41, 2: 0.42, 3: 0.99, 4: 0.99}
+    hard = {0: 0.5, 1: 0.51, 2: 0.52}
+    cell = found(ours, hard, dict.fromkeys(range(5), 0.64))
+    assert goodput_judge.best_peer(cell) == cell.peers[0]
+    first = goodput_judge.checks([cell])[0]
+    assert not first.met
+    assert "over a" in first.name
+    both = found(ours, dict.fromkeys(range(5), 0.3), hard, hard)
+    assert not goodput_judge.checks([both])[0].met, "whoever is the best, each is judged"
+
+
+def test_what_nobody_was_compared_with_is_not_met(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, one = found(EVEN), found({0: 0.9}, {0: 0.5})
+    nothing = found(EVEN, dict.fromkeys(range(5), 0.0))
+    for cell, why in (
+        (alone, "no peer"),
+        (nothing, "no peer"),
+        (one, "1 seeds"),
+        (found(EVEN, {0: 1, 1: 1}), "a in"),
+    ):
+        assert why in goodput_judge.unjudged([cell])[0]
+        assert goodput_judge.checks([cell]) == []
+        assert verdict([], "met", goodput_judge.unjudged([cell])) == 1
+        assert capsys.readouterr().out.splitlines()[-1].startswith("NOT JUDGED: ")
+    fine = found(EVEN, EVEN)
+    checks = goodput_judge.checks([fine, one])
+    assert len(checks) == 1, "over all cells there is one seed"
+    assert verdict(checks, "met", goodput_judge.unjudged([fine, one])) == 1
+    assert verdict(goodput_judge.checks([fine]), "met", goodput_judge.unjudged([fine])) == 0
+    assert verdict([Check("a", 0.5, 0.9, True)], "met", ["why"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "NOT MET: a is 0.5, not at least 0.9. NOT JUDGED: why"
+    assert goodput_judge.unjudged([]) == ["there is no peer to compare with in any cell"]
+
+
+def test_a_closed_loop_is_compared_by_requests_per_second() -> None:
+    """A contender that answers slowly is asked less: its share is perfect, but it has done half the work."""
+    agents = Cell("agents", 8, 0.95, 50)
+    cell = found(EVEN, EVEN, cell=agents, per_s=20.0)
+    assert goodput_judge.checks([cell])[0].value == pytest.approx(1.0), "judged by the ratio that was found"
+    assert goodput_judge.checks([cell])[1].value == pytest.approx(0.5)
+
+    def measured(run: Run) -> Result:
+        return result(run, 0.9, per_s=5.0 if run.prefills == 4 else 4.0 if run.contender == OURS else 3.0)
+
+    options = Options(traffics=("agents",), peers=("random",), ablations=False)
+    cell_of = next(each for each in sorted(options.compared(), key=str) if each.workers == 8)
+    results: dict[Run, Result] = {}
+    while runs := list(goodput_plan.wanted(options, cell_of, 0.6, results)):
+        results |= {run: measured(run) for run in runs}
+    key = (cell_of.traffic, cell_of.workers, cell_of.tpot_ms)
+    (told,) = goodput_judge.found_in(options, [cell_of], {key: Capacity(0.6, 0)}, results)
+    assert told.best == 4
+    assert [peer.ratio and peer.ratio.mean for peer in told.peers] == pytest.approx([5 / 3, 1.0])
+    assert told.attainment == pytest.approx(0.9)
 
 
 def test_after_a_change_a_split_is_held_to_what_the_best_one_has_in_that_phase() -> None:
@@ -210,7 +329,7 @@ def test_after_a_change_a_split_is_held_to_what_the_best_one_has_in_that_phase()
 
 
 def test_the_report_tells_every_split_and_writes_no_infinity(tmp_path: Path) -> None:
-    one = found(dict.fromkeys(range(5), 0.8), dict.fromkeys(range(5), 0.9))
+    one = found(dict.fromkeys(range(5), 0.8), EVEN)
     text = goodput_report.splits([one])
     assert "4P4D" in text
     assert "1.500 [-inf, inf]" in text
