@@ -28,7 +28,7 @@ _TODAY: Final = ("llm-d default", "llm-d precise default", "vllm longest prefix"
 """Of routers that compete already, what their projects have come to since."""
 _LLM_D: Final = ("llm-d precise 3:1:1", "llm-d precise 3:2:2", "llm-d approximate", "llm-d load")
 _CONVERSATION_QUICK: Final = 2_000
-_STAGES_QUICK: Final = tuple(stage for stage in ladder.STAGES if stage[0] in (15.0, 20.0, 40.0, 60.0))
+_RATES_QUICK: Final = (15.0, 20.0, 40.0, 60.0)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ Prepared = tuple[FleetSettings, OursSettings, Callable[[], Workload], float | No
 def _prepared(task: Task) -> Prepared:
     for shape in (ladder.R1, ladder.SIBLING):
         if task.scenario == shape.name:
-            stages = _STAGES_QUICK if task.quick else ladder.STAGES
+            stages = tuple(stage for stage in shape.stages if not task.quick or stage[0] in _RATES_QUICK)
             return ladder.fleet(shape), ladder.ours_settings(shape), _ladder(shape, task.seed, stages), None
     if task.scenario == decode_bound.NAME:
         stage_s = decode_bound.STAGE_S / (4 if task.quick else 1)

@@ -101,10 +101,13 @@ class Fleet:
             next_s = source.next_s
             if next_s is None and not self._in_flight:
                 return now
-            at = None if next_s is None or self._in_flight >= in_flight_max else max(now, begin_s + next_s)
-            if at is not None and (not heap or at <= heap[0][0]):
+            due = inf if next_s is None or self._in_flight >= in_flight_max else begin_s + next_s
+            at = max(now, due)
+            if due < inf and (not heap or at <= heap[0][0]):
                 now = at
-                self._arrive(source.take(), now)
+                request = source.take()
+                request.held_back_s = now - due
+                self._arrive(request, now)
             else:
                 now = self._next_event()
             events += 1

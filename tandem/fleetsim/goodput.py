@@ -2,7 +2,8 @@
 
 A request that was refused, ran into its deadline or never got its whole answer is a miss, however fast it began; one
 that its own client gave up is not counted. Latencies are those of requests that ended, so attainment stands beside
-them: refusing the slow ones would flatter the quantiles alone.
+them: refusing the slow ones would flatter the quantiles alone. Requests count, and wait, from when they were due: a
+client that keeps some back while others are slow hides nothing.
 """
 
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ BUCKET_S: Final = 5.0
 
 @dataclass(frozen=True)
 class Window:
-    """Requests that arrived from `begin_s` to `end_s`, both included, are counted; when they end does not matter."""
+    """Requests that were due from `begin_s` to `end_s`, both included, are counted; when they end does not matter."""
 
     begin_s: float
     end_s: float
 
     @staticmethod
     def of(requests: Sequence[Request]) -> "Window":
-        """From the first arrival to the last; nothing for no requests."""
-        arrivals = [request.arrival_s for request in requests]
-        return Window(min(arrivals, default=0.0), max(arrivals, default=0.0))
+        """From when the first was due to the last; nothing for no requests."""
+        due = [request.due_s for request in requests]
+        return Window(min(due, default=0.0), max(due, default=0.0))
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class Judged:
 
 
 def judge(requests: Sequence[Request], slo: Slo, window: Window) -> Judged:
-    """The verdict over the requests that arrived in the window."""
-    came = [request for request in requests if window.begin_s <= request.arrival_s <= window.end_s]
+    """The verdict over the requests that were due in the window."""
+    came = [request for request in requests if window.begin_s <= request.due_s <= window.end_s]
     offered = [request for request in came if end_of(request) is not End.CANCELLED]
     ended = [request for request in offered if request.ended]
     met = [request for request in ended if slo.met_by(_latency(request))]
@@ -98,7 +99,7 @@ def judge(requests: Sequence[Request], slo: Slo, window: Window) -> Judged:
         met=len(met),
         goodput_per_s=len(met) / length_s if length_s > 0 else 0.0,
         tokens_per_s=sum(request.emitted for request in ended) / busy_s if busy_s > 0 else 0.0,
-        ttft=Quantiles.of([request.ttft_s for request in ended]),
+        ttft=Quantiles.of([request.first_s - request.due_s for request in ended]),
         tpot=Quantiles.of([request.tpot_s for request in ended if request.output_tokens > 1]),
         itl=Quantiles.of_gaps(all_gaps(request.gaps for request in ended)),
         by_arrival=_buckets(offered, met, window.begin_s),
@@ -118,8 +119,8 @@ def end_of(request: Request) -> End:
 def _latency(request: Request) -> Latency:
     gaps = request.output_tokens > 1
     return Latency(
-        request.ttft_s,
-        request.end_s - request.arrival_s,
+        request.first_s - request.due_s,
+        request.end_s - request.due_s,
         request.tpot_s if gaps else None,
         request.itl_p99_s if gaps else None,
     )
@@ -129,12 +130,12 @@ def _buckets(offered: Sequence[Request], met: Sequence[Request], begin_s: float)
     """Without gaps, up to the last arrival."""
     if not offered:
         return ()
-    places = [int((request.arrival_s - begin_s) / BUCKET_S) for request in offered]
+    places = [int((request.due_s - begin_s) / BUCKET_S) for request in offered]
     counts = [[0, 0] for _ in range(max(places) + 1)]
     for place in places:
         counts[place][0] += 1
     for request in met:
-        counts[int((request.arrival_s - begin_s) / BUCKET_S)][1] += 1
+        counts[int((request.due_s - begin_s) / BUCKET_S)][1] += 1
     return tuple(Bucket(begin_s + BUCKET_S * place, *count) for place, count in enumerate(counts))
 
 

@@ -296,7 +296,8 @@ class Worker:
         job.uncached = job.total - job.done
         if not job.resumed:
             request.begun_s = now
-            request.reused += job.done
+            # After a preemption it finds what it has computed itself, too.
+            request.reused = max(request.reused, job.done - request.computed - request.fetched)
         coming = self._bringing.begin(job, here, now) if here < job.bring else None
         job.bring = 0
         if coming is None:

@@ -39,6 +39,8 @@ class Request:
     """Which workers it was placed on; `prefill` is -1 where one worker does both."""
     sources: tuple[tuple[int, int], ...] = ()
     """Who else has leading blocks that the worker may fetch: (worker, blocks), the best first."""
+    held_back_s: float = 0.0
+    """How long its client kept it after it was due, because of `Workload.in_flight_max`."""
     begun_s: float = -1.0
     """When its prompt was admitted."""
     first_s: float = -1.0
@@ -59,6 +61,11 @@ class Request:
     def leading(self, blocks: int) -> int:
         """Tokens in the first so many blocks."""
         return min(blocks * self.block_tokens, self.input_tokens)
+
+    @property
+    def due_s(self) -> float:
+        """When it would have arrived with a client that holds nothing back."""
+        return self.arrival_s - self.held_back_s
 
     @property
     def ended(self) -> bool:

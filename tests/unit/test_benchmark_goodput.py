@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
 from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
 from benchmarks.goodput_cells import Cell, Options, Run, prefills
-from benchmarks.goodput_code import code_files, code_hash
+from benchmarks.goodput_code import code_files, code_hash, settings_hash
 from benchmarks.goodput_judge import Contest, Found
 from benchmarks.goodput_plan import PEER_BAR, decided, peer_rounds, ratio_of, unsettled
 from benchmarks.goodput_results import ResultsFile
@@ -32,14 +32,9 @@ Attained = Callable[[Run], float]
 
 
 def result(run: Run, attainment: float, per_s: float | None = None) -> Result:
-    figures = {
-        "attainment": attainment,
-        "goodput_per_s": 10 * attainment if per_s is None else per_s,
-        "offered_per_s": 10.0,
-        "ttft_p90_s": 1.0,
-        "tpot_p90_s": 0.02,
-    }
-    figures |= {"itl_p99_s": 0.03, "tokens_per_s": 1000.0}
+    per_s = 10 * attainment if per_s is None else per_s
+    figures = {"attainment": attainment, "goodput_per_s": per_s, "offered_per_s": 10.0}
+    figures |= {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
     return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a")
 
 
@@ -159,19 +154,19 @@ def test_a_peer_stops_at_the_bar_that_it_is_judged_by() -> None:
     assert unsettled(ours, {"short": {0: 0.1, 1: 0.1}, "level": ours}) == ["short"]
 
 
-@given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=1, max_size=4), st.data())
+@given(st.lists(st.lists(st.integers(0, 100), min_size=5, max_size=5), min_size=1, max_size=4), st.data())
 def test_the_best_peer_has_all_seeds_however_the_bench_was_interrupted(
-    shares: list[list[float]], data: st.DataObject
+    percents: list[list[int]], data: st.DataObject
 ) -> None:
     ours = dict.fromkeys(range(5), 0.8)
 
     def end(known: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
         while wanted := peer_rounds(ours, known):
             for peer, seed in wanted:
-                known[peer][seed] = shares[peer][seed]
+                known[peer][seed] = percents[peer][seed] / 100
         return known
 
-    whole = end({peer: {} for peer in range(len(shares))})
+    whole = end({peer: {} for peer in range(len(percents))})
     kept = {peer: data.draw(st.integers(0, len(each))) for peer, each in whole.items()}
     assert end({peer: dict(list(each.items())[: kept[peer]]) for peer, each in whole.items()}) == whole
     ratios = {peer: ratio for peer, each in whole.items() if (ratio := ratio_of(ours, each)) is not None}
@@ -273,12 +268,8 @@ def test_every_peer_is_judged_over_the_seeds_that_it_ran_with() -> None:
 def test_what_nobody_was_compared_with_is_not_met(capsys: pytest.CaptureFixture[str]) -> None:
     alone, one = found(EVEN), found({0: 0.9}, {0: 0.5})
     nothing = found(EVEN, dict.fromkeys(range(5), 0.0))
-    for cell, why in (
-        (alone, "no peer"),
-        (nothing, "no peer"),
-        (one, "1 seeds"),
-        (found(EVEN, {0: 1, 1: 1}), "a in"),
-    ):
+    two = found(EVEN, {0: 0.9, 1: 0.9})
+    for cell, why in ((alone, "no peer"), (nothing, "no peer"), (one, "1 seeds"), (two, "2 seeds")):
         assert why in goodput_judge.unjudged([cell])[0]
         assert goodput_judge.checks([cell]) == []
         assert verdict([], "met", goodput_judge.unjudged([cell])) == 1
@@ -436,3 +427,12 @@ def test_four_short_cells_from_traffic_to_report(tmp_path: Path, capsys: pytest.
     before = (tmp_path / "goodput-ci.jsonl").read_text()
     assert goodput.main(["--ci", *where]) == 0
     assert (tmp_path / "goodput-ci.jsonl").read_text() == before, "everything was known"
+
+
+def test_a_bench_without_peers_judges_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capacities = tmp_path / "capacity.json"
+    goodput_capacity.write(capacities, settings_hash(), {("bimodal", 8, 50): Capacity(0.4, 0)})
+    where = ["--results", str(tmp_path / "r.jsonl"), "--capacities", str(capacities), "--jobs", "1"]
+    small = ["--traffic", "bimodal", "--workers", "8", "--loads", "0.5", "--tpot", "50", "--splits", "0"]
+    assert goodput.main([*where, *small, "--length", "0.05", "--seeds", "1", "--without", "peers,ablations"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "NOT JUDGED: there is no peer to compare with in any cell"

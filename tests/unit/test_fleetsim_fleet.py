@@ -153,6 +153,19 @@ def test_outgrown_memory_preempts_the_last_and_computes_it_again() -> None:
     assert requests[1].computed > 1_000
 
 
+def test_what_a_request_has_computed_itself_is_not_reused_after_a_preemption() -> None:
+    requests = tuple(
+        Request(number, 0.01 * number, tuple(range(number * 100, number * 100 + 10)), BLOCK, 640, 200, 200)
+        for number in range(2)
+    )
+    worker = replace(UNIFIED.worker, kv_tokens=1_300, max_batched_tokens=32)
+    fleet = Fleet(replace(UNIFIED, roles=roles(unified=1), worker=worker), Alternating)
+    fleet.run(Workload("two", (Stage(1.0, 1.0, requests),)), check_every=1)
+    check_ended(fleet, list(requests))
+    assert requests[1].preempted, "in the middle of its prompt"
+    assert requests[1].reused == 0
+
+
 def test_a_prefix_is_computed_once_where_requests_meet() -> None:
     requests = tuple(Request(number, 0.001 * number, (1, 2, 3, 4), BLOCK, 250, 2, 8) for number in range(4))
     work = Workload("same", (Stage(1.0, 1.0, requests),))
@@ -211,6 +224,7 @@ def test_a_client_with_a_bound_sends_when_another_request_has_ended() -> None:
     Fleet(UNIFIED, Alternating).run(work)
     assert [request.arrival_s for request in requests[:2]] == [0.0, 0.0]
     assert requests[2].arrival_s == min(request.end_s for request in requests[:2])
+    assert [request.due_s for request in requests] == [0.0] * 4
 
 
 def test_load_figures_are_those_of_the_last_report() -> None:

@@ -185,6 +185,18 @@ def test_a_fleet_goes_on_without_what_was_refused_and_goodput_counts_it() -> Non
     assert all(request.emitted == (20 if request.number % 3 else 0) for request in work.requests)
 
 
+def test_a_request_that_its_client_kept_back_has_waited_since_it_was_due() -> None:
+    requests = tuple(Request(number, 0.0, (number,), 64, 64, 20, 20) for number in range(6))
+    Fleet(FLEET, peer("least loaded", 0)).run(Workload("one", (Stage(1.0, 1.0, requests),), in_flight_max=1))
+    alone_s = requests[0].ttft_s
+    assert [request.ttft_s for request in requests] == pytest.approx([alone_s] * 6), "each is served at once"
+    assert Window.of(requests) == Window(0.0, 0.0)
+    judged = judge(requests, Slo(ttft_s=1.5 * alone_s), Window.of(requests))
+    assert (judged.offered, judged.met) == (6, 1)
+    assert judged.ttft.p99_s == pytest.approx(requests[-1].first_s, rel=0.05)
+    assert judge(requests, Slo(e2e_s=1.5 * requests[0].end_s), Window.of(requests)).met == 1
+
+
 def test_a_stage_of_which_all_is_refused_has_no_figures() -> None:
     with pytest.raises(TandemError, match="all 30 requests at rate 100 were refused"):
         refused_run(1)

@@ -8,17 +8,18 @@ import msgspec
 import pytest
 
 from benchmarks import routing_judge as judge
+from benchmarks import routing_tasks
 from benchmarks.routing_report import by_rate, goodput, goodput_lines, overview, write_json
 from benchmarks.routing_tasks import SCENARIOS, Outcome, Task, carry_out
 from tandem.engine.simulated.presets import preset
 from tandem.fleetsim.contenders import EQUAL_TERMS, OURS
 from tandem.fleetsim.figures import RunFigures, StageFigures
-from tandem.fleetsim.fleet import simulate
+from tandem.fleetsim.fleet import DeciderOf, FleetSettings, simulate
 from tandem.fleetsim.goodput import Judged, Quantiles
 from tandem.fleetsim.ours import ours
 from tandem.fleetsim.peers.catalogue import PEERS
 from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
-from tandem.fleetsim.workload import Request
+from tandem.fleetsim.workload import Request, Workload
 
 
 def test_the_ladder_is_the_published_one() -> None:
@@ -57,6 +58,26 @@ def test_the_sibling_has_its_own_stages_and_pods_that_hold_bf16_weights() -> Non
     pod = preset(ladder.SIBLING.model)
     left = 0.9 * 4 * 80 * 2**30 - 70.6e9 * 2
     assert 0.85 * left < ladder.SIBLING.kv_tokens * pod.kv_token_bytes < left
+
+
+@pytest.mark.parametrize("shape", [ladder.R1, ladder.SIBLING])
+def test_the_bench_plays_every_ladder_with_its_own_stages(
+    shape: ladder.LadderShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is played is caught before it is simulated."""
+    played: list[list[float]] = []
+
+    def caught(settings: FleetSettings, decider: DeciderOf, workload: Workload) -> RunFigures:
+        played.append([stage.rate for stage in workload.stages if not stage.warm_up])
+        raise InterruptedError
+
+    monkeypatch.setattr(routing_tasks, "simulate", caught)
+    for quick in (False, True):
+        with pytest.raises(InterruptedError):
+            carry_out(Task(shape.name, "random", 0, Path(), quick))
+    whole, quick_rates = played
+    assert whole == [rate for rate, _ in shape.stages]
+    assert quick_rates == [rate for rate in whole if rate in (15.0, 20.0, 40.0, 60.0)]
 
 
 def test_the_published_stack_computes_prompts_as_fast_as_its_routers_were_told() -> None:
