@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import calibration_published as published
-from benchmarks.calibration import decider_of, points
+from benchmarks.calibration import concluded, decider_of, points
 from benchmarks.calibration_judge import Bar, Point, judged, judged_ratios, knee, medians
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
@@ -51,6 +51,11 @@ def test_figures_at_the_margins_hold_and_those_beyond_do_not() -> None:
     assert [found[name].holds for name in ("knee", "tokens/s below the knee")] == [True, False]
     assert [found[f"{name} beyond the knee"].holds for name in ("mean TTFT", "TTFT p90")] == [False, True]
     assert found["tokens/s below the knee"].where == "at 10/s"
+
+
+def test_a_calibration_is_good_only_when_bars_were_judged_and_hold() -> None:
+    good, bad = Bar("a", 1.1, 1.0, 0.15), Bar("b", 1.2, 1.0, 0.15)
+    assert [concluded(bars) for bars in ([good], [good, bad], [])] == [0, 1, 1]
 
 
 def test_a_knee_that_is_not_there_is_missed_either_way() -> None:
