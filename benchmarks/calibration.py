@@ -8,8 +8,8 @@ R1 and `37 % capacity` are llm-d's ladders under the policies of the published r
 held out. R2 is Mooncake's figure 5, the conversation trace (--data) on 8 prefill and 8 decode nodes of
 eight A800; the split and the speed of the replay are not published, so that it is held in ratios and its level is
 only shown. Bars: knees, and throughput below them, within 15 %; TTFT beyond it within 30 %. It exits non-zero
-when one is missed or nothing was judged. Published gaps between tokens come from a client that counts every line of a stream, empty ones
-included: twice their mean is TPOT, from which the constants of a step were read; it is not judged.
+when one is missed or nothing was judged. Published gaps between tokens come from a client that counts every line of a
+stream, empty ones included: twice their mean is TPOT, from which the constants of a step were read; it is not judged.
 """
 
 import argparse
