@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
 from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
-from benchmarks.goodput_cells import Cell, Options, Run, prefills
+from benchmarks.goodput_cells import CLOSED, Cell, Options, Run, prefills
 from benchmarks.goodput_code import code_files, code_hash, settings_hash
 from benchmarks.goodput_judge import Contest, Found
 from benchmarks.goodput_plan import PEER_BAR, decided, peer_rounds, ratio_of, unsettled
@@ -25,7 +25,10 @@ from benchmarks.rounds import Check, verdict
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
 from tandem.fleetsim.contenders import OURS
+from tandem.fleetsim.fleet import roles
 from tandem.fleetsim.goodput import recovery_s
+from tandem.fleetsim.scenarios import generated
+from tandem.fleetsim.workload import Listed
 
 CELL = Cell("bimodal", 8, 0.95, 50)
 Attained = Callable[[Run], float]
@@ -382,14 +385,38 @@ def test_a_run_of_code_that_has_changed_meanwhile_is_refused(tmp_path: Path) -> 
 SHORT = Run("shifting", 8, 0, OURS, 0.4, 1.0, 50, 50.0, 1, length=0.1)
 
 
+def first_requests(run: Run) -> list[tuple[float, tuple[int, ...], int]]:
+    """When the first twenty come and what they ask for; of sessions their first turns."""
+    workload = goodput_runs.traffic_of(run)[0]
+    source = workload.stages[0].source or Listed(workload.requests)
+    taken: list[tuple[float, tuple[int, ...], int]] = []
+    while len(taken) < 20 and (at_s := source.next_s) is not None:
+        request = source.take()
+        taken.append((at_s, request.blocks, request.output_tokens))
+    return taken
+
+
 @pytest.mark.parametrize("traffic", Options().traffics)
-def test_contenders_see_the_same_traffic_and_seeds_carry_alike(traffic: str) -> None:
+def test_contenders_see_the_same_traffic_and_other_seeds_other(traffic: str) -> None:
     run = replace(SHORT, traffic=traffic)
-    ours, peers = (goodput_runs.traffic_of(each)[0] for each in (run, replace(run, prefills=4, contender="random")))
-    if traffic != "agents":
-        assert [each.blocks for each in ours.requests] == [each.blocks for each in peers.requests]
+    ours = first_requests(run)
+    assert len(ours) > 5
+    assert first_requests(replace(run, prefills=4, contender="random", itl_ms=25.0)) == ours
+    assert first_requests(replace(run, seed=2)) != ours
     assert goodput_runs.unit_rate(traffic, 16, 50, 1) == pytest.approx(2 * goodput_runs.unit_rate(traffic, 8, 50, 1))
     assert goodput_runs.unit_rate(traffic, 8, 25, 1) < goodput_runs.unit_rate(traffic, 8, 50, 1)
+
+
+@pytest.mark.parametrize("traffic", [name for name in Options().traffics if name not in CLOSED])
+def test_seeds_of_different_mixes_load_a_fleet_alike(traffic: str) -> None:
+    """Their work, in seconds of so many workers, is the share of time that was asked for."""
+    time_of = generated.fleet(roles(unified=1)).worker.step_time
+    for seed in (1, 2, 3):
+        workload = goodput_runs.traffic_of(replace(SHORT, traffic=traffic, seed=seed, length=0.5))[0]
+        busy = goodput_runs.work_s(workload.requests, time_of, 0.05) / 8 / workload.stages[0].duration_s
+        assert busy == pytest.approx(SHORT.scale, rel=0.25)
+    rates = [goodput_runs.unit_rate("prompt_heavy", 8, 50, seed) for seed in (1, 2, 3)]
+    assert max(rates) > 2 * min(rates), "though they differ"
 
 
 def test_an_overload_lasts_its_minute_and_recovery_is_counted_from_its_end() -> None:
@@ -402,16 +429,22 @@ def test_an_overload_lasts_its_minute_and_recovery_is_counted_from_its_end() -> 
     outside = [each.offered for each in buckets if each.begin_s >= 21.0]
     assert inside > 1.15 * sum(outside[:-1]) / (5 * (len(outside) - 1))
     assert recovery_s(buckets, 18.0, 1.0) is not None
-    assert over.attainment(50) >= over.attainment(25)
+    for tpot_ms in (25, 50):
+        told, by_arrival = over.judged[tpot_ms], over.by_arrival(tpot_ms)
+        assert sum(each.offered for each in by_arrival) == told["offered"] > 0
+        assert sum(each.met for each in by_arrival) == told["met"] > 0
 
 
 def test_a_run_is_deterministic_and_tells_what_it_measured() -> None:
-    one, same = (goodput_runs.carry_out(SHORT) for _ in range(2))
+    one, same = (goodput_runs.carry_out(replace(SHORT, scale=1.0)) for _ in range(2))
     assert replace(one, cpu_s=0.0) == replace(same, cpu_s=0.0)
     figures = one.judged[50]
     assert figures["ended"] == figures["offered"] > 0
     assert 0 < figures["itl_p50_s"] <= figures["itl_p99_s"]
-    assert one.judged[25]["met"] <= figures["met"]
+    assert 0 < one.judged[25]["met"] < figures["met"], "steps of this load take longer than the tighter bound"
+    assert one.attainment(50) == one.compared(50) == pytest.approx(figures["met"] / figures["offered"])
+    agents = goodput_runs.carry_out(replace(SHORT, traffic="agents"))
+    assert agents.compared(50) == agents.judged[50]["goodput_per_s"] > 1.0 >= agents.attainment(50)
 
 
 def test_four_short_cells_from_traffic_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
