@@ -254,6 +254,7 @@ def whole(chosen: argparse.Namespace) -> int:
     plot_path = chosen.plot or (_ROOT / "docs" / "goodput.svg" if complete else None)
     if json_path is not None:
         setup = {"seeds": options.seeds, "ttft_s": 2.0, "settings": settings_hash(), "itl": options.itl}
+        setup["not_judged"] = unjudged
         report.write_json(json_path, setup, known, found, checks)
     if plot_path is not None:
         report.plot(plot_path, found)
