@@ -13,6 +13,7 @@ from typing import Final
 from benchmarks.autoscale_world import arrivals
 from benchmarks.rounds import Check, table
 from control_plane.autoscale import DecodeFit, History, PoolLoad, PoolSpeed, ServiceLoad, decide
+from tandem.core import slo as objectives
 from tandem.engine.simulated.presets import Preset, preset
 from tandem.fleetsim.figures import quantile
 from tandem.fleetsim.fleet import FleetSettings, roles, simulate
@@ -93,11 +94,12 @@ def play(rate: float, prefill: int, decode: int, model: Preset) -> Held:
         )
         for number, each in enumerate(arrivals(lambda now: rate, _SECONDS, 5, PROMPT, ANSWER))
     )
-    worker = WorkerSettings(model.model.blocks * _BLOCK, _BLOCK, StepTime.of(model.model))
+    worker = WorkerSettings(model.model.blocks * _BLOCK, _BLOCK, StepTime.of(model.model)).as_in_production(TPOT_S)
+    ours = OursSettings(_TOKEN_BYTES).holding(objectives.Slo(TTFT_S, TPOT_S))
     fleet = FleetSettings(roles(prefill=prefill, decode=decode), worker, transfer_tokens_per_s=75_000.0)
     simulate(
         fleet,
-        lambda knowledge: OursDecider(knowledge, OursSettings(_TOKEN_BYTES), 1),
+        lambda knowledge: OursDecider(knowledge, ours, 1),
         Workload("constant", (Stage(rate, _SECONDS, requests),)),
     )
     counted = [request for request in requests if request.arrival_s >= _WARM_S]
