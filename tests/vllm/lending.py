@@ -122,6 +122,9 @@ class Borrowed:
     def sample_first(self, work_id: int) -> None:
         self._engine.sample_first(work_id)
 
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        self._engine.set_itl_target(itl_target_s)
+
     def snapshot(self) -> tuple[bytes, ...]:
         return self._engine.snapshot()
 
