@@ -8,7 +8,7 @@ from statistics import fmean
 from benchmarks.goodput_capacity import Capacity, Key
 from benchmarks.goodput_cells import Cell
 from benchmarks.goodput_judge import Found, best_peer, line_of
-from benchmarks.rounds import Check, table
+from benchmarks.rounds import Check, rounded, table
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
 
@@ -111,7 +111,7 @@ def write_json(
     lines += _listed(
         [{"check": each.name, "value": each.value, "bound": each.bound, "met": each.met} for each in checks]
     )
-    lines += ['], "cells": [', *_listed([_rounded(line_of(each)) for each in found]), "]}"]
+    lines += ['], "cells": [', *_listed([rounded(line_of(each)) for each in found]), "]}"]
     try:
         path.write_text("\n".join(lines) + "\n")
     except OSError as error:
@@ -121,19 +121,6 @@ def write_json(
 def _listed(items: Sequence[object]) -> list[str]:
     lines = [json.dumps(item) for item in items]
     return [f"{line}," for line in lines[:-1]] + lines[-1:]
-
-
-def _rounded(value: object) -> object:
-    """Floats to four significant digits."""
-    match value:
-        case float():
-            return float(f"{value:.4g}")
-        case dict():
-            return {key: _rounded(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_rounded(each) for each in value]
-        case _:
-            return value
 
 
 def plot(path: Path, found: Sequence[Found]) -> None:

@@ -87,9 +87,24 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+def rounded(value: object) -> object:
+    """Floats to four significant digits."""
+    match value:
+        case float():
+            return float(f"{value:.4g}")
+        case dict():
+            return {key: rounded(each) for key, each in value.items()}
+        case list() | tuple():
+            return [rounded(each) for each in value]
+        case _:
+            return value
+
+
 def verdict(checks: Sequence[Check], subject: str, unjudged: Sequence[str] = ()) -> int:
     """Print every check and, as the last line, the verdict; the process's exit status. `unjudged` says what could not
-    be judged: nothing is met then."""
+    be judged: nothing is met then, and neither is it where there is no check at all."""
+    if not checks and not unjudged:
+        unjudged = ("there was nothing to check",)
     for check in checks:
         print(check.line())
     unmet = [f"{check.name} is {check.value:.3g}, not {check.bound}" for check in checks if not check.met]

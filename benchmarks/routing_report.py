@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.rounds import Check, table
+from benchmarks.rounds import Check, rounded, table
 from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates, rates_compared
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
@@ -164,7 +164,7 @@ def _listed(items: Iterable[object]) -> list[str]:
 
 
 def _compact(value: object) -> str:
-    return json.dumps(_rounded(value))
+    return json.dumps(rounded(value))
 
 
 def _without_stages(each: Medians) -> dict[str, object]:
@@ -175,19 +175,6 @@ def _columns(each: Medians) -> dict[str, list[float]]:
     """Stages as one list per figure."""
     stages = [asdict(stage) for stage in each.stages]
     return {key: [stage[key] for stage in stages] for key in stages[0]}
-
-
-def _rounded(value: object) -> object:
-    """Floats to four significant digits."""
-    match value:
-        case float():
-            return float(f"{value:.4g}")
-        case dict():
-            return {key: _rounded(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_rounded(each) for each in value]
-        case _:
-            return value
 
 
 def plot(path: Path, found: Found, ladder: str, shown: Sequence[str]) -> None:

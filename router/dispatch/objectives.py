@@ -11,12 +11,7 @@ _PRIORITY_MAX: Final = 3
 
 def objective_of(facts: ServiceFacts | None, *, begun: bool) -> Objective | None:
     """The bounds of a service; None where it has none. What has begun to answer waits for no first token."""
-    if facts is None:
-        return None
-    slo = facts.slo
-    ttft_ms = None if slo.ttft_s is None or begun else 1e3 * slo.ttft_s
-    tpot_ms = None if slo.step_s is None else 1e3 * slo.step_s
-    return None if ttft_ms is None and tpot_ms is None else Objective(ttft_ms, tpot_ms)
+    return None if facts is None else Objective.of(facts.slo, begun=begun)
 
 
 def weight_of(priority: int) -> float:

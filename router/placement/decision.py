@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from kv_transfer.index import Held
+from tandem.core.slo import Slo
 
 
 class Needs(NamedTuple):
@@ -17,12 +18,19 @@ class Needs(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """Upper bounds that a request is to hold, in milliseconds: time to its first token since it arrived, mean time
-    per token after that, and the gap between two tokens. None for no bound."""
+    """Upper bounds that a request is to hold, in milliseconds: time to its first token since it arrived, and mean
+    time per token after that. None for no bound."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
-    itl_ms: float | None = None
+
+    @classmethod
+    def of(cls, slo: Slo, *, begun: bool = False) -> "Objective | None":
+        """What `slo` says; None where it says nothing. The gap between tokens bounds their mean, too. A request that
+        has `begun` to answer waits for no first token."""
+        ttft_ms = None if slo.ttft_s is None or begun else 1e3 * slo.ttft_s
+        tpot_ms = None if slo.step_s is None else 1e3 * slo.step_s
+        return None if ttft_ms is None and tpot_ms is None else cls(ttft_ms, tpot_ms)
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, gc=False):

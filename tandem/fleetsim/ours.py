@@ -49,8 +49,7 @@ class OursSettings:
 
     def holding(self, slo: Slo) -> "OursSettings":
         """With this objective."""
-        bounds = (None if bound is None else 1e3 * bound for bound in (slo.ttft_s, slo.tpot_s, slo.itl_s))
-        return replace(self, objective=Objective(*bounds))
+        return replace(self, objective=Objective.of(slo))
 
     def equal_terms(self) -> "OursSettings":
         """Without what no peer does: workers fetch nothing from each other, and where there are prefill workers they
