@@ -1,0 +1,81 @@
+"""What the planner of a split is told and what it answers. Values only."""
+
+from typing import NamedTuple
+
+
+class Seen(NamedTuple):
+    """One request as its placement saw it: what the fleet has to do for it. Times in seconds."""
+
+    arrival_s: float
+    prompt_tokens: int
+    uncached_tokens: int
+    """Of the prompt: those that the worker that computes it has to compute."""
+    answer_tokens: float
+    """Expected of all its sequences together."""
+    sequences: int = 1
+
+
+class Standing(NamedTuple):
+    """One worker of role `auto` as it is now."""
+
+    worker_id: str
+    prefill: bool
+    """Whether it takes prompts for others."""
+    running: int
+    """Sequences that decode on it."""
+    attended_tokens: int
+    """Positions that a step of theirs attends to."""
+    queued_prompt_tokens: int
+    blocks: int
+    blocks_free: int
+    block_tokens: int
+    itl_target: bool
+    """Whether what its steps may take can be told while it runs (`tandem.core.messages.ITL_TARGET`)."""
+
+
+class WorkTimes(NamedTuple):
+    """What work takes on a worker at the median pace, in seconds."""
+
+    step_s: float
+    """Of every step, whatever it computes,"""
+    sequence_s: float
+    """and per decoding sequence,"""
+    position_s: float
+    """and per position that these attend to."""
+    prompt_token_s: float
+    """Per prompt token,"""
+    prompt_position_s: float
+    """and per position that it attends to."""
+    transfer_latency_s: float
+    """Of a hand-over,"""
+    transfer_token_s: float
+    """and per token of its prompt."""
+    max_batched_tokens: int
+    """Prompt tokens that one step computes at most."""
+
+
+class Way(NamedTuple):
+    """A split and a bound on steps, as a number of workers: who they are is chosen when it is taken."""
+
+    prefills: int
+    """Workers that take prompts for others; 0: all are unified."""
+    itl_s: float | None
+    """What a step may take beside running sequences; None for what each engine was started with."""
+
+
+class Outlook(NamedTuple):
+    """What a way is expected to come to."""
+
+    way: Way
+    attainment: float
+    """Share of the requests that hold the SLO."""
+    tokens_per_s: float
+    """Output tokens per second."""
+
+
+class Split(NamedTuple):
+    """Who takes prompts for others from now on, and why."""
+
+    prefills: frozenset[str]
+    itl_s: float | None
+    reason: str
