@@ -159,6 +159,35 @@ class MigrationSettings:
 
 
 @dataclass(frozen=True)
+class SplitSettings:
+    """When the planner of a service of `auto` workers changes who takes prompts for others. Shares are of requests
+    that hold the objective."""
+
+    look_s: float = 5.0
+    """How often it looks."""
+    window_s: float = 60.0
+    """The traffic of so long is replayed,"""
+    requests_max: int = 3000
+    """and of it at most so many requests, the latest."""
+    requests_min: int = 20
+    """With fewer nothing is decided."""
+    ahead: float = 0.02
+    """A way that is expected to be better by more than this, twice running, is taken."""
+    urgent: float = 0.10
+    """One that is better by more than this is taken at once."""
+    settle_s: float = 60.0
+    """After a change nothing that is not urgent is changed for so long."""
+    itl_shares: tuple[float, ...] = (1.0, 0.8)
+    """What steps may take beside running sequences is tried at these shares of what the objective allows."""
+    error_max: float = 0.15
+    """Where forecasts promise more than was reached by this, twice running, they are not followed."""
+    distrust_s: float = 60.0
+    """For so long at first, doubled each time up to ten times that."""
+    lost_prefix: float = 0.1
+    """Of what lies in the memory of a worker that changes, the share that is computed again because of it."""
+
+
+@dataclass(frozen=True)
 class RouterSettings:
     """Everything the router's core can be told."""
 
@@ -169,6 +198,7 @@ class RouterSettings:
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     migration: MigrationSettings = field(default_factory=MigrationSettings)
+    split: SplitSettings = field(default_factory=SplitSettings)
     names_bytes_max: int = 64 << 20
     """What the names of prompts that may come again, and their tokens, may take in memory."""
     reuse_history_bytes_max: int = 32 << 20
