@@ -27,8 +27,10 @@ class Serving:
         """Whether a worker could begin to generate for one more request."""
         views = [view for view in self._fleet.views(model) if view.ready and not view.draining]
         generating = [view for view in views if view.role not in ("prefill", "store")]
-        # Those whose step is overdue are asked only where there is nobody else.
-        asked = [view for view in generating if not view.overdue] or generating
+        # As placement sorts them: where there is nobody else those that take prompts for others, then those whose
+        # step is overdue.
+        timely = [view for view in generating if not view.overdue]
+        asked = [view for view in timely if not view.takes_prompts] or timely or generating
         return any(view.sequences < self._sequences_max for view in asked)
 
     def problem(self) -> str | None:

@@ -63,6 +63,9 @@ class WorkerView:
     warm: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
     """Adapters that were in use there, the latest last."""
     hardware: str = ""
+    takes_prompts: bool = False
+    """Whether it computes prompts that others answer: a prefill worker always, one of role `auto` while the split in
+    force says so."""
     kind: tuple[str, ...] = field(init=False)
     """Workers of one kind are as fast."""
     block_tokens: int = field(init=False)
@@ -92,6 +95,7 @@ class WorkerView:
         self.kind = self.hardware, self.model, self.revision, self.layout.engine
         self.capacity_tokens = self.blocks * self.block_tokens
         self.steps_held = _STEPS_HELD in self.features
+        self.takes_prompts = self.takes_prompts or self.role == "prefill"
         self._renew()
 
     @classmethod

@@ -44,10 +44,12 @@ class Suitable:
 
 
 def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings: PlacementSettings) -> Suitable:
-    """Sort a fleet for one request. Without any other, workers that failed it before decode; without these, and where
-    nobody is full, workers whose step is overdue: a step that is merely slow ends, and another worker may never come.
+    """Sort a fleet for one request. Without any other, and where nobody is full, workers decode that take prompts for
+    others and could do both; without these, workers that failed the request before; without these, and where nobody
+    is full, workers whose step is overdue: a step that is merely slow ends, and another worker may never come.
     """
     found, before, late = Suitable(), list[WorkerView](), list[WorkerView]()
+    either: list[WorkerView] = []
     model, held, excluded, needs = request.model, request.held, request.excluded, request.needs
     room = max(settings.sequences_per_worker_max, request.sequences) - request.sequences
     for worker in workers:
@@ -66,16 +68,20 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
             continue
         if not passes(request, worker):
             found.leave_out(worker, _why_not(request, worker, settings))
-        elif worker.overdue and (worker.role == "prefill" or failure is not None):
+        elif worker.overdue and (failure is not None or worker.role == "prefill"):
             found.leave_out(worker, OVERDUE)
         elif worker.overdue:
             late.append(worker)
-        elif worker.role == "prefill":
+        elif worker.takes_prompts and (failure is None or worker.role == "prefill"):
             _add_prefill(request, worker, failure, found)
+            if failure is None and worker.role != "prefill":
+                either.append(worker)
         elif failure is None and worker.sequences <= room:
             found.decodes.append(worker)
         else:
             _add_decode(request, worker, settings, found.decodes if failure is None else before, found)
+    if either and not found.decodes and not found.saturated:
+        _let_decode(request, either, settings, found)
     if not found.decodes and before:
         found.decodes, found.last_resort = before, "only workers that already failed this request are left"
     _sort_overdue(request, late, settings, found)
@@ -111,6 +117,17 @@ def _add_decode(
     else:
         found.saturated = True
         found.leave_out(worker, fullness)
+
+
+def _let_decode(
+    request: PlacementRequest, either: Sequence[WorkerView], settings: PlacementSettings, found: Suitable
+) -> None:
+    """Those that take prompts for others decode, and take none: nobody is left to answer them."""
+    for worker in either:
+        _add_decode(request, worker, settings, found.decodes, found)
+    found.prefills = [worker for worker in found.prefills if worker.role == "prefill"]
+    if found.decodes:
+        found.last_resort = "only workers that take prompts for others are left"
 
 
 def _sort_overdue(

@@ -34,5 +34,5 @@ class RoundRobin(Stateless):
             self._last["prefill"] = placement.prefill
 
     def _by_turn(self, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        last = self._last["prefill" if workers[0].role == "prefill" else "decode"]
+        last = self._last["prefill" if workers[0].takes_prompts else "decode"]
         return sorted(workers, key=lambda worker: (worker.worker_id <= last, worker.worker_id))

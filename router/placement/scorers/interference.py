@@ -17,8 +17,10 @@ def interference_ms(ask: Ask, worker: WorkerView, queue_ms: float, way: Way) -> 
     prefill_ms = way.prefill_ms
     delayed = ask.arrivals_per_ms * (queue_ms + prefill_ms)
     again = ask.displacing * ask.trend.fills.get(worker.worker_id, 0.0)
-    if worker.role == "prefill":
-        return prefill_ms * delayed + way.new_ms * again
+    if worker.takes_prompts:
+        # Streams that began before it took prompts end there.
+        beside = 0.0 if worker.role == "prefill" else ask.stalled * worker.decoding
+        return prefill_ms * (beside + delayed) + way.new_ms * again
     # Who waits for a prompt of his own has no stream yet that an objective could miss.
     beside = ask.stalled * (worker.sequences if ask.stakes is None else worker.decoding)
     later = beside if beside > ask.usually else ask.usually

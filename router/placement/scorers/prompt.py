@@ -34,7 +34,7 @@ def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> tuple[float, 
     queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
     # What a step that computes a piece of it takes without it; at least one does.
     step_ms = terms.piece + terms.steps * step.base
-    sequences = worker.sequences
+    sequences = worker.decoding if worker.takes_prompts else worker.sequences
     if sequences and worker.role != "prefill":
         step_ms += terms.steps * (step.sequence * sequences + step.position * worker.attended_tokens)
     held = ask.held.get(worker_id)
