@@ -1,1 +1,1 @@
-"""Pulls and verifies KV, then generates; also the unified role, which prefills itself."""
+"""Pulls and verifies KV, then generates; also the roles unified and auto, which prefill themselves."""

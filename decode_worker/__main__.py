@@ -1,4 +1,4 @@
-"""`python -m decode_worker`: a decode or unified worker as a process."""
+"""`python -m decode_worker`: a worker of role decode, unified or auto as a process."""
 
 import sys
 
@@ -26,4 +26,4 @@ def make(process: Process) -> WorkerService:
 
 
 if __name__ == "__main__":
-    sys.exit(worker_main(("decode", "unified"), make))
+    sys.exit(worker_main(("decode", "unified", "auto"), make))

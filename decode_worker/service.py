@@ -26,11 +26,12 @@ def decode_worker(
     health: Health | None = None,
     keyring: Keyring | None = None,
 ) -> WorkerService:
-    """A worker that takes modes `decode` and `local`; with role `unified` routers give it whole requests.
+    """A worker that takes modes `decode` and `local`; with role `unified` routers give it whole requests, with role
+    `auto` as they choose also prompts of which other workers decode the answer.
 
     With the ticket keys of the service it hands the blocks of its streams over when it leaves.
     """
-    assert role in ("decode", "unified"), role
+    assert role in ("decode", "unified", "auto"), role
     name = WorkerName(worker_id, role, revision)
     # Without a key nobody else's ticket is good here: the only pull this worker answers then is its own canary's.
     own = keyring or Keyring(TicketKey(CANARY, parts.entropy.token(32)))

@@ -80,8 +80,9 @@ class _Numbers:
 
 
 def _both(spec: Spec, load: ServiceLoad, told: Told, flow: Flow, numbers: _Numbers) -> dict[str, PoolScaling]:
-    """No pool is there for prefill alone: a worker does both, so that both needs add up."""
-    pools = of_roles(spec.pools, ("decode", "unified"), load, told)
+    """No pool is there for prefill alone: its workers do both, each by itself or, in pools of role auto, as routers
+    choose from one moment to the next; so both needs add up."""
+    pools = of_roles(spec.pools, ("decode", "unified", "auto"), load, told)
     loads, reasons = unified_loads(pools, flow)
     return _numbered(pools, loads, reasons, numbers)
 

@@ -87,7 +87,7 @@ def prefill_loads(
 
 
 def unified_loads(pools: tuple[Scalable, ...], flow: Flow) -> Loads:
-    """Workers that do both: the needs add up."""
+    """Workers that do both, or any of which may do either: the needs add up."""
     first = _reference(pools)
     workers, reason = _prefill(pools, first, flow)
     loads, reasons = decode_loads(pools, (), flow)

@@ -7,7 +7,7 @@ from control_plane.reconcile.accelerators import memory_of_type
 from tandem.core.quantization import type_of_method
 from tandem.core.sizing import ITEM_BYTES, RUNTIME_SHARE, Fit, Shape, fit, indivisible
 from tandem.spec.engine import EngineSpec
-from tandem.spec.pool import Accelerator, Pool, engine_of
+from tandem.spec.pool import WHOLE, Accelerator, Pool, engine_of
 from tandem.spec.quantity import quantity
 from tandem.spec.service import ModelService
 from tandem.spec.worker_settings import gpu_memory_share
@@ -81,7 +81,7 @@ def _misfit(engine: EngineSpec, pool: Pool, model: ModelFacts) -> str | None:
 
 def _cached(shape: Shape, engine: EngineSpec, pool: Pool) -> Shape:
     """What its layers keep: where KV is exchanged, all of it, windows or not."""
-    alone = engine.type == "vllm" and pool.role == "unified" and engine.kv_transfer != "always"
+    alone = engine.type == "vllm" and pool.role in WHOLE and engine.kv_transfer != "always"
     return shape if alone else shape.with_whole_cache()
 
 

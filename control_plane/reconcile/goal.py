@@ -24,7 +24,7 @@ from control_plane.rollout import (
     pool_goal,
 )
 from tandem.core.config_facts import cannot_exchange
-from tandem.spec.pool import engine_of
+from tandem.spec.pool import WHOLE, engine_of
 from tandem.spec.rollout import Rollout
 from tandem.spec.service import ModelService
 from tandem.spec.status import ModelServiceStatus, RolloutStatus
@@ -89,12 +89,12 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
     if wide and not observed.extensions.groups:
         needs = f"Workers of pool {wide[0].name} span nodes, for which this cluster lacks LeaderWorkerSet"
         return Blocked("NeedsLeaderWorkerSet", f"{needs}: install it.", {})
-    parted = [pool.name for pool in wide if pool.role != "unified"]
+    parted = [pool.name for pool in wide if pool.role not in WHOLE]
     if parted:
         why = f"Workers of pool {parted[0]} span nodes, and ranks on other nodes cannot hand their KV over"
-        return Blocked("CannotHandOver", f"{why}: use role unified, fewer ranks or larger nodes.", {})
+        return Blocked("CannotHandOver", f"{why}: use role unified or auto, fewer ranks or larger nodes.", {})
     if (refused := _cannot_hand_over(wish.service, observed.model)) is not None:
-        return Blocked("CannotHandOver", f"{refused}. Use role unified.", {})
+        return Blocked("CannotHandOver", f"{refused}. Use role unified or auto.", {})
     # What runs evidently fits, whatever the arithmetic says.
     found = {} if wish.revision == status.current_revision else misfits(wish.service, observed.model)
     if not found:
@@ -106,7 +106,7 @@ def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
 def _cannot_hand_over(service: ModelService, model: ModelFacts | None) -> str | None:
     for pool in service.spec.pools:
         engine = engine_of(service.spec.engine, pool)
-        if model is None or pool.role == "unified" or engine.type != "vllm":
+        if model is None or pool.role in WHOLE or engine.type != "vllm":
             continue
         if alone := cannot_exchange(kinds_served(model.config, engine)):
             return f"Workers of pool {pool.name} would hand KV over, and cannot: {alone}"

@@ -12,6 +12,7 @@ from control_plane.reconcile.conditions import Saying, conditions, saying
 from control_plane.reconcile.fitting import unchecked
 from control_plane.reconcile.goal import Goal
 from control_plane.reconcile.service_status import Standing
+from control_plane.reconcile.splitting import split_saying
 from tandem.kube.kinds import ENGINE_POOL, SCALED_OBJECT, Json, Ref
 from tandem.kube.times import timestamp
 from tandem.spec.pool import Pool
@@ -108,6 +109,8 @@ def _sayings(
     missing = "" if goal.service is None else unchecked(goal.service, observed.model).get(name, "")
     fits = "NotChecked" if missing else "Fits"
     yield saying("DoesNotFit", misfit is not None, "TooLarge" if misfit else fits, misfit or missing)
+    if goal.service is not None and spec is not None and spec.role == "auto":
+        yield split_saying(goal.service, spec, observed.model)
 
 
 def _scaling(observed: Observed, spec: Pool | None, name: str) -> Saying:

@@ -35,6 +35,7 @@ from control_plane.reconcile.goal import (
 from control_plane.reconcile.history import forgotten
 from control_plane.reconcile.plan import Deletion, Note, Plan
 from control_plane.reconcile.service_status import Standing, routable
+from control_plane.reconcile.splitting import CONDITION
 from control_plane.reconcile.workers import counts_of, deletion, deletion_costs, deletions, objects, old_gates
 from control_plane.rollout import RolloutPlan, step
 from tandem.kube.kinds import ENGINE_POOL, SCALED_OBJECT, TRIGGER_AUTHENTICATION, Json, ref_of
@@ -214,6 +215,8 @@ def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) ->
         bad = each.type in ("DoesNotFit", "InsufficientCapacity")
         if bad and each.status == "True" and changed(before.conditions, each.type, each.reason):
             yield Note(obj, "Warning", each.type, each.message)
+        if each.type == CONDITION and each.status == "False" and changed(before.conditions, each.type, each.reason):
+            yield Note(obj, "Normal", each.reason, each.message)
 
 
 def plain(status: ModelServiceStatus | EnginePoolStatus) -> Json:

@@ -1,6 +1,6 @@
 """One service as the scaling decision reads it: what the cluster has, joined with what routers tell. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from control_plane.autoscale.learning import WorkerSample
@@ -45,9 +45,9 @@ def service_load(service: ServiceObserved, books: Books, now: float) -> ServiceL
     """`now` is wall-clock time."""
     demand, workers = books.demand(service.full_name), books.workers()
     told = {name: _told(pool, workers) for name, pool in service.pools.items()}
-    prefill = [pool.name for pool in service.spec.pools if pool.role == "prefill"]
-    prefilling = sum(_sequences(told.get(name, ())) for name in prefill)
-    decoding = sum(_sequences(each) for name, each in told.items() if name not in prefill)
+    everybody = [worker for each in told.values() for worker in each]
+    prefilling = _sequences(worker for worker in everybody if worker.prefills)
+    decoding = _sequences(worker for worker in everybody if not worker.prefills)
     if demand.complete and demand.in_flight_requests == 0:
         # Requests belong to routers: what a worker still tells of is a canary, or over.
         prefilling = decoding = 0
@@ -90,7 +90,7 @@ def _pool(pool: PoolObserved, workers: tuple[WorkerReport, ...], now: float) -> 
     )
 
 
-def _sequences(workers: tuple[WorkerReport, ...]) -> int:
+def _sequences(workers: Iterable[WorkerReport]) -> int:
     return sum(worker.load.running + worker.load.waiting for worker in workers if worker.load is not None)
 
 
@@ -108,7 +108,8 @@ def _sample(pool: str, worker: WorkerReport, pod: WorkerPod, now: float) -> Work
     return WorkerSample(
         pool=pool,
         ready_for_s=ready_for_s,
-        running=load.running,
+        # Of steps that compute prompts alone nothing is learned about those that decode.
+        running=0 if worker.prefills else load.running,
         step_s=load.step_s,
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         prefill_token_s=load.prefill_token_s,

@@ -36,6 +36,13 @@ class WorkerReport(msgspec.Struct, frozen=True):
     pool: str = ""
     load: WorkerLoad | None = None
     ready_for_s: float | None = None
+    takes_prompts: bool = False
+    """Of role `auto`: whether it computes prompts for others now."""
+
+    @property
+    def prefills(self) -> bool:
+        """Whether what it runs are prompts whose answers others decode."""
+        return self.role == "prefill" or (self.role == "auto" and self.takes_prompts)
 
 
 class WorkersAnswer(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 from tandem.cli.model_here import model_config, model_directory
 from tandem.core.config_facts import cannot_exchange
 from tandem.core.errors import TandemError
-from tandem.spec.pool import Pool, engine_of
+from tandem.spec.pool import WHOLE, Pool, engine_of
 from tandem.spec.reading import read_service
 from tandem.spec.service import ModelService
 from tandem.spec.text import camel
@@ -39,7 +39,7 @@ def check_here(service: ModelService) -> None:
             problem = f"spec.pools[{index}].replicas is {pool.replicas}: one machine takes at most {REPLICAS_MAX}"
             raise TandemError("bad_setting", problem)
     if not any(pool.first_replicas for pool in spec.pools if pool.role != "prefill"):
-        problem = "spec.pools has no worker that can decode: give a pool of role decode or unified a replica"
+        problem = "spec.pools has no worker that can decode: give a pool of role decode, unified or auto a replica"
         raise TandemError("bad_setting", problem)
     check_hand_over(service)
     if "://" in spec.model.source and not spec.model.source.startswith(_HERE):
@@ -75,7 +75,23 @@ def unchecked_hand_over(service: ModelService) -> str | None:
 def _parted(service: ModelService) -> tuple[Pool, ...]:
     """Pools whose vLLM workers hand KV over."""
     pools = service.spec.pools if service.spec.engine.type == "vllm" else ()
-    return tuple(pool for pool in pools if pool.role != "unified" and pool.first_replicas)
+    return tuple(pool for pool in pools if pool.role not in WHOLE and pool.first_replicas)
+
+
+def stays_unified(service: ModelService) -> str | None:
+    """One line about `auto` pools whose workers all serve whole requests, whatever the load; else None."""
+    pools = [pool for pool in service.spec.pools if pool.role == "auto" and pool.first_replicas]
+    if not pools or service.spec.engine.type != "vllm":
+        return None
+    config = _config(service)
+    engine = engine_of(service.spec.engine, pools[0])
+    alone = "" if config is None else cannot_exchange(kinds_served(config, engine))
+    why = (
+        f"KV cannot be handed over: {alone}"
+        if alone
+        else "what a step of engine vllm may take cannot be changed while it runs"
+    )
+    return f"workers of {' and '.join(pool.name for pool in pools)} serve whole requests, as if unified: {why}"
 
 
 def _config(service: ModelService) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tandem.cli.board import Board, LineBoard, TableBoard
 from tandem.cli.drill import pace
-from tandem.cli.one_machine import unchecked_hand_over, without_effect
+from tandem.cli.one_machine import stays_unified, unchecked_hand_over, without_effect
 from tandem.cli.platform import Platform
 from tandem.cli.rolling.edits import Edits
 from tandem.cli.run_directory import tail
@@ -23,7 +23,8 @@ from tandem.core.errors import TandemError
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
     options = parse(arguments)
-    for line in (without_effect(options.service), unchecked_hand_over(options.service)):
+    service = options.service
+    for line in (without_effect(service), unchecked_hand_over(service), stays_unified(service)):
         if line is not None:
             print(line, file=sys.stderr)
     platform = Platform(options.service, os.environ, drills=options.drills)

@@ -48,6 +48,7 @@ _SPEC_FLAGS = (
     "prefill",
     "decode",
     "unified",
+    "auto",
     "name",
     "tool_parser",
     "reasoning_parser",
@@ -160,7 +161,14 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 
 def _pools(given: argparse.Namespace) -> tuple[Pool, ...]:
-    """Without prefill workers the decode workers serve whole requests, so they are unified ones."""
+    """Without prefill workers the decode workers serve whole requests, so they are unified ones. With auto workers
+    there are no others unless they are asked for, which is then refused."""
+    if given.auto:
+        asked = (("prefill", given.prefill), ("decode", given.decode), ("unified", given.unified))
+        if others := [f"--{name}" for name, count in asked if count]:
+            problem = f"--auto goes without {' and '.join(others)}: the router chooses which workers take prompts"
+            raise TandemError("bad_setting", problem, param="auto")
+        return (Pool("auto", "auto", given.auto),)
     prefill = 1 if given.prefill is None else given.prefill
     decode = 1 if given.decode is None else given.decode
     counts = (
@@ -239,6 +247,13 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--prefill", type=_workers, metavar="N", help="prefill workers (default 1; 0 serves unified)")
     group.add_argument("--decode", type=_workers, metavar="N", help="decode workers (default 1)")
     group.add_argument("--unified", type=_workers, metavar="N", help="workers that do both (default 0)")
+    group.add_argument(
+        "--auto",
+        type=_workers,
+        metavar="N",
+        help="workers of which the router chooses, as the load asks for it, which compute prompts for the others; "
+        "instead of --prefill, --decode and --unified",
+    )
     parser.add_argument("--host", help="interface to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="OpenAI REST port (default 8000)")
     parser.add_argument("--grpc-port", type=int, help="public gRPC port (default: none)")

@@ -216,7 +216,8 @@ class Hello(msgspec.Struct, frozen=True):
     worker_id: str
     epoch: int
     role: str
-    """`prefill`, `decode`, `unified`; or `store`, which computes nothing and only keeps blocks."""
+    """`prefill`, `decode`, `unified`; `auto`, of which routers choose what each does; or `store`, which computes
+    nothing and only keeps blocks."""
     model: str
     model_hash: str
     revision: str

@@ -10,7 +10,10 @@ from tandem.spec.quantity import Quantity
 from tandem.spec.text import Cron, LabelKey, Line, PoolName, Strict
 
 REPLICAS_MAX: Final = 10_000
-Role = Literal["prefill", "decode", "unified"]
+Role = Literal["prefill", "decode", "unified", "auto"]
+WHOLE: Final = ("unified", "auto")
+"""Roles whose workers can serve whole requests for good, so that KV that cannot be handed over is no reason against
+them."""
 Replicas = Annotated[int, Meta(ge=0, le=REPLICAS_MAX)]
 
 
@@ -72,7 +75,8 @@ class Pool(Strict, frozen=True):
     name: PoolName
     """In the names of all its workers."""
     role: Role
-    """It cannot be changed later; add a new pool instead."""
+    """`prefill`, `decode`, `unified` for both, or `auto`: routers choose, as the load asks for it, which of its
+    workers compute prompts for the others. It cannot be changed later; add a new pool instead."""
     replicas: Replicas | None = None
     """How many workers. Without it 1 at first, and then whoever scales the EnginePool has the number."""
     autoscaling: Autoscaling | None = None

@@ -113,6 +113,18 @@ def _hands_over_where_it_must(spec: Spec) -> bool:
     return all(engine.kv_transfer != "never" for engine in engines)
 
 
+def _chosen_alone(spec: Spec) -> bool:
+    auto = [pool.role == "auto" for pool in spec.pools]
+    return all(auto) or not any(auto)
+
+
+def _chosen_of_equals(spec: Spec) -> bool:
+    first = spec.pools[0]
+    kinds = {None if pool.accelerator is None else pool.accelerator.type for pool in spec.pools}
+    equal = len(kinds) == 1 and all(pool.parallelism == first.parallelism for pool in spec.pools)
+    return equal or all(pool.role != "auto" for pool in spec.pools)
+
+
 def _known_source(model: Model) -> bool:
     scheme, found, rest = model.source.partition("://")
     return not found or (scheme in _SOURCES and bool(rest))
@@ -134,6 +146,13 @@ def _good_name(service: ModelService) -> bool:
 _HANDS_OVER_CEL: Final = (
     "self.pools.all(p, p.role == 'unified' || !(has(p.engine) ? has(p.engine.kvTransfer) && "
     "p.engine.kvTransfer == 'never' : has(self.engine.kvTransfer) && self.engine.kvTransfer == 'never'))"
+)
+_FIRST: Final = "self.pools[0]"
+_EQUALS_CEL: Final = (
+    f"self.pools.all(p, p.role != 'auto') || self.pools.all(p, has(p.accelerator) == has({_FIRST}.accelerator) && "
+    f"(!has(p.accelerator) || p.accelerator.type == {_FIRST}.accelerator.type) && "
+    f"has(p.parallelism) == has({_FIRST}.parallelism) && "
+    f"(!has(p.parallelism) || p.parallelism == {_FIRST}.parallelism))"
 )
 _TYPES_CEL: Final = "self.pools.all(p, !has(p.engine) || p.engine.type == self.engine.type)"
 _RANKS_CEL: Final = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data"
@@ -295,7 +314,7 @@ RULES: Final = (
     Rule(
         Spec,
         "self.pools.exists(p, p.role != 'prefill')",
-        "pools has none that can decode: add one of role decode or unified",
+        "pools has none that can decode: add one of role decode, unified or auto",
         lambda spec: any(pool.role != "prefill" for pool in spec.pools),
         "pools",
     ),
@@ -309,8 +328,24 @@ RULES: Final = (
     Rule(
         Spec,
         _HANDS_OVER_CEL,
-        "kvTransfer never is for pools of role unified: pools of role prefill and decode hand KV over",
+        "kvTransfer never is for pools of role unified: workers of any other role hand KV over",
         _hands_over_where_it_must,
+        "pools",
+    ),
+    Rule(
+        Spec,
+        "self.pools.all(p, p.role == 'auto') || self.pools.all(p, p.role != 'auto')",
+        "pools of role auto go with no others: routers choose which of all workers take prompts, and a fixed role "
+        "has chosen already; give every pool role auto, or none",
+        _chosen_alone,
+        "pools",
+    ),
+    Rule(
+        Spec,
+        _EQUALS_CEL,
+        "pools of role auto have equal workers, since routers may take any for any: accelerator.type and parallelism "
+        "must be those of the first pool; unequal ones are for pools of role prefill and decode",
+        _chosen_of_equals,
         "pools",
     ),
     _agreeing("dtype"),

@@ -21,7 +21,7 @@ Settings = dict[str, object]
 
 
 def worker_module(pool: Pool) -> str:
-    """The program of a pool's workers. Pools of role unified run the decode worker, which does both."""
+    """The program of a pool's workers. Pools of role unified or auto run the decode worker, which does both."""
     return "prefill_worker" if pool.role == "prefill" else "decode_worker"
 
 

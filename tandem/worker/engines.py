@@ -80,7 +80,9 @@ def _vllm(
     # Ranks on other nodes cannot map this node's memory: such a worker hands nothing over, and keeps no tiers.
     if own.nodes.count == 1 and own.kv_transfer != "never":
         stage = Stage(stage_settings(settings, host_memory_bytes()), clock, epoch)
-    engine = VllmEngine(own, scheduler, clock, stage, progress, settings.role)
+    # What vLLM's steps may take cannot be told while it runs, so routers leave workers of role auto unified.
+    role = "unified" if settings.role == "auto" else settings.role
+    engine = VllmEngine(own, scheduler, clock, stage, progress, role)
     return Loaded(engine, decoder, engine.begin_epoch)
 
 

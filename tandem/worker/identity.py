@@ -13,9 +13,11 @@ MODES: Final = MappingProxyType(
         "prefill": ("prefill", "local"),
         "decode": ("decode", "local", "prefill"),
         "unified": ("decode", "local", "prefill"),
+        "auto": ("decode", "local", "prefill"),
     }
 )
-"""The modes of `Submit` each role accepts. A worker that decodes takes mode `prefill` to hand over what it has."""
+"""The modes of `Submit` each role accepts. A worker that decodes takes mode `prefill` to hand over what it has, one
+of role `auto` also to compute prompts for others: routers say when."""
 
 
 def root_name(info: EngineInfo) -> bytes:

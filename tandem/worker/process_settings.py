@@ -17,6 +17,7 @@ from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.service.link_address import SCHEMES
 from tandem.service.tls_settings import KV_TLS_MODES, TlsSettings
+from tandem.worker.identity import MODES
 from tandem.worker.settings import HostSettings
 
 ENGINES: Final = ("torch", "vllm", "simulated")
@@ -72,7 +73,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Everything a worker process can be told. `role` is `prefill`, `decode` or `unified`."""
+    """Everything a worker process can be told. `role` is `prefill`, `decode`, `unified` or `auto`."""
 
     worker_id: str
     role: str
@@ -115,7 +116,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         self._require("engine", self.engine in ENGINES, " or ".join(ENGINES))
-        self._require("role", self.role in ("prefill", "decode", "unified"), "prefill, decode or unified")
+        self._require("role", self.role in MODES, "prefill, decode, unified or auto")
         if not self.worker_id:
             raise TandemError("bad_setting", "worker_id is empty", param="worker_id")
         if self.scheduler.queue_s not in (SchedulerSettings.queue_s, self.deadlines.queue_s):
@@ -124,15 +125,16 @@ class WorkerSettings:
             )
             raise TandemError("bad_setting", problem, param="scheduler.queue_s")
         nodes = self.vllm.nodes.count
-        if nodes > 1 and (self.role != "unified" or self.engine != "vllm"):
-            problem = f"vllm.nodes.count = {nodes}: only unified workers with engine vllm span nodes"
+        if nodes > 1 and (self.role not in ("unified", "auto") or self.engine != "vllm"):
+            problem = f"vllm.nodes.count = {nodes}: only workers of role unified or auto with engine vllm span nodes"
             raise TandemError(
                 "bad_setting", f"{problem}; ranks on other nodes hand no KV over", param="vllm.nodes.count"
             )
         if self.engine == "vllm":
             refuse_contradiction(self.vllm.kv_transfer, self.role)
-        if self.role == "prefill" and self.ticket_key_file is None:
-            raise TandemError("bad_setting", "a prefill worker needs the ticket key file", param="ticket_key_file")
+        if self.role in ("prefill", "auto") and self.ticket_key_file is None:
+            problem = f"a worker of role {self.role} needs the ticket key file: it hands KV over"
+            raise TandemError("bad_setting", problem, param="ticket_key_file")
 
     @property
     def follows(self) -> bool:

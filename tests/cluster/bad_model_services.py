@@ -197,6 +197,29 @@ BAD: Final = (
         "experts are dealt out over tensor x data ranks",
     ),
     Bad("no pools", "spec: {pools: []}", "spec.pools: expected array of length >= 1", "should have at least 1 items"),
+    Bad(
+        "auto beside a fixed role",
+        _pools("{name: p, role: auto}"),
+        "pools of role auto go with no others",
+    ),
+    Bad(
+        "auto on two kinds of GPU",
+        _pools(
+            "{name: p, role: auto, accelerator: {type: h100-sxm}}",
+            "{name: q, role: auto, accelerator: {type: l40s}}",
+        ),
+        "pools of role auto have equal workers",
+    ),
+    Bad(
+        "auto over other numbers of GPUs",
+        _pools("{name: p, role: auto, parallelism: {tensor: 2}}", "{name: q, role: auto}"),
+        "pools of role auto have equal workers",
+    ),
+    Bad(
+        "auto that must not hand over",
+        "spec: {engine: {type: vllm, device: cuda, kvTransfer: never}, pools: [{name: p, role: auto}]}",
+        "kvTransfer never is for pools of role unified",
+    ),
     Bad("nobody decodes", "spec: {pools: [{name: p, role: prefill}]}", "pools has none that can decode"),
     Bad("pool twice", _pools("{name: decode, role: prefill}"), "'decode' is taken", "Duplicate value"),
     Bad("pool called router", _pools("{name: router, role: prefill}"), "router and kv-store are names of other"),

@@ -137,7 +137,20 @@ spec:
   - {name: slice, role: unified, accelerator: {type: h100, memory: 10G, resource: nvidia.com/mig-1g.10gb}}
 """
 
+AUTO: Final = """
+apiVersion: tandem.dev/v1alpha1
+kind: ModelService
+metadata: {name: auto}
+spec:
+  engine: {type: simulated, preset: h100-llama-3.1-70b-tp4}
+  pools:
+  - {name: workers, role: auto, accelerator: {type: h100-sxm}, autoscaling: {maxReplicas: 8}}
+  - {name: spot, role: auto, accelerator: {type: h100-sxm}, replicas: 2, spot: true}
+  slo: {ttftMs: 2000, tpotMs: 25}
+"""
+
 GOOD: Final = {
+    "a split that follows the load": AUTO,
     "parts of GPUs": SHARED,
     "smallest": SMALLEST,
     "one node": ONE_NODE,

@@ -11,6 +11,7 @@ SPEEDS = {
     "prefill": PoolSpeed(1 / 6000, cold_start_s=90.0),
     "decode": PoolSpeed(decode=DecodeFit(0.014, 0.0005, 64.0), cold_start_s=240.0),
     "unified": PoolSpeed(1 / 6000, decode=DecodeFit(0.014, 0.0005, 64.0), cold_start_s=120.0),
+    "auto": PoolSpeed(1 / 6000, decode=DecodeFit(0.014, 0.0005, 64.0), cold_start_s=120.0),
 }
 SLO = Slo(ttft_ms=3000, tpot_ms=40)
 PROMPT, ANSWER = 3000, 500
@@ -49,7 +50,14 @@ def specs(draw: st.DrawFn) -> Spec:
     """Any service that the rules let through."""
     roles: tuple[Role, ...] = draw(
         st.sampled_from(
-            [("prefill", "decode"), ("unified",), ("prefill", "decode", "decode"), ("prefill", "unified")]
+            [
+                ("prefill", "decode"),
+                ("unified",),
+                ("prefill", "decode", "decode"),
+                ("prefill", "unified"),
+                ("auto",),
+                ("auto", "auto"),
+            ]
         )
     )
     sleeps = draw(st.booleans())

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import ceil
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +101,40 @@ def test_sleep_only_when_no_router_has_anything(life: tuple[Spec, list[tuple[flo
             assert not load.busy
             assert all(scaling_of(pool).min_replicas == 0 for pool in spec.pools)
             assert load.complete or not running, "who is not heard may have requests"
+
+
+@settings(max_examples=100, deadline=None)
+@given(lives())
+def test_a_pool_of_role_auto_has_the_number_that_unified_workers_would_have(
+    life: tuple[Spec, list[tuple[float, ServiceLoad]]],
+) -> None:
+    spec, looks = life
+    autos, wholes = (
+        msgspec.structs.replace(spec, pools=tuple(msgspec.structs.replace(each, role=role) for each in spec.pools))
+        for role in ("auto", "unified")
+    )
+    for one, other in zip(live(autos, looks), live(wholes, looks), strict=True):
+        assert one.pools == other.pools
+
+
+def test_a_pool_of_role_auto_carries_prompts_and_answers() -> None:
+    """Sixteen prompts of 3,000 tokens a second take eight workers, 500 tokens of answer each take more."""
+    spec = Spec(pools=(scaled("all", "auto", most=64, window_s=0),), slo=SLO)
+    now, history = NOON, History()
+    for look in range(200):
+        count = 80 * look
+        load = ServiceLoad(
+            pools={"all": PoolLoad(20, 20)},
+            arrived_prompt_tokens=count * PROMPT,
+            arrived_requests=count,
+            output_tokens=count * ANSWER,
+            finished_requests=count,
+        )
+        scaling = decide(spec, load, speeds_of(spec), history, now + 5.0 * look)
+        history = scaling.history
+    said = scaling.pools["all"]
+    assert said.replicas > 8 + 1, "prompts alone take eight"
+    assert [reason.split(":")[0] for reason in said.reasons[:2]] == ["prefill", "decode"]
 
 
 def test_sleep_takes_the_longest_patience_and_waits_for_starting_workers() -> None:

@@ -262,10 +262,14 @@ def test_arguments_that_vllm_refuses_are_a_problem(monkeypatch: pytest.MonkeyPat
     assert "max_model_len is too large" in found.said
 
 
-@pytest.mark.parametrize(("role", "reads"), [("prefill", False), ("decode", False), ("unified", True)])
+@pytest.mark.parametrize(
+    ("role", "reads"), [("prefill", False), ("decode", False), ("unified", True), ("auto", True)]
+)
 def test_vllm_is_asked_about_the_arguments_of_the_pools_role(role: str, reads: bool, tmp_path: Path) -> None:
-    """What reads images is loaded by unified workers alone."""
-    keywords = engine_checks.arguments_of(case(service(pool={"role": role})), tmp_path, tmp_path).keywords
+    """What reads images is loaded where a worker has the whole request."""
+    pool = {"name": "prefill", "role": role, "accelerator": {"type": "h100-sxm"}}
+    others = [] if role == "auto" else [{"name": "decode", "role": "decode"}]
+    keywords = engine_checks.arguments_of(case(service(pools=[pool, *others])), tmp_path, tmp_path).keywords
     assert ("limit_mm_per_prompt" in keywords) is reads
     assert keywords.get("language_model_only", False) is not reads
 

@@ -9,7 +9,14 @@ import yaml
 from msgspec.structs import replace
 
 from tandem.cli.launches import Places, members_of
-from tandem.cli.one_machine import REPLICAS_MAX, check_here, source_here, unchecked_hand_over, without_effect
+from tandem.cli.one_machine import (
+    REPLICAS_MAX,
+    check_here,
+    source_here,
+    stays_unified,
+    unchecked_hand_over,
+    without_effect,
+)
 from tandem.cli.up_options import parse
 from tandem.core.errors import TandemError
 from tandem.service.settings import load_settings
@@ -29,7 +36,7 @@ def changed(text: str, upper: str) -> ModelService:
 def settings_of(service: ModelService) -> list[Any]:
     """Of every worker, as it would read them."""
     members = members_of(service, PLACES, cores=2, environment={})
-    workers = [member for member in members if member.role in ("prefill", "decode", "unified")]
+    workers = [member for member in members if member.role in ("prefill", "decode", "unified", "auto")]
     return [load_settings(WorkerSettings, list(worker.command.argv[4:]), {}) for worker in workers]
 
 
@@ -182,3 +189,46 @@ def test_a_file_is_named_with_what_is_wrong(tmp_path: Path) -> None:
 )
 def test_sources(source: str, here: str) -> None:
     assert source_here(source) == here
+
+
+def test_auto_workers_are_asked_for_alone() -> None:
+    service = parse(["--engine", "simulated", "--auto", "4"]).service
+    settings = settings_of(service)
+    assert [(each.worker_id, each.role) for each in settings] == [(f"auto-{number}", "auto") for number in range(4)]
+    assert stays_unified(service) is None
+    for other in (["--prefill", "1"], ["--decode", "2"], ["--unified", "1"]):
+        with pytest.raises(TandemError, match=f"--auto goes without {other[0]}: the router chooses"):
+            parse(["--auto", "2", *other])
+    parse(["--auto", "2", "--prefill", "0"])
+
+
+def test_auto_workers_of_an_engine_with_fixed_steps_are_said_to_stay_unified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That their KV cannot be handed over is no reason against them either."""
+    flags = [*FLAGS, "--auto", "2"]
+    cached(tmp_path, monkeypatch, {"layer_types": ["full_attention"]})
+    line = stays_unified(parse(flags).service)
+    assert line is not None
+    assert line.startswith("workers of auto serve whole requests, as if unified: what a step of engine vllm")
+    assert unchecked_hand_over(parse(flags).service) is None
+
+
+def test_auto_workers_that_cannot_hand_over_are_said_to_stay_unified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(tmp_path, monkeypatch, WINDOWED)
+    line = stays_unified(parse([*FLAGS, "--auto", "2"]).service)
+    assert line is not None
+    assert "KV cannot be handed over: all layers see a sliding window only" in line
+
+
+def test_a_worker_of_role_auto_needs_the_ticket_key_and_may_span_nodes() -> None:
+    with pytest.raises(TandemError, match="role auto needs the ticket key file"):
+        WorkerSettings("w-0", "auto")
+    nodes = ["--worker_id", "w-0", "--engine", "vllm", "--vllm.nodes.count", "2", "--ticket_key_file", "/run/key"]
+    nodes += ["--vllm.parallelism.tensor", "2"]
+    for role in ("unified", "auto"):
+        assert load_settings(WorkerSettings, [*nodes, "--role", role], {}).role == role
+    with pytest.raises(TandemError, match="only workers of role unified or auto"):
+        load_settings(WorkerSettings, [*nodes, "--role", "decode"], {})

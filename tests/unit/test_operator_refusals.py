@@ -88,3 +88,36 @@ def test_a_model_of_windows_alone_is_not_handed_over() -> None:
         assert world.condition("Stalled")["status"] == "False"
 
     in_world(story)
+
+
+def test_auto_workers_stay_unified_where_they_must_and_their_pool_says_so() -> None:
+    """A model of windows alone is not handed over: with fixed roles that is refused, workers of role auto serve."""
+
+    def edit(engine: Json, **pool: Json | int | str) -> Callable[[Json], None]:
+        def edited(spec: Json) -> None:
+            spec["engine"] = engine
+            spec["pools"] = [{"name": "all", "role": "auto", "replicas": 2, **pool}]
+
+        return edited
+
+    def said(world: World) -> tuple[str, str, str]:
+        pool = next(each for each in world.of(ENGINE_POOL) if each["spec"]["pool"] == "all")
+        (found,) = (each for each in pool["status"]["conditions"] if each["type"] == "SplitFollowsLoad")
+        return found["status"], found["reason"], found["message"]
+
+    async def story(world: World) -> None:
+        world.models.known = facts_of({"sliding_window": 4096, "max_position_embeddings": 32_768})
+        await world.edit(edit({"type": "vllm"}))
+        await world.settle()
+        assert world.condition("Stalled")["status"] == "False"
+        assert said(world)[:2] == ("False", "CannotHandOver")
+        assert "all layers see a sliding window only" in said(world)[2]
+        assert "CannotHandOver" in notes(world)
+        await world.edit(edit({"type": "vllm", "contextTokens": 4096}))
+        await world.settle()
+        assert said(world)[:2] == ("False", "StepsFixed")
+        await world.edit(edit({"type": "simulated"}))
+        await world.settle()
+        assert said(world)[:2] == ("True", "RoutersChoose")
+
+    in_world(story)

@@ -9,7 +9,7 @@ import msgspec
 from control_plane.reports.books import Books
 from control_plane.reports.http_get import Place
 from control_plane.reports.poller import Poller
-from control_plane.reports.service import PoolObserved, ServiceObserved, WorkerPod, service_load
+from control_plane.reports.service import PoolObserved, ServiceObserved, WorkerPod, samples, service_load
 from control_plane.reports.wire import (
     RevisionCounts,
     RevisionsAnswer,
@@ -22,7 +22,8 @@ from control_plane.scaler import Board, ScalerSettings, ScalingLoop, serve
 from control_plane.scaler.board import PoolName
 from control_plane.scaler.keeper import Keeper
 from tandem.service.system import SystemClock
-from tests.unit.autoscale_cases import NOON, service
+from tandem.spec.service import Spec
+from tests.unit.autoscale_cases import NOON, scaled, service
 from tests.unit.test_reports_poller import serving
 from tests.unit.test_scaler_server import ExternalScalerStub, reference
 
@@ -96,6 +97,33 @@ def test_speeds_are_learned_from_warm_pods_and_starts_from_all() -> None:
     assert measured["prefill"].speed.prefill_token_s is None
     keeper.keep(set())
     assert keeper.measured("llm", "llama") == {}
+
+
+def auto_fleet(prefills: int) -> tuple[ServiceObserved, RouterReport]:
+    """Four workers of role auto, the first so many of which compute the prompts of two requests each that the others
+    have been given, too."""
+    names = [f"w-{number}" for number in range(4)]
+    pods = {name: WorkerPod(NOON - 400, NOON - 300) for name in names}
+    spec = Spec(pools=(scaled("all", "auto"),))
+    each = [WorkerLoad(running=2 if number < prefills else 8, step_s=0.02) for number in range(4)]
+    workers = tuple(
+        WorkerReport(name, "auto", load=load, takes_prompts=number < prefills)
+        for number, (name, load) in enumerate(zip(names, each, strict=True))
+    )
+    in_flight = 8 * (4 - prefills)
+    counts = ServiceCounts("llm/llama", "llm", 0, 0, in_flight, 0, 1000, 3000, 50)
+    told = RouterReport(workers, RevisionsAnswer("i", (), (counts,)))
+    return ServiceObserved("llm", "llama", spec, {"all": PoolObserved(4, pods)}), told
+
+
+def test_requests_that_auto_workers_compute_for_each_other_count_once() -> None:
+    for prefills in range(4):
+        observed, told = auto_fleet(prefills)
+        load = service_load(observed, Books().round(("r0",), {"r0": told}, 0.0), NOON)
+        assert load.sequences == 8 * (4 - prefills)
+        assert load.prefilling == 2 * prefills
+        steps = samples(observed, Books().round(("r0",), {"r0": told}, 0.0), NOON)["all"]
+        assert [each.running > 0 for each in steps] == [number >= prefills for number in range(4)]
 
 
 class LaterClock(SystemClock):

@@ -143,4 +143,5 @@ def test_it_is_the_same_everywhere_and_always() -> None:
         "asleep at night": "00b9ef90aa",
         "AMD, engines per pool": "0f47fd3ae9",
         "parts of GPUs": "dd305e792b",
+        "a split that follows the load": "30c770a9cf",
     }

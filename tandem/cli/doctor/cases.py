@@ -48,6 +48,11 @@ class Case:
         return self.pool.name
 
     @property
+    def vllm_role(self) -> str:
+        """Which role vLLM is set up for: workers of role `auto` are set up like unified ones."""
+        return "unified" if self.pool.role == "auto" else self.pool.role
+
+    @property
     def engine(self) -> EngineSpec:
         return engine_of(self.service.spec.engine, self.pool)
 
@@ -80,7 +85,7 @@ def hands_over(case: Case) -> str | None:
     transfer = engine.kv_transfer or "auto"
     if case.config is None:
         return "kv_transfer is never" if transfer == "never" else None
-    found = decide(kinds_served(case.config, engine), transfer, case.pool.role, engine.kv_dtype or "auto")
+    found = decide(kinds_served(case.config, engine), transfer, case.vllm_role, engine.kv_dtype or "auto")
     return None if found.connector else found.reason
 
 

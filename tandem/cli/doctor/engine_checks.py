@@ -138,5 +138,5 @@ def arguments_of(case: Case, model: Path, directory: Path) -> EngineArguments:
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"socket": str(directory / "stage")},
         }
-    settings = vllm_settings(case.engine).of_role(case.pool.role)
+    settings = vllm_settings(case.engine).of_role(case.vllm_role)
     return engine_arguments(settings, SchedulerSettings(), model, (), Sockets(directory), transfer)

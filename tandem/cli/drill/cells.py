@@ -46,7 +46,7 @@ def victim(cell: Cell, number: int, standing: Standing, members: Sequence[Member
     """
     if cell.kind == "restart-router":
         return _of(members, ROUTER)[0]
-    decoders = (*_of(members, "decode"), *_of(members, "unified"))
+    decoders = (*_of(members, "decode"), *_of(members, "unified"), *_of(members, "auto"))
     prefills = _of(members, "prefill")
     wants_prefill = cell.kind == "kill-prefill" or (cell.kind == "cut-link" and number % 2 == 1 and bool(prefills))
     candidates, carrier = (prefills, standing.prefill) if wants_prefill else (decoders, standing.decode)
