@@ -37,12 +37,12 @@ class WorkerReport(msgspec.Struct, frozen=True):
     load: WorkerLoad | None = None
     ready_for_s: float | None = None
     takes_prompts: bool = False
-    """Of role `auto`: whether it computes prompts for others now."""
+    """Whether it computes prompts for others: as its role says, or as routers choose for role `auto`."""
 
     @property
     def prefills(self) -> bool:
         """Whether what it runs are prompts whose answers others decode."""
-        return self.role == "prefill" or (self.role == "auto" and self.takes_prompts)
+        return self.takes_prompts or self.role == "prefill"
 
 
 class WorkersAnswer(msgspec.Struct, frozen=True):

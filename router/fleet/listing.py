@@ -55,6 +55,8 @@ class WorkerListing(msgspec.Struct, frozen=True):
     """What it is busy with; None before it has told."""
     ready_for_s: float | None = None
     """How long this router has known it to be ready; None while it is not."""
+    takes_prompts: bool = False
+    """Whether it computes prompts that others answer: as its role says, or as the split in force does for role `auto`."""
 
 
 class LoadListing(msgspec.Struct, frozen=True):
@@ -99,7 +101,8 @@ def _live(peer: Peer, pairs: tuple[PairListing, ...], now: float) -> WorkerListi
     """A worker that there is a link to, with what it is busy with."""
     ready_for_s = None if peer.ready_at is None else max(0.0, now - peer.ready_at)
     listed = _worker(peer.hello, peer.address, state_of(peer), "", pairs)
-    return msgspec.structs.replace(listed, load=_load(peer), ready_for_s=ready_for_s)
+    takes_prompts = peer.view.takes_prompts
+    return msgspec.structs.replace(listed, load=_load(peer), ready_for_s=ready_for_s, takes_prompts=takes_prompts)
 
 
 def _load(peer: Peer) -> LoadListing | None:

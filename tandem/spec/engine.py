@@ -73,8 +73,8 @@ class EngineSpec(Strict, frozen=True):
     """For vllm: whether it gets a KV connector. By default (auto) where the model's caches can be exchanged; never is
     for pools of role unified, whose workers then keep their KV to themselves."""
     images_per_prompt: Annotated[int, Meta(ge=0, le=64)] | None = None
-    """For vllm, in pools of role unified or auto: the most images that a prompt may have of a model that reads them, 4
-    by default; 0 does not load what reads them."""
+    """For vllm, in pools of role unified or auto: the most images that a prompt of a model that reads them may have,
+    4 by default; 0 does not load what reads them."""
     adapters: Annotated[tuple[Source, ...], Meta(max_length=64, extra_json_schema=SET)] = ()
     """For vllm: directories of LoRA adapters, each `NAME=DIRECTORY` or `DIRECTORY`."""
     speculative: Speculative | None = None
