@@ -56,7 +56,7 @@ class WorkerListing(msgspec.Struct, frozen=True):
     ready_for_s: float | None = None
     """How long this router has known it to be ready; None while it is not."""
     takes_prompts: bool = False
-    """Whether it computes prompts that others answer: as its role says, or as the split in force does for role `auto`."""
+    """Whether it computes prompts that others answer: as its role says, or for role `auto` the split in force."""
 
 
 class LoadListing(msgspec.Struct, frozen=True):

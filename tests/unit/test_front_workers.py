@@ -72,6 +72,7 @@ def test_workers_are_listed_with_their_states_and_pairs() -> None:
             "pool": "",
             "load": None,
             "ready_for_s": None,
+            "takes_prompts": False,
         }
 
     on_stage(test)
