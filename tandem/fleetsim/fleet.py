@@ -20,7 +20,7 @@ from tandem.fleetsim.workload import Listed, Request, Source, Stage, Workload
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """`roles` by worker: `unified`, `prefill` or `decode`. Blocks travel at `transfer_tokens_per_s` between any two
+    """`roles` by worker: `unified`, `prefill`, `decode` or `auto`. Blocks travel at `transfer_tokens_per_s` between any two
     workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides. `paces` are
     (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
     `seed` is what the noise of steps is drawn from. A placed request reaches its workers `front_s` later: what
@@ -51,7 +51,7 @@ class Fleet:
             for number, role in enumerate(settings.roles)
         )
         self.knowledge = Knowledge(self.workers, settings.event_s)
-        self._decider = decider_of(self.knowledge)
+        self.decider = decider_of(self.knowledge)
         self._heap: list[tuple[float, int, int, Callable[[float], None] | None]] = []
         self._scheduled: list[float | None] = [None] * len(self.workers)
         self._order = 0
@@ -60,7 +60,7 @@ class Fleet:
         self._began_s = 0.0
         """Of the stage that is played: where its requests come from, and when it began."""
         network = Network(settings.transfer_tokens_per_s, settings.transfer_s, settings.worker.max_batched_tokens)
-        self.transfers = Transfers(network, self.workers, self.wake_at, self._decider.transferred)
+        self.transfers = Transfers(network, self.workers, self.wake_at, self.decider.transferred)
         self._jobs: dict[int, list[tuple[int, Job]]] = {}
         """By request number: where it is, its jobs."""
         for from_s, number, pace in settings.paces:
@@ -143,7 +143,7 @@ class Fleet:
         """It is placed or refused."""
         request.arrival_s = now
         self.knowledge.renew(now)
-        placed = self._decider.place(request, now)
+        placed = self.decider.place(request, now)
         if placed is None:
             self._source.ended(request, now - self._began_s)
             return
@@ -185,14 +185,14 @@ class Fleet:
             self.workers[number].cancel(job, now)
             self._schedule(self.workers[number])
         self._in_flight -= 1
-        self._decider.finished(request, now)
+        self.decider.finished(request, now)
         self._source.ended(request, now - self._began_s)
 
     # ---- tandem.fleetsim.worker.Listener ----
 
     def first_token(self, job: Job, now: float) -> None:
         job.request.first_s = now
-        self._decider.first_token(job.request, now)
+        self.decider.first_token(job.request, now)
 
     def finished(self, job: Job, now: float) -> None:
         request = job.request
@@ -232,6 +232,7 @@ def simulate(settings: FleetSettings, decider_of: DeciderOf, workload: Workload)
     return Fleet(settings, decider_of).run(workload)
 
 
-def roles(unified: int = 0, prefill: int = 0, decode: int = 0) -> tuple[str, ...]:
-    """So many workers of each kind."""
-    return ("unified",) * unified + ("prefill",) * prefill + ("decode",) * decode
+def roles(unified: int = 0, prefill: int = 0, decode: int = 0, auto: int = 0) -> tuple[str, ...]:
+    """So many workers of each kind. Those of `auto` compute prompts for others or answer, as the router says: it is
+    up to the decider whom it sends what."""
+    return ("unified",) * unified + ("prefill",) * prefill + ("decode",) * decode + ("auto",) * auto

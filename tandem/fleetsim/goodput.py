@@ -90,21 +90,26 @@ def judge(requests: Sequence[Request], slo: Slo, window: Window) -> Judged:
     came = [request for request in requests if window.begin_s <= request.due_s <= window.end_s]
     offered = [request for request in came if end_of(request) is not End.CANCELLED]
     ended = [request for request in offered if request.ended]
-    met = [request for request in ended if slo.met_by(_latency(request))]
+    in_objective = [request for request in ended if met(request, slo)]
     length_s = window.end_s - window.begin_s
     busy_s = max((request.end_s for request in ended), default=window.begin_s) - window.begin_s
     return Judged(
         offered=len(offered),
         ended=len(ended),
-        met=len(met),
-        goodput_per_s=len(met) / length_s if length_s > 0 else 0.0,
+        met=len(in_objective),
+        goodput_per_s=len(in_objective) / length_s if length_s > 0 else 0.0,
         tokens_per_s=sum(request.emitted for request in ended) / busy_s if busy_s > 0 else 0.0,
         ttft=Quantiles.of([request.first_s - request.due_s for request in ended]),
         tpot=Quantiles.of([request.tpot_s for request in ended if request.output_tokens > 1]),
         itl=Quantiles.of_gaps(all_gaps(request.gaps for request in ended)),
-        by_arrival=_buckets(offered, met, window.begin_s),
+        by_arrival=_buckets(offered, in_objective, window.begin_s),
         cancelled=len(came) - len(offered),
     )
+
+
+def met(request: Request, slo: Slo) -> bool:
+    """Whether a request that is over is goodput."""
+    return request.ended and slo.met_by(_latency(request))
 
 
 def end_of(request: Request) -> End:

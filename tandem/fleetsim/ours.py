@@ -37,7 +37,7 @@ _LOAD_LAG_S: Final = 0.15
 
 @dataclass(frozen=True)
 class OursSettings:
-    """`token_bytes` is what a token's KV takes, `context_tokens` the longest sequence workers take, `objective` what
+    """`token_bytes` is what a token's KV takes, `context_tokens` the longest sequence workers take, `slo` what
     requests are to hold as far as the router is told. A real router refuses where all workers have
     `sequences_per_worker_max` sequences; here nobody does, as peers do not."""
 
@@ -45,11 +45,16 @@ class OursSettings:
     context_tokens: int = 1 << 20
     placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
     priors: CostPriors = field(default_factory=CostPriors)
-    objective: Objective | None = None
+    slo: Slo | None = None
+
+    @property
+    def objective(self) -> Objective | None:
+        """What placement makes of it."""
+        return None if self.slo is None else Objective.of(self.slo)
 
     def holding(self, slo: Slo) -> "OursSettings":
         """With this objective."""
-        return replace(self, objective=Objective.of(slo))
+        return replace(self, slo=slo)
 
     def equal_terms(self) -> "OursSettings":
         """Without what no peer does: workers fetch nothing from each other, and where there are prefill workers they
@@ -73,15 +78,17 @@ class OursDecider:
     def __init__(self, knowledge: Knowledge, settings: OursSettings, seed: int) -> None:
         self._knowledge = knowledge
         self._settings = settings
+        self._objective = settings.objective
         self._policy = make_policy(settings.placement, SeededEntropy(seed, "placement"))
         self.costs = CostModel(settings.priors)
         """What it has learned; reading it changes nothing."""
-        self._views = tuple(_view(worker, knowledge.ids[worker.index], settings) for worker in knowledge.workers)
+        self.views = tuple(_view(worker, knowledge.ids[worker.index], settings) for worker in knowledge.workers)
+        """As the router sees its workers; their owner alone changes them."""
         self._loads: list[Load] = [worker.load for worker in knowledge.workers]
         self._attempts: dict[int, _Attempt] = {}
 
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
-        self._take_loads(now)
+        self.take_loads(now)
         names = self._knowledge.names(request)
         asked = PlacementRequest(
             model=_MODEL,
@@ -91,9 +98,9 @@ class OursDecider:
             held=self._knowledge.index.longest(names),
             names={_ROOT: names},
             request_id=str(request.number),
-            objective=self._settings.objective,
+            objective=self._objective,
         )
-        placement = self._policy.choose(asked, self._views, self.costs, self._settings.placement, None, now)
+        placement = self._policy.choose(asked, self.views, self.costs, self._settings.placement, None, now)
         if isinstance(placement, Unplaced):
             return None
         self._policy.placed(asked, placement, now)
@@ -102,10 +109,10 @@ class OursDecider:
     def first_token(self, request: Request, now: float) -> None:
         attempt = self._attempts[request.number]
         if attempt.prefill is None:
-            view = self._views[request.decode]
+            view = self.views[request.decode]
             attempt.decode = view.computed(attempt.decode)
         else:
-            view = self._views[request.prefill]
+            view = self.views[request.prefill]
             view.released(attempt.prefill)
         alone = attempt.alone and view.prompts == attempt.prompts and request.fetched == 0
         spans = (_prefill_span(request, now),)
@@ -113,9 +120,9 @@ class OursDecider:
 
     def finished(self, request: Request, now: float) -> None:
         attempt = self._attempts.pop(request.number)
-        self._views[request.decode].released(attempt.decode)
+        self.views[request.decode].released(attempt.decode)
         if request.first_s < 0 and attempt.prefill is not None:
-            self._views[request.prefill].released(attempt.prefill)
+            self.views[request.prefill].released(attempt.prefill)
         self._policy.ended(attempt.asked, attempt.placement, request.emitted, now)
         if request.ended:
             self.costs.observe_answer(request.max_tokens, request.emitted)
@@ -124,15 +131,23 @@ class OursDecider:
         if tokens > 0 and seconds > 0:
             moved = tokens * self._settings.token_bytes
             attributes: dict[str, Attribute] = {"bytes": moved, "gb_per_s": moved / seconds / 1e9}
-            worker_id = self._views[request.decode].worker_id
+            worker_id = self.views[request.decode].worker_id
             self.costs.observe_spans(worker_id, (_span("kv.pull", 0.0, seconds, attributes),))
 
-    def _take_loads(self, now: float) -> None:
+    def placement_of(self, request: Request) -> Placement:
+        """Where a request under way was sent, and why."""
+        return self._attempts[request.number].placement
+
+    def tune(self, worker_id: str, itl_target_s: float | None, now: float) -> None:
+        """Tell a worker what its steps may take."""
+        self._knowledge.workers[self._knowledge.numbers[worker_id]].tune(itl_target_s, now)
+
+    def take_loads(self, now: float) -> None:
         """Figures that are new since the last decision."""
         for number, worker in enumerate(self._knowledge.workers):
             if worker.load is not self._loads[number]:
                 self._loads[number] = load = worker.load
-                view = self._views[number]
+                view = self.views[number]
                 view.loaded(load, now, _LOAD_LAG_S)
                 self.costs.observe_load(view.worker_id, load, view.attended_tokens)
 
@@ -140,12 +155,12 @@ class OursDecider:
         numbers = self._knowledge.numbers
         decode = numbers[placement.decode]
         prefill = -1 if placement.prefill is None else numbers[placement.prefill]
-        computing = self._views[decode if prefill < 0 else prefill]
+        computing = self.views[decode if prefill < 0 else prefill]
         alone = computing.queued_prompt_tokens == 0 and computing.prompt_tokens_in_flight == 0
         on_decode, on_prefill = placement.work(1)
-        self._views[decode].submitted(now, on_decode)
+        self.views[decode].submitted(now, on_decode)
         if on_prefill is not None:
-            self._views[prefill].submitted(now, on_prefill)
+            self.views[prefill].submitted(now, on_prefill)
         self._attempts[request.number] = _Attempt(asked, placement, on_decode, on_prefill, alone, computing.prompts)
         request.sources = tuple((numbers[source.holder], source.blocks) for source in placement.sources)
         return decode, prefill

@@ -6,7 +6,7 @@ go; whoever looks at the worker in between, or changes it, first has those carri
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tandem.engine.step_model import PromptCost
@@ -69,6 +69,10 @@ class Prompts:
     def drop_known(self) -> None:
         """Those of which nothing is left to compute are no longer among them."""
         self._jobs = [job for job in self._jobs if job.done < job.total]
+
+    def tune(self, itl_target_s: float | None) -> None:
+        """Steps that are planned from now on are held to that; None: only by `max_batched_tokens`."""
+        self._settings = replace(self._settings, itl_target_s=itl_target_s)
 
     def open(self, step_time: StepTime) -> None:
         """Plan a step: the prompts that are here get their chunks."""

@@ -131,6 +131,11 @@ class Worker:
         self._next_time = self.settings.step_time.paced(pace)
         self.wake(now)
 
+    def tune(self, itl_target_s: float | None, now: float) -> None:
+        """From the next step on prompts are held to that ITL target; None: to the one of its settings."""
+        self._prompts.tune(self.settings.itl_target_s if itl_target_s is None else itl_target_s)
+        self._listener.wake_at(self.index, now, self.wake)
+
     def tell_no_fit(self) -> None:
         """Nobody asks what its steps cost: learning that takes a large part of a simulation's time."""
         self._model = None

@@ -56,8 +56,8 @@ def test_every_router_forgets_what_was_cancelled(name: str, fleet_settings: Flee
     assert any(request.cancelled_s >= 0 and request.first_s >= 0 for request in work.requests)
     held = fleet._decider
     if name == "ours":
-        assert all(view.sequences_in_flight == 0 for view in held._views)  # type: ignore[attr-defined]
-        assert all(view.prompt_tokens_in_flight == 0 for view in held._views)  # type: ignore[attr-defined]
+        assert all(view.sequences_in_flight == 0 for view in held.views)  # type: ignore[attr-defined]
+        assert all(view.prompt_tokens_in_flight == 0 for view in held.views)  # type: ignore[attr-defined]
     else:
         assert not any(held._in_flight)  # type: ignore[attr-defined]
         assert not any(held._prefill_tokens)  # type: ignore[attr-defined]

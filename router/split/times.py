@@ -1,0 +1,31 @@
+"""What the work of a service takes on its workers, as the router has learned it. Pure."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from router.placement.costs import CostModel
+from router.placement.view import WorkerView
+from router.settings import PlacementSettings
+from router.split.values import WorkTimes
+from tandem.engine.settings import SchedulerSettings
+
+MAX_BATCHED_TOKENS: Final = SchedulerSettings().max_batched_tokens
+"""Of workers, which do not tell theirs."""
+
+
+def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: PlacementSettings) -> WorkTimes:
+    """Of the median worker among these, one at least, which exchange KV: their blocks are alike."""
+    step = costs.steps.general
+    prompts = [costs.prefill.terms(worker.worker_id) for worker in workers]
+    block_ms = costs.transfer_ms(workers[0].block_bytes)
+    return WorkTimes(
+        step_s=step.base / 1e3,
+        sequence_s=step.sequence / 1e3,
+        position_s=step.position / 1e3,
+        prompt_token_s=median(each.token for each in prompts) / 1e3,
+        prompt_position_s=median(each.position for each in prompts) / 1e3,
+        transfer_latency_s=settings.transfer_setup_ms / 1e3,
+        transfer_token_s=block_ms / workers[0].block_tokens / 1e3,
+        max_batched_tokens=MAX_BATCHED_TOKENS,
+    )

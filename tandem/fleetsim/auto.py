@@ -1,0 +1,123 @@
+"""Our router with workers of role `auto`: a planner says who of them takes prompts for others, placement does the rest.
+
+What a real router does around the planner is done here in its order: it hears of every first placement and of every
+end, looks at the fleet every `LOOK_S` seconds of virtual time, and what it decides holds from the next placement on.
+Requests under way stay where they are. It knows what the router knows: views, which are late, and learned costs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from router.placement import WorkerView
+from router.split.times import work_times
+from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
+from tandem.core.slo import Slo
+from tandem.fleetsim.goodput import met
+from tandem.fleetsim.ours import OursDecider, OursSettings
+from tandem.fleetsim.router import Knowledge
+from tandem.fleetsim.workload import Request
+
+LOOK_S: Final = 5.0
+
+
+class Planning(Protocol):
+    """What of `router.split.plan.Planner` a run needs."""
+
+    split: Split
+    moves: int
+    outlooks: tuple[Outlook, ...]
+    forecast_error: float | None
+
+    def seen(self, request: Seen) -> None: ...
+
+    def outcome(self, arrival_s: float, met: bool) -> None: ...
+
+    def look(
+        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+    ) -> Iterator[None]: ...
+
+
+class Held(NamedTuple):
+    """The split that holds from `at_s` on: how many workers take prompts for others, what their steps may take, how
+    many have changed kind so far, and why."""
+
+    at_s: float
+    prefills: int
+    itl_s: float | None
+    moves: int
+    reason: str
+
+
+class AutoDecider(OursDecider):
+    """`tandem.fleetsim.router.Decider`. Workers of other roles stay what they are."""
+
+    def __init__(self, knowledge: Knowledge, settings: OursSettings, seed: int, planner: Planning) -> None:
+        """`settings` say the objective."""
+        super().__init__(knowledge, settings, seed)
+        assert settings.slo is not None, "a planner is judged by an objective"
+        self._slo = settings.slo
+        self._placing = settings.placement
+        self.planner = planner
+        self.history: list[Held] = []
+        """Every split that there was, in order."""
+        self._look_s = 0.0
+        self._split: Split | None = None
+        self._autos = [view for view in self.views if view.role == "auto"]
+
+    def place(self, request: Request, now: float) -> tuple[int, int] | None:
+        if now >= self._look_s:
+            self._look_s = (now // LOOK_S + 1) * LOOK_S
+            self._look(now)
+        placed = super().place(request, now)
+        if placed is not None:
+            placement = self.placement_of(request)
+            self.planner.seen(
+                Seen(now, request.input_tokens, placement.prefill_tokens, max(1.0, placement.answer_tokens))
+            )
+        return placed
+
+    def finished(self, request: Request, now: float) -> None:
+        super().finished(request, now)
+        if request.ended or request.patience_s > request.deadline_s:
+            self.planner.outcome(request.arrival_s, met(request, self._slo))
+
+    def _look(self, now: float) -> None:
+        """A planner's slices of work take no virtual time."""
+        self.take_loads(now)
+        if not self._autos:
+            return
+        times = work_times(self.costs, self._autos, self._placing)
+        for _ in self.planner.look(now, [standing(view) for view in self._autos], times, self._slo):
+            pass
+        self._take(self.planner.split, now)
+
+    def _take(self, split: Split, now: float) -> None:
+        before, self._split = self._split, split
+        if before is not None and (before.prefills, before.itl_s) == (split.prefills, split.itl_s):
+            return
+        for view in self._autos:
+            view.takes_prompts = view.worker_id in split.prefills
+        if before is None or before.itl_s != split.itl_s:
+            for view in self._autos:
+                self.tune(view.worker_id, split.itl_s, now)
+        self.history.append(Held(now, len(split.prefills), split.itl_s, self.planner.moves, split.reason))
+
+
+def standing(view: WorkerView) -> Standing:
+    """One worker as a planner is told of it."""
+    return Standing(
+        worker_id=view.worker_id,
+        prefill=view.takes_prompts,
+        running=view.decoding,
+        attended_tokens=view.attended_tokens,
+        queued_prompt_tokens=view.queued_prompt_tokens,
+        blocks=view.blocks,
+        blocks_free=view.blocks_free,
+        block_tokens=view.block_tokens,
+        itl_target=view.steps_held,
+    )
+
+
+def auto(settings: OursSettings, seed: int, planner: Planning) -> Callable[[Knowledge], AutoDecider]:
+    """For one run, in which `planner` keeps its state."""
+    return lambda knowledge: AutoDecider(knowledge, settings, seed, planner)
