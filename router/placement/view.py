@@ -45,6 +45,8 @@ class WorkerView:
     sequences_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
     """Of prompts whose first token has not come yet; likewise `prompt_ms_in_flight`."""
+    streams_in_flight: int = 0
+    """Sequences in flight that generate here; the others are prompts that somebody else answers."""
     unseen: "deque[tuple[float, int, int]]" = field(default_factory=deque)
     """Submits the load figures may not show yet: (when, sequences, prompt tokens to compute)."""
     unseen_sequences: int = 0
@@ -132,6 +134,7 @@ class WorkerView:
         self.prompt_tokens_in_flight += work.prompt_tokens
         self.prompt_ms_in_flight += work.prompt_ms
         self.attended_in_flight += work.context_tokens
+        self.streams_in_flight += work.sequences if work.context_tokens else 0
         self.prompts += work.prompt_tokens > 0
         self.prompts_in_flight += work.prompt_tokens > 0
         self.unseen.append((now, work.sequences, work.prompt_tokens))
@@ -149,6 +152,7 @@ class WorkerView:
         """An attempt of this router ended here: `work` is what was left of it."""
         self.sequences_in_flight -= work.sequences
         self.attended_in_flight -= work.context_tokens
+        self.streams_in_flight -= work.sequences if work.context_tokens else 0
         self._prompt_done(work)
         self._renew()
         assert self.sequences_in_flight >= 0, f"{self.worker_id}: released twice"
@@ -187,6 +191,10 @@ class WorkerView:
         self.attended_tokens = self._attended()
         waiting = 0 if load is None else load.waiting
         self.decoding = max(0, self.sequences - max(waiting, self.prompts_in_flight))
+        if self.takes_prompts:
+            # Late figures count prompts that are over; streams of other routers are taken to be in proportion.
+            share = self.streams_in_flight / self.sequences_in_flight if self.streams_in_flight else 0.0
+            self.decoding = min(self.decoding, round(share * self.sequences))
 
     def _attended(self) -> int:
         if self.sequences_in_flight > 0:
