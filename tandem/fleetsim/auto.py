@@ -1,24 +1,23 @@
 """Our router with workers of role `auto`: a planner says who of them takes prompts for others, placement does the rest.
 
 What a real router does around the planner is done here in its order: it hears of every first placement and of every
-end, looks at the fleet every `LOOK_S` seconds of virtual time, and what it decides holds from the next placement on.
+end, looks at the fleet every few seconds of virtual time, and what it decides holds from the next placement on.
 Requests under way stay where they are. It knows what the router knows: views, which are late, and learned costs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from router.placement import WorkerView
+from router.settings import SplitSettings
+from router.split.plan import Planner
 from router.split.times import work_times
 from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
-from tandem.core.slo import Slo
+from tandem.core.slo import DEFAULT, Slo
 from tandem.fleetsim.goodput import met
 from tandem.fleetsim.ours import OursDecider, OursSettings
 from tandem.fleetsim.router import Knowledge
 from tandem.fleetsim.workload import Request
-
-LOOK_S: Final = 5.0
-
 
 class Planning(Protocol):
     """What of `router.split.plan.Planner` a run needs."""
@@ -52,11 +51,11 @@ class AutoDecider(OursDecider):
     """`tandem.fleetsim.router.Decider`. Workers of other roles stay what they are."""
 
     def __init__(self, knowledge: Knowledge, settings: OursSettings, seed: int, planner: Planning) -> None:
-        """`settings` say the objective."""
+        """Where `settings` say no objective, the service's default is held."""
         super().__init__(knowledge, settings, seed)
-        assert settings.slo is not None, "a planner is judged by an objective"
-        self._slo = settings.slo
+        self._slo = settings.slo or DEFAULT
         self._placing = settings.placement
+        self._every_s = settings.split.look_s
         self.planner = planner
         self.history: list[Held] = []
         """Every split that there was, in order."""
@@ -66,7 +65,7 @@ class AutoDecider(OursDecider):
 
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
         if now >= self._look_s:
-            self._look_s = (now // LOOK_S + 1) * LOOK_S
+            self._look_s = (now // self._every_s + 1) * self._every_s
             self._look(now)
         placed = super().place(request, now)
         if placed is not None:
@@ -118,6 +117,8 @@ def standing(view: WorkerView) -> Standing:
     )
 
 
-def auto(settings: OursSettings, seed: int, planner: Planning) -> Callable[[Knowledge], AutoDecider]:
-    """For one run, in which `planner` keeps its state."""
-    return lambda knowledge: AutoDecider(knowledge, settings, seed, planner)
+def auto(
+    settings: OursSettings, seed: int, planner_of: Callable[[SplitSettings], Planning] = Planner
+) -> Callable[[Knowledge], AutoDecider]:
+    """For one run, with a planner of its own."""
+    return lambda knowledge: AutoDecider(knowledge, settings, seed, planner_of(settings.split))

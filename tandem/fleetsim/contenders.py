@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tandem.engine.settings import SchedulerSettings
+from tandem.fleetsim.auto import auto
 from tandem.fleetsim.fleet import DeciderOf
 from tandem.fleetsim.ours import OursSettings, ours
 from tandem.fleetsim.peers.catalogue import PEERS, current, peer
@@ -14,9 +15,11 @@ from tandem.fleetsim.worker_settings import WorkerSettings
 OURS: Final = "tandem"
 EQUAL_TERMS: Final = "tandem equal terms"
 """Ours without fetches between workers and without prompts computed on decode workers, as peers are."""
+AUTO: Final = "tandem auto"
+"""Ours on workers of role `auto`, of which a planner says who takes prompts for others."""
 OURSELVES: Final = (OURS, EQUAL_TERMS)
 """All others are peers."""
-CONTENDERS: Final = (*OURSELVES, *PEERS)
+CONTENDERS: Final = (*OURSELVES, AUTO, *PEERS)
 """All names that `decider_of` knows."""
 _BLIND: Final = ("random", "least loaded")
 _ENGINE_BLOCK_TOKENS: Final = 16
@@ -44,6 +47,8 @@ def decider_of(name: str, settings: OursSettings, seed: int) -> DeciderOf:
         return ours(settings, seed)
     if name == EQUAL_TERMS:
         return ours(settings.equal_terms(), seed)
+    if name == AUTO:
+        return auto(settings, seed)
     return peer(name, seed)
 
 

@@ -19,7 +19,7 @@ from router.placement import (
     WorkerView,
     make_policy,
 )
-from router.settings import CostPriors, PlacementSettings
+from router.settings import CostPriors, PlacementSettings, SplitSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.core.messages import Load, TierCost
@@ -46,6 +46,7 @@ class OursSettings:
     placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
     priors: CostPriors = field(default_factory=CostPriors)
     slo: Slo | None = None
+    split: SplitSettings = field(default_factory=SplitSettings)
 
     @property
     def objective(self) -> Objective | None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
 from tandem.core.slo import Slo
-from tandem.fleetsim.auto import LOOK_S, AutoDecider, auto
+from tandem.fleetsim.auto import AutoDecider, auto
 from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
 from tandem.fleetsim.goodput import Window, judge
 from tandem.fleetsim.ours import ours
@@ -19,6 +19,7 @@ from tandem.fleetsim.workload import Request, Workload
 SLO = Slo(2.0, 0.05)
 OURS = generated.ours_settings().holding(SLO)
 WORKERS = 4
+LOOK_S = OURS.split.look_s
 Way = tuple[int, float | None]
 
 
@@ -72,7 +73,7 @@ def fleet(of_workers: tuple[str, ...], itl_s: float = 0.05) -> FleetSettings:
 
 
 def played(planner: Scripted, workload: Workload, workers: int = WORKERS, check_every: int = 0) -> AutoDecider:
-    run = Fleet(fleet(roles(auto=workers)), auto(OURS, 1, planner))
+    run = Fleet(fleet(roles(auto=workers)), auto(OURS, 1, lambda _: planner))
     run.run(workload, check_every)
     run.check()
     assert all(worker.pool.used == 0 for worker in run.workers), "somebody kept room of a request that is over"
@@ -155,8 +156,9 @@ def test_two_runs_are_equal() -> None:
 def test_new_prompts_go_where_the_split_says_at_once() -> None:
     workload = traffic(rate=6.0)
     played(Scripted([(0, None), (0, None), (2, None)]), workload)
+    first_late = next(request.number for request in workload.requests if request.arrival_s >= 2 * LOOK_S)
     for request in workload.requests:
-        late = request.arrival_s >= 2 * LOOK_S + 0.5
+        late = request.number >= first_late
         assert request.decode in ((2, 3) if late else range(WORKERS))
         assert request.prefill in ((-1, 0, 1) if late else (-1,))
     assert any(request.prefill >= 0 for request in workload.requests)
@@ -191,17 +193,20 @@ def test_a_planner_is_told_what_the_router_knows() -> None:
 def test_what_clients_give_up_is_not_told_and_deadlines_are_misses() -> None:
     workload = traffic(rate=4.0, lasting_s=20.0)
     for request in workload.requests:
-        request.patience_s, request.deadline_s = (0.01, 1.0) if request.number % 2 else (1.0, 0.01)
+        if request.number >= 4:
+            request.patience_s, request.deadline_s = (0.01, 1.0) if request.number % 2 else (1.0, 0.01)
     planner = Scripted([(1, None)])
-    played(planner, workload)
-    assert planner.ended == {True: 0, False: sum(request.number % 2 == 0 for request in workload.requests)}
+    Fleet(fleet(roles(auto=WORKERS)), auto(OURS, 1, lambda _: planner)).run(workload)
+    late = sum(request.number % 2 == 0 for request in workload.requests[4:])
+    assert sum(planner.ended.values()) == 4 + late
+    assert planner.ended[False] >= late
 
 
 def test_workers_of_other_roles_stay_what_they_are() -> None:
     workload = traffic(rate=5.0)
     planner = Scripted([(1, None), (2, None)])
     mixed = replace(fleet(()), roles=(*roles(prefill=1, decode=1), *roles(auto=2)))
-    Fleet(mixed, auto(OURS, 1, planner)).run(workload)
+    Fleet(mixed, auto(OURS, 1, lambda _: planner)).run(workload)
     assert all(len(standings) == 2 for standings in planner.standings)
     assert all(request.ended and request.decode != 0 for request in workload.requests)
     assert any(request.prefill == 0 for request in workload.requests)

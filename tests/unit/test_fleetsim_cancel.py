@@ -54,7 +54,7 @@ def test_every_router_forgets_what_was_cancelled(name: str, fleet_settings: Flee
     fleet.run(work, check_every=50)
     assert any(request.cancelled_s >= 0 and request.first_s < 0 for request in work.requests)
     assert any(request.cancelled_s >= 0 and request.first_s >= 0 for request in work.requests)
-    held = fleet._decider
+    held = fleet.decider
     if name == "ours":
         assert all(view.sequences_in_flight == 0 for view in held.views)  # type: ignore[attr-defined]
         assert all(view.prompt_tokens_in_flight == 0 for view in held.views)  # type: ignore[attr-defined]
