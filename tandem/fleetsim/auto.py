@@ -1,7 +1,7 @@
-"""Our router with workers of role `auto`: a planner says who of them takes prompts for others, placement does the rest.
+"""Our router with workers of role `auto`: a planner says who takes prompts for others, placement does the rest.
 
-What a real router does around the planner is done here in its order: it hears of every first placement and of every
-end, looks at the fleet every few seconds of virtual time, and what it decides holds from the next placement on.
+What a real router does around the planner is done here in its order: it hears of every first placement and of
+every end, looks at the fleet every few seconds of virtual time, and what it decides holds from the next placement on.
 Requests under way stay where they are. It knows what the router knows: views, which are late, and learned costs.
 """
 
@@ -18,6 +18,7 @@ from tandem.fleetsim.goodput import met
 from tandem.fleetsim.ours import OursDecider, OursSettings
 from tandem.fleetsim.router import Knowledge
 from tandem.fleetsim.workload import Request
+
 
 class Planning(Protocol):
     """What of `router.split.plan.Planner` a run needs."""

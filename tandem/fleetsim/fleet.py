@@ -20,9 +20,9 @@ from tandem.fleetsim.workload import Listed, Request, Source, Stage, Workload
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """`roles` by worker: `unified`, `prefill`, `decode` or `auto`. Blocks travel at `transfer_tokens_per_s` between any two
-    workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides. `paces` are
-    (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
+    """`roles` by worker: `unified`, `prefill`, `decode` or `auto`. Blocks travel at `transfer_tokens_per_s` between
+    any two workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides. `paces`
+    are (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
     `seed` is what the noise of steps is drawn from. A placed request reaches its workers `front_s` later: what
     gateway, tokenizer and connections take of its TTFT."""
 

@@ -1,4 +1,4 @@
-"""Workers of role `auto` in a simulated fleet: a split that changes loses nothing, one that does not is a fixed one."""
+"""Workers of role `auto` in a simulated fleet: a changing split loses nothing, one that stays is a fixed one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
