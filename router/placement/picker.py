@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter, sub
 from typing import Final
 
-from router.placement.decision import Candidate, Placement
+from router.placement.decision import Placement
 from router.placement.filters.partners import Partners
 from router.placement.filters.sorting import Suitable
 from router.placement.pairs import look
@@ -24,9 +24,27 @@ def by_cost(priced: list[Priced], favourite: str = "") -> list[Priced]:
     sequences in flight, the smallest id."""
     ordered = sorted(priced, key=_TOTAL)
     totals = [each.total_ms for each in ordered]
-    if len(totals) > 1 and min(map(sub, totals[1:], totals)) <= _EQUAL_MS:
-        ordered.sort(key=lambda each: (round(each.total_ms / _EQUAL_MS), *_tie(each, favourite)))
+    apart = list(map(sub, totals[1:], totals))
+    if apart and min(apart) <= _EQUAL_MS:
+        for first, end in _runs(apart):
+            ordered[first:end] = sorted(
+                ordered[first:end], key=lambda each: (round(each.total_ms / _EQUAL_MS), *_tie(each, favourite))
+            )
     return ordered
+
+
+def _runs(apart: Sequence[float]) -> list[tuple[int, int]]:
+    """First place and end of runs of two or more that may be taken as equal; `apart` is what each costs more than the
+    one before it. Costs that are rounded to the same are at most `_EQUAL_MS` apart, but for their last digits."""
+    runs, first = list[tuple[int, int]](), 0
+    for place, more_ms in enumerate(apart, 1):
+        if more_ms > 2.0 * _EQUAL_MS:
+            if place - first > 1:
+                runs.append((first, place))
+            first = place
+    if len(apart) + 1 - first > 1:
+        runs.append((first, len(apart) + 1))
+    return runs
 
 
 def _tie(each: Priced, favourite: str) -> tuple[bool, int, str, str]:
@@ -53,13 +71,7 @@ def placement(
         prefill=None if prefill is None else prefill.worker_id,
         prefill_tokens=way.uncached,
         cached_tokens=request.prompt_tokens - way.uncached,
-        costs=tuple(
-            (
-                Candidate(each.decode.worker_id, "" if each.prefill is None else each.prefill.worker_id),
-                each.breakdown(),
-            )
-            for each in priced[:_COSTS_TOLD]
-        ),
+        costs=tuple([(each.candidate(), each.breakdown()) for each in priced[:_COSTS_TOLD]]),
         reasons=(
             sentence(chosen, why),
             *note,

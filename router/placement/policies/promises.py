@@ -169,16 +169,17 @@ def _runs(
 ) -> list[tuple[tuple[Promise, ...], int]]:
     """What is promised for names one after the other, and how many leading blocks it is promised for."""
     runs = list[tuple[tuple[Promise, ...], int]]()
-    before: tuple[Promise, ...] | None = None
-    for name, count in zip(names, counts, strict=True):
-        promises = known.get(name)
-        if promises is None:
-            continue
-        if promises is before:
-            runs[-1] = promises, count
-        else:
-            runs.append((promises, count))
-            before = promises
+    run: tuple[Promise, ...] | None = None
+    promised = 0
+    for promises, count in zip(map(known.get, names), counts, strict=True):
+        if promises is not run and promises is not None:
+            if run is not None:
+                runs.append((run, promised))
+            run = promises
+        if promises is not None:
+            promised = count
+    if run is not None:
+        runs.append((run, promised))
     return runs
 
 

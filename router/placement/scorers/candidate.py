@@ -42,14 +42,23 @@ class Priced(msgspec.Struct, gc=False):
     @property
     def name(self) -> str:
         """As candidates are told."""
-        prefill = "" if self.prefill is None else self.prefill.worker_id
-        return str(Candidate(self.decode.worker_id, prefill))
+        return str(self.candidate())
+
+    def candidate(self) -> Candidate:
+        """By worker ids."""
+        return Candidate(self.decode.worker_id, "" if self.prefill is None else self.prefill.worker_id)
 
     def breakdown(self) -> Breakdown:
         """The parts of the total."""
-        way, lost_ms = self.way, self.others_ms + self.answer_others_ms
+        way = self.way
         return Breakdown(
-            self.queue_ms, way.prefill_ms, self.transfer_ms, self.answer_ms, lost_ms, way.fetch_ms, self.misses_ms
+            self.queue_ms,
+            way.prefill_ms,
+            self.transfer_ms,
+            self.answer_ms,
+            self.others_ms + self.answer_others_ms,
+            way.fetch_ms,
+            self.stakes_ms + self.answer_stakes_ms,
         )
 
 

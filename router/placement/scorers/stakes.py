@@ -10,7 +10,9 @@ Without parts of `PlacementSettings.without` the price lacks them, to show what 
 """
 
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from router.placement.decision import PlacementRequest
 from router.placement.learning.step_costs import StepTerms
@@ -21,7 +23,7 @@ _SURE: Final = 16.0
 """An expected time so many times below its bound is over it less than once in a million times."""
 
 
-class Stakes(NamedTuple):
+class Stakes(msgspec.Struct, frozen=True, gc=False):
     """What is at stake in one decision. Bounds are in milliseconds, infinite where there are none; the bound of the
     first token is counted from the request's arrival, `age_ms` ago. The others are milliseconds that a miss costs: of
     the request's own first token and stream, of streams that run beside the prompt, and of prompts behind it; 0 where
