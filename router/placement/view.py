@@ -5,7 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from router.placement.decision import Work
+from router.placement.learning.prefill_costs import PrefillTerms
+from router.placement.learning.step_costs import StepTerms
 from tandem.core.kv import Layout
 from tandem.core.messages import Hello, Load, TierCost
 
@@ -15,6 +19,20 @@ _STEPS_SHARE: Final = 0.05
 """Weight of one report in what steps have taken lately: about a second of them counts."""
 _ADAPTERS_MAX: Final = 16
 """Of the adapters that a worker was sent, as many are taken to be loaded there."""
+
+
+class Times(msgspec.Struct, frozen=True, gc=False):
+    """Milliseconds that follow from a worker's figures alone, and what they were worked out with."""
+
+    prefill: PrefillTerms
+    step: StepTerms
+    takes_prompts: bool
+    queued_ms: float
+    """Prompts before a new one."""
+    step_ms: float
+    """What a step that computes a piece of a prompt takes without it."""
+    streaming_ms: float
+    """A token of the streams there."""
 
 
 @dataclass(slots=True)
@@ -91,6 +109,8 @@ class WorkerView:
     """Attempts whose prompt is to be computed here and has not been."""
     steps_held: bool = field(init=False, default=False)
     """Whether it keeps its steps within what its service is to hold, whatever prompts there are."""
+    times: Times | None = field(init=False, default=None)
+    """What follows from the figures, as last asked; None since they changed."""
 
     def __post_init__(self) -> None:
         self.block_tokens, self.block_bytes = self.layout.block_tokens, self.layout.block_bytes
@@ -178,6 +198,7 @@ class WorkerView:
 
     def _renew(self) -> None:
         """What follows from the figures, once per change instead of once per look."""
+        self.times = None
         load = self.load
         if load is None:
             self.sequences = self.sequences_in_flight

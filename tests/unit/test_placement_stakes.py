@@ -15,8 +15,8 @@ from router.placement.scorers.stakes import (
     prompt_stake,
     stakes,
     stream_stake,
-    streaming_ms,
 )
+from router.placement.scorers.times import streaming_ms
 from router.settings import CostPriors, PlacementSettings
 from tests.unit.test_router_placement import ask, decide, load, view
 

@@ -107,5 +107,6 @@ class Ask:
     nothing is said."""
     stakes: Stakes | None
     """What objectives are at stake; None where the request has none."""
-    blank: dict[tuple[int, float], "Way"] = field(default_factory=dict)
-    """How workers that have nothing of the prompt come by it, once for all of them that are alike."""
+    ways: dict[tuple[int, int, float, float], "Way"] = field(default_factory=dict)
+    """How workers come by the prompt, once for all that are alike: by pairing, leading blocks in their pool, and
+    milliseconds per token and attended position. Workers with more of it below their pool are not among them."""

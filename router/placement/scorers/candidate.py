@@ -9,7 +9,8 @@ from router.placement.scorers.answer import answer_price
 from router.placement.scorers.ask import Ask
 from router.placement.scorers.interference import interference_ms
 from router.placement.scorers.prompt import Way, prompt_price
-from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake, streaming_ms
+from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake
+from router.placement.scorers.times import times_of
 from router.placement.view import WorkerView
 
 
@@ -76,18 +77,19 @@ class PrefillPrice(msgspec.Struct, gc=False):
 
 def price_local(ask: Ask, worker: WorkerView) -> Priced:
     """`worker` computes the prompt itself."""
-    step = ask.step_terms(worker.worker_id)
-    queue_ms, way = prompt_price(ask, worker, step)
-    answer_ms, answer_others_ms = answer_price(ask, worker, step)
+    times = times_of(ask, worker)
+    queue_ms, way = prompt_price(ask, worker, times)
+    answer_ms, answer_others_ms = answer_price(ask, worker, times.step)
     others_ms = interference_ms(ask, worker, queue_ms, way)
-    total_ms = queue_ms + way.fetch_ms + way.prefill_ms + answer_ms + answer_others_ms + others_ms
+    prefill_ms, first_ms = way.prefill_ms, queue_ms + way.fetch_ms + way.prefill_ms
+    total_ms = first_ms + answer_ms + answer_others_ms + others_ms
     stakes_ms, answer_stakes_ms = 0.0, 0.0
     if (stakes := ask.stakes) is not None:
-        prefill_ms, first_ms = way.prefill_ms, queue_ms + way.fetch_ms + way.prefill_ms
         stakes_ms = prompt_stake(stakes, ask.arrivals_per_ms, queue_ms, first_ms, prefill_ms)
-        token_ms = streaming_ms(worker, step)
+        token_ms = times.streaming_ms
         stakes_ms += beside_stake(stakes, worker, token_ms, ask.answer_tokens, prefill_ms)
-        grown_ms = step.sequence + step.position * ask.request.prompt_tokens
+        _, sequence_ms, position_ms = times.step
+        grown_ms = sequence_ms + position_ms * ask.request.prompt_tokens
         answer_stakes_ms = stream_stake(stakes, token_ms, grown_ms)
         total_ms += stakes_ms + answer_stakes_ms
     return Priced(
@@ -107,7 +109,7 @@ def price_local(ask: Ask, worker: WorkerView) -> Priced:
 
 def prefill_price(ask: Ask, worker: WorkerView) -> PrefillPrice:
     """The prompt on a prefill worker."""
-    queue_ms, way = prompt_price(ask, worker, ask.step_terms(worker.worker_id))
+    queue_ms, way = prompt_price(ask, worker, times_of(ask, worker))
     others_ms = interference_ms(ask, worker, queue_ms, way)
     first_ms, stakes_ms = queue_ms + way.fetch_ms + way.prefill_ms, 0.0
     if ask.stakes is not None:

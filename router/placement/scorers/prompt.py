@@ -8,9 +8,8 @@ import msgspec
 
 from router.placement.costs import CostModel
 from router.placement.learning.prefill_costs import PrefillTerms
-from router.placement.learning.step_costs import StepTerms
 from router.placement.scorers.ask import Ask
-from router.placement.view import WorkerView
+from router.placement.view import Times, WorkerView
 
 
 class Way(msgspec.Struct, frozen=True, gc=False):
@@ -26,49 +25,25 @@ class Way(msgspec.Struct, frozen=True, gc=False):
     """What computing all of these would take."""
 
 
-def prompt_price(ask: Ask, worker: WorkerView, step: StepTerms) -> tuple[float, Way]:
+def prompt_price(ask: Ask, worker: WorkerView, times: Times) -> tuple[float, Way]:
     """How long the prompt waits, with the time in it that its steps take without it, and the cheapest way to have it
     on `worker`. At least the last token is computed, as its logits are needed."""
-    worker_id = worker.worker_id
-    terms = ask.prefill_terms(worker_id)
-    queue_ms = queued_ms(worker, terms) if worker.queued_prompt_tokens > 0 else 0.0
-    # What a step that computes a piece of it takes without it; at least one does.
-    step_ms = terms.piece + terms.steps * step.base
-    sequences = worker.decoding if worker.takes_prompts else worker.sequences
-    if sequences and worker.role != "prefill":
-        step_ms += terms.steps * (step.sequence * sequences + step.position * worker.attended_tokens)
+    worker_id, terms = worker.worker_id, times.prefill
     held = ask.held.get(worker_id)
     blocks = 0 if held is None else held.hbm
     if ask.promised:
         promised = ask.promised.get((worker.root, worker_id), 0)
         blocks = promised if promised > blocks else blocks
-    if held is not None or blocks:
+    if held is not None and held.total > blocks:
         way = _way(ask, worker, terms, blocks)
     else:
-        alike = worker.pairing, terms.token
-        known = ask.blank.get(alike)
-        way = _way(ask, worker, terms, 0) if known is None else known
-        ask.blank[alike] = way
+        alike = worker.pairing, blocks, terms.token, terms.position
+        known = ask.ways.get(alike)
+        if known is None:
+            known = ask.ways[alike] = _way(ask, worker, terms, blocks)
+        way = known
     pieces = way.uncached * terms.pieces_token
-    if pieces > 1.0:
-        step_ms *= pieces
-    return queue_ms + step_ms, way
-
-
-def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
-    """How long the prompts before a new one take.
-
-    The worker tells how many tokens it has not computed yet, at most: whether a waiting prompt's are cached it sees
-    only when its turn comes. This router knows what each prompt that it sent is expected to take, at most: not how
-    far the first one has got. So the smaller of both, with the worker's word alone for other routers' share.
-    """
-    own_ms, own_tokens = worker.prompt_ms_in_flight, worker.prompt_tokens_in_flight
-    token_ms = own_ms / own_tokens if own_ms > 0.0 and own_tokens > 0 else terms.token
-    told_ms = worker.queued_prompt_tokens * token_ms
-    if worker.sequences <= 0 or own_tokens > 0 >= own_ms:
-        return told_ms
-    others = 1.0 - min(1.0, worker.sequences_in_flight / worker.sequences)
-    return min(told_ms, own_ms + others * told_ms)
+    return times.queued_ms + (times.step_ms * pieces if pieces > 1.0 else times.step_ms), way
 
 
 def tiers_ms(costs: CostModel, worker: WorkerView, dram: int, nvme: int) -> float:

@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 
 from router.placement.decision import PlacementRequest
-from router.placement.learning.step_costs import StepTerms
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
@@ -103,10 +102,3 @@ def beside_stake(
     if later <= 0.0:
         return 0.0
     return stakes.streams_ms * worker.decoding * (later - miss(streaming_ms, stakes.token_ms))
-
-
-def streaming_ms(worker: WorkerView, terms: StepTerms) -> float:
-    """Time per token of the streams there: what its batch takes, or what the worker has told of its steps lately, if
-    that is more: prompts are computed in some of them."""
-    batch_ms = terms.base + terms.sequence * worker.sequences + terms.position * worker.attended_tokens
-    return batch_ms if batch_ms > worker.steps_ms else worker.steps_ms

@@ -1,0 +1,67 @@
+"""What a worker takes whatever is asked of it: from its figures and from what has been learned of it. Pure.
+
+Most workers are as they were when the last request was placed, so what follows from their figures alone is worked out
+once per change of a worker, and not once per request.
+"""
+
+from router.placement.learning.prefill_costs import PrefillTerms
+from router.placement.learning.step_costs import StepTerms
+from router.placement.scorers.ask import Ask
+from router.placement.view import Times, WorkerView
+
+
+def times_of(ask: Ask, worker: WorkerView) -> Times:
+    """As of now. The view drops what it knows with every change of its figures; what has been learned is compared."""
+    worker_id = worker.worker_id
+    prefill, step = ask.prefill_terms(worker_id), ask.step_terms(worker_id)
+    known = worker.times
+    if (
+        known is not None
+        and known.prefill is prefill
+        and known.step is step
+        and known.takes_prompts is worker.takes_prompts
+    ):
+        return known
+    found = worker.times = times(worker, prefill, step)
+    return found
+
+
+def times(worker: WorkerView, prefill: PrefillTerms, step: StepTerms) -> Times:
+    """Of a worker as it is."""
+    steps, base = prefill.steps, step.base
+    # What a step that computes a piece of a prompt takes without it; at least one does.
+    step_ms = prefill.piece + steps * base
+    sequences = worker.decoding if worker.takes_prompts else worker.sequences
+    if sequences and worker.role != "prefill":
+        step_ms += steps * (step.sequence * sequences + step.position * worker.attended_tokens)
+    return Times(
+        prefill,
+        step,
+        worker.takes_prompts,
+        queued_ms(worker, prefill) if worker.queued_prompt_tokens > 0 else 0.0,
+        step_ms,
+        streaming_ms(worker, step),
+    )
+
+
+def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
+    """How long the prompts before a new one take.
+
+    The worker tells how many tokens it has not computed yet, at most: whether a waiting prompt's are cached it sees
+    only when its turn comes. This router knows what each prompt that it sent is expected to take, at most: not how
+    far the first one has got. So the smaller of both, with the worker's word alone for other routers' share.
+    """
+    own_ms, own_tokens = worker.prompt_ms_in_flight, worker.prompt_tokens_in_flight
+    token_ms = own_ms / own_tokens if own_ms > 0.0 and own_tokens > 0 else terms.token
+    told_ms = worker.queued_prompt_tokens * token_ms
+    if worker.sequences <= 0 or own_tokens > 0 >= own_ms:
+        return told_ms
+    others = 1.0 - min(1.0, worker.sequences_in_flight / worker.sequences)
+    return min(told_ms, own_ms + others * told_ms)
+
+
+def streaming_ms(worker: WorkerView, terms: StepTerms) -> float:
+    """Time per token of the streams there: what its batch takes, or what the worker has told of its steps lately, if
+    that is more: prompts are computed in some of them."""
+    batch_ms = terms.base + terms.sequence * worker.sequences + terms.position * worker.attended_tokens
+    return batch_ms if batch_ms > worker.steps_ms else worker.steps_ms

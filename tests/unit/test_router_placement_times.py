@@ -1,0 +1,69 @@
+"""What follows from a worker's figures is worked out once per change, and is never of figures that have changed."""
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement import CostModel, Objective, Placement, WorkerView
+from router.placement.decision import Work
+from router.settings import CostPriors, PlacementSettings
+from tandem.core.spans import Attribute, Span
+from tests.unit.test_router_placement import ask, decide, load, view
+
+WORK = Work(1, prompt_tokens=900, prompt_ms=70.0, context_tokens=900)
+LEFT = Work(1, context_tokens=900)
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["submitted", "computed", "released", "loaded", "slower", "turned"]),
+        st.integers(0, 3),
+        st.integers(0, 40),
+    ),
+    max_size=20,
+)
+
+
+def change(what: str, worker: WorkerView, amount: int, costs: CostModel) -> None:
+    """One of the things that happen to a worker."""
+    match what:
+        case "submitted":
+            worker.submitted(0.0, WORK)
+        case "computed" if worker.prompts_in_flight:
+            worker.computed(WORK)
+        case "released" if worker.sequences_in_flight > worker.prompts_in_flight:
+            worker.released(LEFT)
+        case "loaded":
+            worker.loaded(
+                load(running=amount, queued_prompt_tokens=amount % 3 * 500, step_s=0.001 * amount), 1.0, 0.15
+            )
+            costs.observe_load(worker.worker_id, worker.load or load(), worker.attended_tokens)
+        case "slower":
+            computed: dict[str, Attribute] = {"tokens_computed": 800, "tokens_reused": 0}
+            span = Span("", "", "", "prefill", "worker", 0.0, 0.01 * (1 + amount), computed)
+            costs.observe_spans(worker.worker_id, [span], alone=True)
+        case "turned":
+            worker.takes_prompts = not worker.takes_prompts
+
+
+@given(changes)
+def test_a_decision_is_the_same_as_over_workers_that_were_never_looked_at(drawn: list[tuple[str, int, int]]) -> None:
+    workers = [view(f"w{number}", "auto" if number else "unified") for number in range(4)]
+    costs, request = CostModel(CostPriors()), ask(700, objective=Objective(ttft_ms=900.0, tpot_ms=30.0))
+    for what, number, amount in drawn:
+        change(what, workers[number], amount, costs)
+        looked = decide(request, workers, costs, PlacementSettings())
+        fresh = [copy.copy(worker) for worker in workers]
+        for each in fresh:
+            each.times = None
+        assert isinstance(looked, Placement)
+        assert looked == decide(request, fresh, costs, PlacementSettings())
+
+
+def test_attention_that_costs_more_on_one_worker_is_not_taken_for_the_same() -> None:
+    costs = CostModel(CostPriors())
+    costs.prefill.tell("w1", 0.1, 0.0, 0.0)
+    costs.prefill.tell("w2", 0.1, 1e-3, 0.0)
+    found = decide(ask(900), [view("w1", "unified"), view("w2", "unified")], costs)
+    assert isinstance(found, Placement)
+    told = {candidate.decode: cost.prefill_ms for candidate, cost in found.costs}
+    assert told["w1"] < told["w2"] == costs.prefill_ms("w2", 900)
