@@ -6,7 +6,8 @@
 
 A cell is a kind of traffic, 8 or 16 workers, a share of their capacity and a bound on TPOT. Goodput counts requests
 that were offered and met TTFT and TPOT. Every split of the fleet into prefill and decode workers runs with one seed,
-the best three with five; peers and our router without a part of its price run in twelve cells. The capacity is the
+the best three with five, and so does a split that follows the load; peers and our router without a part of its
+price run in twelve cells. The capacity is the
 goodput knee of the best split; it is kept in a file and measured again when the simulator has changed. Results are
 kept as they come: an interrupted bench reports what it has, and the same command goes on. It exits non-zero when a
 bar is missed or could not be judged (without peers, with one seed), and with 130 when it was interrupted.
@@ -23,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
+from benchmarks import goodput_auto
 from benchmarks import goodput_capacity as capacity
 from benchmarks import goodput_judge as judge
 from benchmarks import goodput_plan as plan
@@ -45,8 +47,8 @@ _CI: Final = (
 _CI_OPTIONS: Final = Options(
     shares=(0.0, 0.5), sizes=(8,), loads=(0.8, 0.95, 1.1), peers=PEERS[:1], ablations=False, seeds=1, length=0.15
 )
-_CI_SCALE: Final = 0.5
-"""The capacity that short cells are taken to have: they measure none."""
+_CI_SCALES: Final = {"bimodal": 0.8, "answer_heavy": 0.9, "agents": 0.7, "shifting": 0.45}
+"""The capacities that short cells are taken to have: they measure none."""
 
 Next = Callable[[], Iterator[Run]]
 T = TypeVar("T")
@@ -144,7 +146,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--itl", type=float, default=1.0, help="the workers' ITL target as a share of TPOT")
     parser.add_argument("--length", type=float, default=1.0, help="of a cell's 30 s and 90 s, for a quick look")
-    parser.add_argument("--without", type=_listed(str), default=(), help="peers, ablations")
+    parser.add_argument("--without", type=_listed(str), default=(), help="peers, ablations, auto")
     parser.add_argument("--results", type=Path, default=_ROOT / "build" / "goodput.jsonl")
     parser.add_argument("--capacities", type=Path, default=_CAPACITIES)
     parser.add_argument("--json", type=Path, default=None, help="default: docs/goodput.json when all was run")
@@ -153,7 +155,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name, given, known in (
         ("traffic", options.traffic, TRAFFICS),
         ("tpot", options.tpot, TPOTS_MS),
-        ("without", options.without, ("peers", "ablations")),
+        ("without", options.without, ("peers", "ablations", "auto")),
     ):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"--{name}: there is no {unknown[0]!r}; there are {', '.join(map(str, known))}")
@@ -173,6 +175,7 @@ def options_of(chosen: argparse.Namespace) -> Options:
         tpots_ms=chosen.tpot,
         shares=chosen.splits,
         peers=() if "peers" in chosen.without else PEERS,
+        auto="auto" not in chosen.without,
         ablations="ablations" not in chosen.without,
         seeds=chosen.seeds,
         length=chosen.length,
@@ -189,7 +192,7 @@ def told(
     """Print what was found so far."""
     found = judge.found_in(options, cells, known, file.results)
     print(report.splits(found))
-    for text in (report.contests(found), report.recoveries(found)):
+    for text in (report.autos(judge.autos(found)), report.contests(found), report.recoveries(found)):
         if "\n" in text:
             print(f"\n{text}")
     runs = file.results.values()
@@ -200,12 +203,14 @@ def told(
 def ci(chosen: argparse.Namespace) -> int:
     """Four short cells from traffic to report, in a file of their own; nothing is judged."""
     file = ResultsFile(chosen.results.with_name("goodput-ci.jsonl"), code_hash())
-    known = {(cell.traffic, cell.workers, cell.tpot_ms): capacity.Capacity(_CI_SCALE, 0) for cell in _CI}
+    known = {
+        (cell.traffic, cell.workers, cell.tpot_ms): capacity.Capacity(_CI_SCALES[cell.traffic], 0) for cell in _CI
+    }
     _cells(_CI_OPTIONS, _CI, known, Bench(file, chosen.jobs), file)
     found = told(_CI_OPTIONS, _CI, known, file)
     if chosen.json is not None:
         report.write_json(chosen.json, {"ci": True}, known, found, [])
-    return 0 if len(found) == len(_CI) else 1
+    return 0 if len(judge.autos(found)) == len(_CI) else 1
 
 
 def _cells(
@@ -249,6 +254,7 @@ def whole(chosen: argparse.Namespace) -> int:
         return 130
     found = told(options, cells, known, file)
     checks, unjudged = judge.checks(found), judge.unjudged(found)
+    unjudged += goodput_auto.unjudged(judge.autos(found)) if options.auto else []
     complete = options == Options()
     json_path = chosen.json or (_ROOT / "docs" / "goodput.json" if complete else None)
     plot_path = chosen.plot or (_ROOT / "docs" / "goodput.svg" if complete else None)
@@ -258,7 +264,9 @@ def whole(chosen: argparse.Namespace) -> int:
         report.write_json(json_path, setup, known, found, checks)
     if plot_path is not None:
         report.plot(plot_path, found)
-    return verdict(checks, "our router at its best split is not behind the best peer", unjudged)
+    return verdict(
+        checks, "our router is not behind the best peer, nor a split that follows the load behind the best", unjudged
+    )
 
 
 if __name__ == "__main__":

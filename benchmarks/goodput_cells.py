@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from tandem.core.errors import TandemError
+from tandem.fleetsim.contenders import AUTO
 from tandem.fleetsim.fleet import roles
 from tandem.fleetsim.peers.catalogue import CURRENT, current
 from tandem.fleetsim.scenarios import sessions
@@ -12,6 +13,10 @@ from tandem.fleetsim.scenarios.generated import TRAFFIC
 TRAFFICS: Final = (*(each.name for each in TRAFFIC), sessions.NAME)
 CLOSED: Final = (sessions.NAME,)
 """Closed loops among them: how much is asked depends on how fast it is answered."""
+SHIFTING: Final = tuple(each.name for each in TRAFFIC if each.apart)
+"""Traffic whose phases have a kind of requests each."""
+STATIONARY: Final = (*(each.name for each in TRAFFIC if not each.phase_s), sessions.NAME)
+"""Traffic without phases."""
 SIZES: Final = (8, 16)
 LOADS: Final = (0.5, 0.8, 0.95, 1.1)
 TPOTS_MS: Final = (25, 50)
@@ -62,14 +67,17 @@ class Run:
 
     @property
     def split(self) -> str:
-        """As it is told: 12P4D, or 16 unified."""
+        """As it is told: 12P4D, 16 unified, or 16 auto."""
+        if self.contender == AUTO:
+            return f"{self.workers} auto"
         return f"{self.prefills}P{self.workers - self.prefills}D" if self.prefills else f"{self.workers} unified"
 
 
 @dataclass(frozen=True)
 class Options:
     """What of the bench is run. `length` shortens runs for a look at all of it at once; `itl` is the ITL target of
-    the workers as a share of the TPOT that is judged."""
+    the workers as a share of the TPOT that is judged. With `auto` a split that follows the load runs in every cell;
+    where traffic shifts, every split then has `seeds_shifted` seeds, as each may be the best of a phase."""
 
     traffics: tuple[str, ...] = TRAFFICS
     sizes: tuple[int, ...] = SIZES
@@ -77,9 +85,11 @@ class Options:
     tpots_ms: tuple[int, ...] = TPOTS_MS
     shares: tuple[float, ...] = SHARES
     peers: tuple[str, ...] = PEERS
+    auto: bool = True
     ablations: bool = True
     seeds: int = 5
     seeds_ablated: int = 3
+    seeds_shifted: int = 3
     splits_kept: int = 3
     length: float = 1.0
     itl: float = 1.0

@@ -10,11 +10,11 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parent.parent
 _FLEET: Final = ("tandem/core", "tandem/engine", "tandem/fleetsim", "tandem/worker/worth.py")
-_PLACING: Final = ("kv_transfer", "router/placement", "router/settings.py")
+_PLACING: Final = ("kv_transfer", "router/placement", "router/settings.py", "router/split")
 """What decides where requests go, but not how much a fleet can carry."""
-_PLACING_FLEETSIM: Final = ("peers", "contenders.py", "ours.py", "router.py")
+_PLACING_FLEETSIM: Final = ("auto.py", "peers", "contenders.py", "ours.py", "router.py")
 """The same within the simulator."""
-_READING: Final = ("goodput_judge.py", "goodput_report.py")
+_READING: Final = ("goodput_auto.py", "goodput_judge.py", "goodput_report.py")
 """Parts of the bench that read results and decide none."""
 _BENCH: Final = "goodput_*.py"
 

@@ -7,15 +7,17 @@ from math import inf, isfinite
 from statistics import fmean, median
 from typing import Final
 
+from benchmarks import goodput_auto
+from benchmarks.goodput_auto import Auto, bounded
 from benchmarks.goodput_capacity import Capacity, Key
 from benchmarks.goodput_cells import CLOSED, Cell, Options
-from benchmarks.goodput_plan import PEER_BAR, SEEDS_MIN, Results, best_split, by_seed, ratio_of, split_runs
+from benchmarks.goodput_plan import PEER_BAR, Results, best_split, by_seed, ratio_of, split_runs
 from benchmarks.goodput_runs import ABLATIONS, Result
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import OURS
-from tandem.fleetsim.goodput import BUCKET_S, Bucket, recovery_s
+from tandem.fleetsim.contenders import AUTO, OURS
+from tandem.fleetsim.goodput import BUCKET_S, recovery_s
 
 PEERS_BAR: Final = 1.0
 """Of the best peers' figures, in the geometric mean over cells."""
@@ -53,6 +55,7 @@ class Found:
     shifts_s: tuple[float | None, ...]
     peers: tuple[Contest, ...]
     ablated: tuple[Contest, ...]
+    auto: Auto | None = None
 
     @property
     def attainment(self) -> float:
@@ -104,6 +107,11 @@ def _found(options: Options, cell: Cell, capacity: float, by_split: Mapping[int,
         for split in sorted({0, best})
         if (theirs := runs_of(split, contender))
     ]
+    peers = {
+        (each.contender, each.prefills): each.per_s if cell.traffic in CLOSED else each.theirs
+        for each in contests
+        if each.contender in options.peers
+    }
     return Found(
         cell=cell,
         rate=fmean(result.judged[cell.tpot_ms]["offered_per_s"] for result in runs),
@@ -121,6 +129,7 @@ def _found(options: Options, cell: Cell, capacity: float, by_split: Mapping[int,
         else (),
         peers=tuple(each for each in contests if each.contender in options.peers),
         ablated=tuple(each for each in contests if each.contender in ABLATIONS),
+        auto=goodput_auto.auto_of(cell, runs_of(0, AUTO), by_split[best], splits, peers),
     )
 
 
@@ -146,17 +155,10 @@ def shifts_s(run: Result, splits: Sequence[Result], tpot_ms: int) -> tuple[float
     edges = [*(at_s for at_s in run.changes_s if at_s >= run.begin_s), buckets[-1].begin_s + BUCKET_S]
     found = []
     for begin_s, end_s in pairwise(edges):
-        best = max(_within(each.by_arrival(tpot_ms), begin_s, end_s) for each in splits)
+        best = max(goodput_auto.share(each.by_arrival(tpot_ms), begin_s, end_s) for each in splits)
         phase = [bucket for bucket in buckets if bucket.begin_s < end_s]
         found.append(recovery_s(phase, begin_s, best))
     return tuple(found)
-
-
-def _within(buckets: Sequence[Bucket], begin_s: float, end_s: float) -> float:
-    """Attainment of the buckets that begin in that time; 0 without a request."""
-    inside = [bucket for bucket in buckets if begin_s <= bucket.begin_s < end_s]
-    offered = sum(bucket.offered for bucket in inside)
-    return sum(bucket.met for bucket in inside) / offered if offered else 0.0
 
 
 def best_peer(found: Found) -> Contest | None:
@@ -169,20 +171,25 @@ def best_peer(found: Found) -> Contest | None:
 def checks(found: Sequence[Found]) -> list[Check]:
     """Ours at the best split against every peer in every cell where peers ran, and against the best peers over all
     cells. Either falls short only where its whole interval does. What `unjudged` names is left out."""
-    bounded = [(ratio, each, peer) for each in found for peer in each.peers if _bounded(ratio := peer.ratio)]
+    known = [(ratio, each, peer) for each in found for peer in each.peers if bounded(ratio := peer.ratio)]
     verdicts = []
-    if bounded:
-        ratio, each, peer = min(bounded, key=lambda one: one[0].high if one[0] else inf)
+    if known:
+        ratio, each, peer = min(known, key=lambda one: one[0].high if one[0] else inf)
         assert ratio is not None
         named = (
             f"goodput over a peer's, {ratio.mean:.3f} in {each.cell.name} over {peer.contender}, upper end, the least"
         )
         verdicts.append(Check(named, ratio.high, PEER_BAR, True))
     over = over_best(found)
-    if over is not None and _bounded(over):
+    if over is not None and bounded(over):
         named = f"goodput over the best peer's, geometric mean of the cells {over.mean:.3f}, upper end"
         verdicts.append(Check(named, over.high, PEERS_BAR, True))
-    return verdicts
+    return verdicts + goodput_auto.checks(autos(found))
+
+
+def autos(found: Sequence[Found]) -> list[Auto]:
+    """The cells in which a split that follows the load has run."""
+    return [each.auto for each in found if each.auto is not None]
 
 
 def unjudged(found: Sequence[Found]) -> list[str]:
@@ -191,14 +198,14 @@ def unjudged(found: Sequence[Found]) -> list[str]:
     if not contests:
         return ["there is no peer to compare with in any cell"]
     told = []
-    if open_ones := [(each, peer) for each, peer in contests if not _bounded(peer.ratio)]:
+    if open_ones := [(each, peer) for each, peer in contests if not bounded(peer.ratio)]:
         each, peer = open_ones[0]
         assert peer.ratio is not None
         told.append(
             f"{len(open_ones)} of {len(contests)} comparisons with peers have no bounds ({peer.contender} in "
             f"{each.cell.name} among them, {peer.ratio.seeds} seeds)"
         )
-    if not _bounded(over_best(found)):
+    if not bounded(over_best(found)):
         told.append("the geometric mean over cells has no bounds")
     return told
 
@@ -206,10 +213,6 @@ def unjudged(found: Sequence[Found]) -> list[str]:
 def over_best(found: Sequence[Found]) -> Interval | None:
     """Ours over the best peer of each cell, in the geometric mean over the cells that have one."""
     return over_all([(each.ours, each.theirs(peer)) for each in found if (peer := best_peer(each)) is not None])
-
-
-def _bounded(ratio: Interval | None) -> bool:
-    return ratio is not None and ratio.seeds >= SEEDS_MIN and isfinite(ratio.high)
 
 
 def over_all(pairs: Sequence[tuple[BySeed, BySeed]]) -> Interval | None:
@@ -238,6 +241,7 @@ def line_of(found: Found) -> dict[str, object]:
         "shifts_s": list(found.shifts_s),
         "peers": [_contest(each) for each in found.peers],
         "ablated": [_contest(each) for each in found.ablated],
+        "auto": None if found.auto is None else goodput_auto.line_of(found.auto),
     }
 
 

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Final, TypeVar
 
 from benchmarks.goodput_capacity import LADDER, SEEDS, Key, Points, length_of, next_probe
-from benchmarks.goodput_cells import Cell, Options, Run
+from benchmarks.goodput_cells import SHIFTING, Cell, Options, Run
 from benchmarks.goodput_runs import ABLATIONS, Result
 from benchmarks.statistics import BySeed, Interval, paired
-from tandem.fleetsim.contenders import OURS
+from tandem.fleetsim.contenders import AUTO, OURS
 
 T = TypeVar("T")
 Results = Mapping[Run, Result]
@@ -117,12 +117,17 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
     if rounds:
         yield from (options.run(cell, capacity, split, OURS, seed) for split, seed in rounds)
         return
-    if cell not in options.compared():
-        return
     best = best_split(options, by_split)
     mine = by_split[best]
-    if options.peers and (lacking := [seed for seed in range(options.seeds) if seed not in mine]):
+    compared_here = cell in options.compared()
+    if options.auto or (options.peers and compared_here):
+        lacking = [seed for seed in range(options.seeds) if seed not in mine]
         yield from (options.run(cell, capacity, best, OURS, seed) for seed in lacking)
+        if lacking:
+            return
+    if options.auto:
+        yield from (run for run in _auto_runs(options, cell, capacity, by_split) if run not in results)
+    if not compared_here:
         return
     peers = {
         (split, contender): compared(
@@ -139,6 +144,21 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
                 run = options.run(cell, capacity, best, contender, seed)
                 if run not in results:
                     yield run
+
+
+def _auto_runs(options: Options, cell: Cell, capacity: float, by_split: Mapping[int, BySeed]) -> Iterator[Run]:
+    """A split that follows the load with all seeds; and the fixed ones that may be the best after a shift."""
+    for seed in range(options.seeds):
+        yield options.run(cell, capacity, 0, AUTO, seed)
+    if shifts(cell):
+        for split in by_split:
+            for seed in range(min(options.seeds, options.seeds_shifted)):
+                yield options.run(cell, capacity, split, OURS, seed)
+
+
+def shifts(cell: Cell) -> bool:
+    """Whether its traffic changes its kind, without a surge that would hide it."""
+    return cell.traffic in SHIFTING and cell.load <= 1
 
 
 def _split_rounds(options: Options, by_split: Mapping[int, BySeed]) -> list[tuple[int, int]]:

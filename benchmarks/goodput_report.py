@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.goodput_auto import Auto
 from benchmarks.goodput_capacity import Capacity, Key
 from benchmarks.goodput_cells import Cell
 from benchmarks.goodput_judge import Found, best_peer, line_of
@@ -74,6 +75,34 @@ def contests(found: Sequence[Found]) -> str:
     return table(head, rows)
 
 
+def autos(found: Sequence[Auto]) -> str:
+    """A split that follows the load in every cell where it ran: its share in the objective, what it has over the best
+    fixed split, workers that change kind a minute, how many take prompts at the end by seed, and what it has some
+    time after a shift of traffic over the best split for it."""
+    rows = [
+        (
+            each.cell.name,
+            f"{fmean(each.attained.values()):.3f}",
+            f"{len(each.attained)}",
+            _interval(each.over_best),
+            f"{fmean(each.moves.values()):.2f}",
+            " ".join(str(held[-1][1]) if held else "-" for _, held in sorted(each.held.items())),
+            _interval(each.after_shifts),
+        )
+        for each in found
+    ]
+    head = (
+        "split that follows the load",
+        "share",
+        "seeds",
+        "over best split",
+        "moves/min",
+        "P at the end",
+        "after a shift",
+    )
+    return table(head, rows)
+
+
 def recoveries(found: Sequence[Found]) -> str:
     """By cell, of the best split: after an overload, by seed, seconds until 95 % of those that arrive are in the
     objective again; after each change of traffic, seconds until 95 % of what the best split for it has."""
@@ -124,9 +153,9 @@ def _listed(items: Sequence[object]) -> list[str]:
 
 
 def plot(path: Path, found: Sequence[Found]) -> None:
-    """A picture per traffic and size: attainment by load, of the best split, of all unified workers and of the best
-    peer; solid for the wide bound on TPOT, dashed for the tight one. Raises `bad_setting` without matplotlib or when
-    the file cannot be written."""
+    """A picture per traffic and size: attainment by load, of the best split, of all unified workers, of the best peer
+    and of a split that follows the load; solid for the wide bound on TPOT, dashed for the tight one. Raises
+    `bad_setting` without matplotlib or when the file cannot be written."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -163,4 +192,10 @@ def _curves(cells: Sequence[Found]) -> list[tuple[str, str, list[tuple[float, fl
     best = [(each.cell.load, each.attainment) for each in cells]
     unified = [(each.cell.load, fmean(each.splits[0].values())) for each in cells if 0 in each.splits]
     peers = [(each.cell.load, fmean(peer.theirs.values())) for each in cells if (peer := best_peer(each)) is not None]
-    return [("best split", "black", best), ("unified", "tab:blue", unified), ("best peer", "tab:orange", peers)]
+    auto = [(each.cell.load, fmean(each.auto.attained.values())) for each in cells if each.auto is not None]
+    return [
+        ("best split", "black", best),
+        ("unified", "tab:blue", unified),
+        ("best peer", "tab:orange", peers),
+        ("auto", "tab:green", auto),
+    ]

@@ -98,4 +98,8 @@ def _result_of(fields: dict[str, object]) -> Result:
         begin_s=float(str(fields["begin_s"])),
         changes_s=tuple(float(each) for each in fields["changes_s"]),  # type: ignore[attr-defined]
         code=str(fields["code"]),
+        held=tuple(
+            (float(at_s), int(prefills), None if itl_ms is None else float(itl_ms), int(moves))
+            for at_s, prefills, itl_ms, moves in fields["held"]  # type: ignore[attr-defined]
+        ),
     )

@@ -22,8 +22,9 @@ from benchmarks.goodput_cells import (
 from benchmarks.goodput_code import code_hash
 from router.settings import PlacementSettings
 from tandem.core.slo import Slo
-from tandem.fleetsim.contenders import EQUAL_TERMS, OURS, decider_of
-from tandem.fleetsim.fleet import DeciderOf, FleetSettings, roles, simulate
+from tandem.fleetsim.auto import AutoDecider
+from tandem.fleetsim.contenders import AUTO, EQUAL_TERMS, OURS, decider_of
+from tandem.fleetsim.fleet import DeciderOf, Fleet, FleetSettings, roles
 from tandem.fleetsim.goodput import BUCKET_S, Bucket, Judged, Window, judge
 from tandem.fleetsim.scenarios import generated, sessions
 from tandem.fleetsim.scenarios.draws import Surge
@@ -49,11 +50,16 @@ _CODE: Final = code_hash()
 """Taken when this process imported all that a run depends on: the files may change later."""
 
 
+Held = tuple[float, int, float | None, int]
+"""From when on (s), how many workers take prompts for others, what steps may take (ms; None for the workers' own
+target), and how many workers have changed kind so far."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a run came to, by the code whose hash is `code`. `judged` and `buckets` (of 5 s, by arrival) are by the
     bound on TPOT in ms; `begin_s` is when the first bucket begins, `changes_s` when traffic changed or a surge
-    ended."""
+    ended. `held` are the splits that there were where it follows the load."""
 
     run: Run
     requests: int
@@ -63,6 +69,7 @@ class Result:
     begin_s: float
     changes_s: tuple[float, ...]
     code: str
+    held: tuple[Held, ...] = ()
 
     def attainment(self, tpot_ms: int) -> float:
         return self.judged[tpot_ms]["attainment"]
@@ -85,7 +92,8 @@ def carry_out(run: Run) -> Result:
     workload, surge, changes_s = traffic_of(run)
     settings = fleet_of(run)
     began = time.process_time()
-    simulate(settings, policy_of(run), workload)
+    fleet = Fleet(settings, policy_of(run))
+    fleet.run(workload)
     cpu_s = time.process_time() - began
     requests = workload.requests
     window = Window(WARM_UP_S * run.length, max((request.arrival_s for request in requests), default=0.0))
@@ -100,6 +108,17 @@ def carry_out(run: Run) -> Result:
         begin_s=window.begin_s,
         changes_s=changes_s if surge is None else (surge.end_s,),
         code=_CODE,
+        held=held_by(fleet),
+    )
+
+
+def held_by(fleet: Fleet) -> tuple[Held, ...]:
+    """The splits of a fleet whose split follows the load."""
+    if not isinstance(fleet.decider, AutoDecider):
+        return ()
+    return tuple(
+        (round(each.at_s, 3), each.prefills, None if each.itl_s is None else round(1e3 * each.itl_s, 3), each.moves)
+        for each in fleet.decider.history
     )
 
 
@@ -110,7 +129,7 @@ def slo(tpot_ms: int) -> Slo:
 
 def fleet_of(run: Run) -> FleetSettings:
     """Its workers."""
-    of_workers = roles(unified=run.workers)
+    of_workers = roles(auto=run.workers) if run.contender == AUTO else roles(unified=run.workers)
     if run.prefills:
         of_workers = roles(prefill=run.prefills, decode=run.workers - run.prefills)
     return generated.fleet(of_workers, itl_target_s=run.itl_ms / 1e3)

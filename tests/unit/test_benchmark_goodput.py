@@ -24,7 +24,7 @@ from benchmarks.goodput_runs import Result
 from benchmarks.rounds import Check, verdict
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import OURS
+from tandem.fleetsim.contenders import AUTO, OURS
 from tandem.fleetsim.fleet import roles
 from tandem.fleetsim.goodput import recovery_s
 from tandem.fleetsim.scenarios import generated
@@ -36,7 +36,7 @@ Attained = Callable[[Run], float]
 
 def result(run: Run, attainment: float, per_s: float | None = None) -> Result:
     per_s = 10 * attainment if per_s is None else per_s
-    figures = {"attainment": attainment, "goodput_per_s": per_s, "offered_per_s": 10.0}
+    figures = {"attainment": attainment, "goodput_per_s": per_s, "offered": 1200.0, "offered_per_s": 10.0}
     figures |= {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
     return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a")
 
@@ -100,7 +100,7 @@ def test_capacities_are_kept_for_the_settings_they_were_measured_with(tmp_path: 
 
 # ---- plan ----
 
-ALONE = Options(peers=(), ablations=False)
+ALONE = Options(peers=(), ablations=False, auto=False)
 
 
 def test_shares_are_whole_workers_on_both_sides() -> None:
@@ -194,7 +194,7 @@ def test_peers_run_at_unified_and_the_best_split_of_the_compared_cells_alone() -
     ablated = {name: seeds(results, best, name) for name in goodput_runs.ABLATIONS}
     assert set(map(tuple, ablated.values())) == {(0, 1, 2)}
     other = next(each for each in options.cells() if each not in options.compared())
-    assert {run.contender for run in played(options, other, lambda run: 0.9)} == {OURS}
+    assert {run.contender for run in played(options, other, lambda run: 0.9)} == {OURS, AUTO}
 
 
 @given(st.integers(0, 40), st.integers(0, 5))
@@ -297,7 +297,7 @@ def test_a_closed_loop_is_compared_by_requests_per_second() -> None:
     def measured(run: Run) -> Result:
         return result(run, 0.9, per_s=5.0 if run.prefills == 4 else 4.0 if run.contender == OURS else 3.0)
 
-    options = Options(traffics=("agents",), peers=("random",), ablations=False)
+    options = Options(traffics=("agents",), peers=("random",), auto=False, ablations=False)
     cell_of = next(each for each in sorted(options.compared(), key=str) if each.workers == 8)
     results: dict[Run, Result] = {}
     while runs := list(goodput_plan.wanted(options, cell_of, 0.6, results)):
@@ -467,5 +467,7 @@ def test_a_bench_without_peers_judges_nothing_and_says_so(tmp_path: Path, capsys
     goodput_capacity.write(capacities, settings_hash(), {("bimodal", 8, 50): Capacity(0.4, 0)})
     where = ["--results", str(tmp_path / "r.jsonl"), "--capacities", str(capacities), "--jobs", "1"]
     small = ["--traffic", "bimodal", "--workers", "8", "--loads", "0.5", "--tpot", "50", "--splits", "0"]
-    assert goodput.main([*where, *small, "--length", "0.05", "--seeds", "1", "--without", "peers,ablations"]) == 1
+    assert (
+        goodput.main([*where, *small, "--length", "0.05", "--seeds", "1", "--without", "peers,ablations,auto"]) == 1
+    )
     assert capsys.readouterr().out.splitlines()[-1] == "NOT JUDGED: there is no peer to compare with in any cell"
