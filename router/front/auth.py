@@ -35,6 +35,19 @@ class Caller:
         if self.models and model not in self.models:
             raise TandemError("not_allowed", f"this API key may not use the model {model!r}", param="model")
 
+    def check_priority(self, priority: int | None) -> int:
+        """The priority of a request that asks for this one, 0 where it asks for none. Raises `not_allowed` above what
+        its tenant may ask for: a higher one goes first, and weighs more where workers are chosen."""
+        most = self.quota.priority_max
+        if priority is not None and most is not None and priority > most:
+            raise TandemError(
+                "not_allowed",
+                f"priority = {priority}: this API key may ask for {most} at most; `priority_max` of its tenant in the"
+                " key file says how high",
+                param="priority",
+            )
+        return priority or 0
+
 
 ANYONE: Final = Caller(operator=True)
 """Without a key file there is nobody to tell apart."""
@@ -75,6 +88,8 @@ class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True):
     requests_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     kv_bytes_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    priority_max: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """Nobody goes before others unless the key file says so; to go behind them is anybody's choice."""
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,8 +101,9 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 def load_keys(path: Path) -> Keys:
     """Read a key file: `{"salt_key": "…", "keys": {"<key>": "<tenant>" | {"tenant": …, "models": […]}}}`.
 
-    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …, "kv_bytes_max": …}}` gives tenants
-    quotas; `"operator": true` beside a key's tenant makes it one of whoever runs the service.
+    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …, "kv_bytes_max": …,
+    "priority_max": …}}` gives tenants quotas and says how high a priority they may ask for, 0 where it does not;
+    `"operator": true` beside a key's tenant makes it one of whoever runs the service, without a bound on priorities.
     Every router of a service needs the same `salt_key`, else they do not share prefixes. Raises `bad_setting`.
     """
     try:
@@ -131,7 +147,8 @@ def _check_tenants(content: _KeyFile, known: list[str], path: Path) -> None:
 
 
 def _caller(entry: _KeyEntry, salt_key: bytes, limits: _TenantEntry) -> Caller:
-    quota = Quota(limits.requests_per_minute, limits.tokens_per_minute, limits.kv_bytes_max)
+    priority_max = None if entry.operator else limits.priority_max
+    quota = Quota(limits.requests_per_minute, limits.tokens_per_minute, limits.kv_bytes_max, priority_max)
     return Caller(entry.tenant, tenant_salt(salt_key, entry.tenant), entry.models, quota, entry.operator)
 
 

@@ -134,6 +134,7 @@ class FrontDoor:
         sampling = parameters.sampling(request, renderer.vocab_size, renderer.defaults)
         begun = beginning(request)
         seed = self.services.entropy.u64() if request.seed is None else request.seed & _U64
+        priority = arrival.caller.check_priority(request.priority)
         generations = tuple(
             Generation(
                 request_id=arrival.part_id(number),
@@ -149,7 +150,7 @@ class FrontDoor:
                 received=arrival.received,
                 received_wall=arrival.received_wall,
                 trace=arrival.trace,
-                priority=request.priority or 0,
+                priority=priority,
                 resume=facts_of(request, arrival.received_wall, arrival.speech),
                 cache_key=_cache_key(arrival.caller, request.cache_salt, request.prompt_cache_key),
                 kv_bytes_max=arrival.caller.quota.kv_bytes_max,

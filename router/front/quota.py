@@ -15,11 +15,12 @@ MINUTE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Quota:
-    """What a tenant may use per minute, and have of KV in workers' tiers; None means no bound."""
+    """What a tenant may use per minute, have of KV in workers' tiers, and ask for as priority. None: no bound."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     kv_bytes_max: int | None = None
+    priority_max: int | None = None
 
 
 UNBOUNDED: Final = Quota()

@@ -20,7 +20,7 @@ class CostModel:
     def __init__(self, priors: CostPriors) -> None:
         self.prefill = PrefillCosts(priors.prefill_tokens_per_s)
         self.steps = StepCosts(priors.step_ms, priors.step_ms_per_sequence, priors.step_ms_per_1k_context / 1e3)
-        prior = Shape(*self.steps.general, 0.0, 1e3 / priors.prefill_tokens_per_s, 0.0)
+        prior = Shape(*self.steps.general(), 0.0, 1e3 / priors.prefill_tokens_per_s, 0.0)
         self._pools = Pools(self.prefill, self.steps, prior)
         self.transfers = TransferCosts(priors.transfer_bytes_per_s)
         self.answers = AnswerLengths()
@@ -87,5 +87,5 @@ class CostModel:
         if isinstance(computed, int) and isinstance(reused, int):
             ms, chunks = (span.end_s - span.start_s) * 1e3, span.attributes.get("chunks")
             steps = chunks if isinstance(chunks, int) and chunks > 0 else 1
-            steps_ms = steps * self.steps.general.ms(*self._batches.get(worker_id, (0, 0)))
+            steps_ms = steps * self.steps.usual(worker_id).ms(*self._batches.get(worker_id, (0, 0)))
             self.prefill.observe_prompt(worker_id, computed, reused, ms, alone=alone, steps_ms=steps_ms, steps=steps)

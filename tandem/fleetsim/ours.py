@@ -150,7 +150,7 @@ class OursDecider:
                 self._loads[number] = load = worker.load
                 view = self.views[number]
                 view.loaded(load, now, _LOAD_LAG_S)
-                self.costs.observe_load(view.worker_id, load, view.attended_tokens)
+                self.costs.observe_load(view.worker_id, load, view.attended_tokens, view.kind)
 
     def _sent(self, request: Request, asked: PlacementRequest, placement: Placement, now: float) -> tuple[int, int]:
         numbers = self._knowledge.numbers

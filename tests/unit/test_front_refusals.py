@@ -390,3 +390,21 @@ def test_a_bad_key_file_stops_the_start_and_names_itself(tmp_path: Path, content
         load_keys(path)
     assert failed.value.code == "bad_setting"
     assert str(path) in failed.value.message
+
+
+def test_a_priority_is_bounded_by_what_the_key_file_grants(tmp_path: Path) -> None:
+    path = tmp_path / "granted.json"
+    granted = {"b": {"priority_max": 2}}
+    known = {"sk-a": "a", "sk-b": "b", "sk-ops": {"tenant": "ops", "operator": True}}
+    path.write_bytes(msgspec.json.encode({"salt_key": "0123456789abcdef", "keys": known, "tenants": granted}))
+    asked = [("a", None, 200), ("a", -3, 200), ("a", 1, 403), ("b", 2, 200), ("b", 3, 403), ("ops", 1000, 200)]
+
+    async def test(stage: Stage) -> None:
+        for caller, priority, status in asked:
+            answer = await stage.post(CHAT, chat_body(priority=priority), authorization=f"Bearer sk-{caller}")
+            assert answer.status == status, (caller, priority)
+            if status == 403:
+                assert (answer.error["code"], answer.error["param"]) == ("not_allowed", "priority")
+        assert [started.generation.priority for started in stage.script.started] == [0, -3, 2, 1000]
+
+    on_stage(test, keys=load_keys(path))

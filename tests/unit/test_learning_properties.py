@@ -10,6 +10,7 @@ from router.placement import CostModel
 from router.settings import CostPriors
 from tandem.core.entropy import SeededEntropy, below, unit
 from tandem.core.messages import Load
+from tandem.core.spans import Attribute, Span
 from tandem.engine.step_model import StepLoad, StepTimeModel
 from tandem.fleetsim.fleet import Fleet
 from tandem.fleetsim.ours import OursDecider
@@ -100,10 +101,11 @@ def test_a_slower_worker_is_told_and_forgotten_by_its_own_work(workers: int, rat
     def compared(look: Look) -> float:
         return look.prompt_ms[0] / median(look.prompt_ms[1:])
 
-    for begin_s, end_s, found in (
+    phases: tuple[tuple[float, float, Callable[[Look], bool]], ...] = (
         (since_s, until_s, lambda look: compared(look) >= 1.2),
         (until_s, 85.0, lambda look: compared(look) <= 1.1),
-    ):
+    )
+    for begin_s, end_s, found in phases:
         phase = [look for look in looks if begin_s <= look.now < end_s]
         first = next(place for place, look in enumerate(phase) if found(look))
         own = sum(look.worker == 0 for look in phase[: first + 1])
@@ -124,7 +126,9 @@ def test_the_order_of_prompts_moves_no_pace() -> None:
             assert each / median(one) == pytest.approx(again / median(other), rel=0.05)
 
 
-def told(costs: CostModel, worker: str, pace: float, lengths: tuple[int, int], kind: str = "a") -> None:
+def told(
+    costs: CostModel, worker: str, pace: float, lengths: tuple[int, int], kind: tuple[str, ...] = ("a",)
+) -> None:
     """A worker tells of 200 steps, each with a prompt whose length lies in these bounds, and of as many without."""
     model, entropy = StepTimeModel(1e-4), SeededEntropy(7, worker)
     for _ in range(200):
@@ -137,7 +141,7 @@ def told(costs: CostModel, worker: str, pace: float, lengths: tuple[int, int], k
             seconds = 0.01 + 5e-5 * load.decode_rows + 3e-8 * load.decode_context
             seconds += 4e-5 * load.prefill_tokens + 1e-9 * load.prefill_context
             model.observe(load, pace * seconds)
-    costs.observe_load(worker, replace_fit(IDLE, model), 0, (kind,))
+    costs.observe_load(worker, replace_fit(IDLE, model), 0, kind)
 
 
 def replace_fit(load: Load, model: StepTimeModel) -> Load:
@@ -157,8 +161,8 @@ def test_who_has_short_prompts_only_looks_like_the_others() -> None:
 def test_kinds_of_hardware_share_no_median_and_a_new_worker_begins_at_its_own_kinds() -> None:
     costs = CostModel(CostPriors())
     for turn in range(4):
-        told(costs, f"fast{turn}", 1.0, (200, 3_000), "fast")
-    told(costs, "slow0", 2.0, (200, 3_000), "slow")
+        told(costs, f"fast{turn}", 1.0, (200, 3_000), ("fast",))
+    told(costs, "slow0", 2.0, (200, 3_000), ("slow",))
     costs.observe_load("new", IDLE, 0, ("slow",))
     true_ms = 0.04 * 2_000 + 1e-6 * 2_000 * 1_000
     assert costs.prefill_ms("fast0", 2_000) == pytest.approx(true_ms, rel=0.08)
@@ -179,3 +183,59 @@ def test_a_worker_that_has_started_anew_is_judged_anew() -> None:
     told(costs, "slow", 1.0, (200, 3_000))
     assert before > 1.3 * costs.prefill_ms("a", 2_000)
     assert costs.prefill_ms("slow", 2_000) == pytest.approx(costs.prefill_ms("a", 2_000), rel=0.05)
+
+
+def batch(pace: float, rows: int) -> Load:
+    """What a worker without a fit tells while `rows` sequences of 1,000 positions run."""
+    step_s = pace * (0.01 + 5e-5 * rows + 3e-8 * 1_000 * rows)
+    return Load(
+        **{**{name: getattr(IDLE, name) for name in IDLE.__struct_fields__}, "running": rows, "step_s": step_s}
+    )
+
+
+def prompt_span(tokens: int, pace: float) -> Span:
+    seconds = pace * (0.01 + 4e-5 * tokens + 1e-9 * tokens * tokens / 2)
+    attributes: dict[str, Attribute] = {"tokens_computed": tokens, "tokens_reused": 0, "chunks": 1}
+    return Span("", "", "", "prefill", "worker", 0.0, seconds, attributes)
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.5])
+def test_a_worker_that_tells_nothing_is_judged_beside_its_kind(pace: float) -> None:
+    costs = CostModel(CostPriors())
+    for worker in ("a", "b", "c"):
+        told(costs, worker, 1.0, (200, 3_000))
+    costs.observe_load("old", IDLE, 0, ("a",))
+    assert costs.prefill_ms("old", 2_000) == pytest.approx(costs.prefill_ms("a", 2_000), rel=0.02)
+    for turn in range(160):
+        costs.observe_load("old", batch(pace, 4 + turn % 8), 1_000 * (4 + turn % 8), ("a",))
+        costs.observe_load("old", IDLE, 0, ("a",))
+        costs.observe_spans("old", (prompt_span(300 + 15 * turn, pace),), alone=True)
+    assert costs.prefill_ms("old", 2_000) == pytest.approx(pace * costs.prefill_ms("a", 2_000), rel=0.1)
+    assert costs.step_ms("old", 8, 8_000) == pytest.approx(pace * costs.step_ms("a", 8, 8_000), rel=0.15)
+
+
+def test_models_do_not_share_what_their_steps_take() -> None:
+    costs = CostModel(CostPriors())
+    for number in range(3):
+        told(costs, f"small{number}", 1.0, (200, 3_000), ("gpu", "small", "r", "engine"))
+    told(costs, "large", 4.0, (200, 3_000), ("gpu", "large", "r", "engine"))
+    small, large = costs.steps.general("small").ms(8, 8_000), costs.steps.general("large").ms(8, 8_000)
+    assert large == pytest.approx(4 * small, rel=0.1)
+    costs.forget("large")
+    assert costs.steps.general("small").ms(8, 8_000) == pytest.approx(small)
+    assert costs.steps.general("large").ms(8, 8_000) == costs.steps.general("never seen").ms(8, 8_000)
+
+
+def test_a_new_kind_begins_at_what_the_nearest_takes() -> None:
+    costs = CostModel(CostPriors())
+    told(costs, "here", 1.0, (200, 3_000), ("gpu", "model", "r1", "engine"))
+    told(costs, "slower", 2.0, (200, 3_000), ("old gpu", "model", "r1", "engine"))
+    told(costs, "other", 8.0, (200, 3_000), ("gpu", "other", "r1", "engine"))
+    costs.observe_load("rolled", IDLE, 0, ("gpu", "model", "r2", "engine"))
+    assert costs.prefill_ms("rolled", 2_000) == pytest.approx(costs.prefill_ms("here", 2_000), rel=0.02)
+    told(costs, "rolled", 1.5, (200, 3_000), ("gpu", "model", "r2", "engine"))
+    assert costs.prefill_ms("rolled", 2_000) == pytest.approx(1.5 * costs.prefill_ms("here", 2_000), rel=0.08)
+    costs.observe_load("alien", IDLE, 0, ("gpu", "new", "r1", "engine"))
+    assert costs.prefill_ms("alien", 2_000) == pytest.approx(
+        CostModel(CostPriors()).prefill_ms("alien", 2_000), rel=0.02
+    )

@@ -2,7 +2,7 @@
 
 from math import exp, log
 from statistics import median
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 _GRID: Final = 64
 """Paces are told in steps of 1 over so much: workers that are alike have equal costs, which are worked out once."""
@@ -10,6 +10,8 @@ _LEAST: Final = 0.5
 """What was of less work is forgotten: whoever has done nothing for long has no say in what is usual."""
 _SETTLED: Final = 8
 """The median is found anew with every measurement of the first, and after so many measurements from then on."""
+
+Terms = TypeVar("Terms")
 
 
 class Faded:
@@ -80,3 +82,26 @@ class Paces:
         if found != self.median:
             self.median = found
             self.version += 1
+
+
+class Judged(Generic[Terms]):
+    """A worker that tells nothing of a kind whose others do: `told` is what those take. Its pace is how long its own
+    work took over that, drawn to theirs by evidence."""
+
+    __slots__ = ("_doubt", "_faded", "_window", "pace", "told")
+
+    def __init__(self, told: Terms, window: float, doubt: float) -> None:
+        """`window` and `doubt` count units of work, as in `Faded` and `Paces`."""
+        self.told = told
+        self.pace = 1.0
+        self._window, self._doubt = window, doubt
+        self._faded = Faded()
+
+    def observe(self, measured: float, expected: float, outlier: float) -> None:
+        """One unit of work; it counts as at most `outlier` times slower than is known of this worker."""
+        if measured <= 0.0 or expected <= 0.0:
+            return
+        faded = self._faded
+        faded.add(min(measured, outlier * self.pace * expected), expected, self._window)
+        believed = faded.work / (faded.work + self._doubt)
+        self.pace = exp(believed * log(faded.measured / faded.expected))

@@ -112,6 +112,19 @@ class Pool:
     def workers(self) -> Iterable[str]:
         return self._told
 
+    @property
+    def usual(self) -> Shape:
+        """What a worker at the median pace takes."""
+        plain, prompts, shape = self.plain.median, self.prompts.median, self.shape
+        return Shape(
+            plain * shape.base,
+            plain * shape.sequence,
+            plain * shape.read,
+            prompts * shape.piece,
+            prompts * shape.token,
+            prompts * shape.position,
+        )
+
     def observe(self, worker_id: str, fit: StepFit) -> bool:
         """A worker tells its fit. True when what is known of all others has changed by it."""
         told = self._told.get(worker_id)

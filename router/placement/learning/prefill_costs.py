@@ -14,7 +14,7 @@ full of prompts.
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
-from router.placement.learning.pace import Faded, Paces
+from router.placement.learning.pace import Faded, Judged, Paces
 
 _SHARE: Final = 0.1
 """Weight of a prompt in what follows all of them: positions attended to, tokens per piece."""
@@ -66,6 +66,8 @@ class PrefillCosts:
         self._version = 0
         self._fitted: dict[str, PrefillTerms] = {}
         """Of workers that tell."""
+        self._guessed: dict[str, Judged[PrefillTerms]] = {}
+        """Of workers that tell nothing, but are of a kind that does."""
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
         self._terms: dict[str, PrefillTerms] = {}
@@ -85,10 +87,17 @@ class PrefillCosts:
             known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
         return known
 
-    def tell(self, worker_id: str, token: float, position: float, piece: float) -> None:
+    def tell(self, worker_id: str, token: float, position: float, piece: float, *, guessed: bool = False) -> None:
         """What a worker tells of the prompts in its steps: milliseconds per token, per token and attended position,
-        and per piece."""
-        self._fitted[worker_id] = PrefillTerms(1.0, token, position, self._pieces_token, piece)
+        and per piece. `guessed`: it tells nothing itself, and others of its kind do."""
+        terms = PrefillTerms(1.0, token, position, self._pieces_token, piece)
+        if guessed:
+            guess = self._guessed.setdefault(worker_id, Judged(terms, _WINDOW, _DOUBT))
+            guess.told = terms
+            terms = _scaled(terms, guess.pace)
+        else:
+            self._guessed.pop(worker_id, None)
+        self._fitted[worker_id] = terms
 
     def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
         """What a worker says of its steps that had prompts in them."""
@@ -109,12 +118,19 @@ class PrefillCosts:
         attended = cached + computed / 2
         known = self._attended.get(worker_id, attended)
         self._attended[worker_id] = known + _SHARE * (attended - known)
-        if alone and ms > 0.0 and worker_id not in self._fitted:
+        if not alone or ms <= 0.0:
+            return
+        if (guess := self._guessed.get(worker_id)) is not None:
+            told = guess.told
+            added_ms = told.token * computed + told.position * computed * attended + told.piece * steps
+            guess.observe(ms, steps_ms + added_ms, _OUTLIER)
+            self._fitted[worker_id] = _scaled(told, guess.pace)._replace(pieces_token=self._pieces_token)
+        elif worker_id not in self._fitted:
             self._observe_alone(worker_id, (steps_ms, computed, computed * attended), ms)
 
     def forget(self, worker_id: str) -> None:
         self._paces.forget(worker_id)
-        for known in (self._rates, self._told, self._attended, self._terms, self._faded, self._fitted):
+        for known in (self._rates, self._told, self._attended, self._terms, self._faded, self._fitted, self._guessed):
             known.pop(worker_id, None)
 
     def _observe_pieces(self, computed: int, steps: int) -> None:
@@ -164,3 +180,7 @@ class PrefillCosts:
         _, token, position = self._shape.coefficients
         expected = token + position * self._attended.get(worker_id, 0.0)
         return 1e3 / (rate * expected) if rate is not None and expected > 0.0 else 1.0
+
+
+def _scaled(terms: PrefillTerms, pace: float) -> PrefillTerms:
+    return terms._replace(token=pace * terms.token, position=pace * terms.position, piece=pace * terms.piece)

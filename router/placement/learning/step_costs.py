@@ -4,13 +4,13 @@ The shape is one for all workers, which run the same model; the pace is each wor
 mean over steps, of which some computed pieces of prompts as well. Those do not count here: what a prompt takes from
 running sequences is a cost of that prompt. So a worker that has prompts says nothing, and a mean above its
 prediction, which may still have such steps in it, counts for less than one below. Of workers that tell how long
-their steps take nothing is inferred: what they tell holds.
+their steps take nothing is inferred: what they tell holds. One that tells nothing is judged beside its kind's.
 """
 
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
-from router.placement.learning.pace import Faded, Paces
+from router.placement.learning.pace import Faded, Judged, Paces
 from tandem.core.messages import Load
 
 _WINDOW: Final = 100.0
@@ -49,14 +49,22 @@ class StepCosts:
         self._version = 0
         self._told: dict[str, StepTerms] = {}
         """Of workers that tell."""
-        self._told_general: StepTerms | None = None
+        self._general: dict[str, StepTerms] = {}
+        """What most of those have in common that tell, by model."""
+        self._models: dict[str, str] = {}
+        """Of workers that tell, which model they compute."""
+        self._guessed: dict[str, Judged[StepTerms]] = {}
+        """Of workers that tell nothing, but are of a kind that does."""
         self._terms: dict[str, StepTerms] = {}
         self._solved = self._fit.coefficients
 
-    @property
-    def general(self) -> StepTerms:
-        """Those of a worker at the median pace."""
-        return self._told_general or StepTerms(*self._fit.coefficients)
+    def general(self, model: str = "") -> StepTerms:
+        """Those of a worker of this model at the median pace."""
+        return self._general.get(model) or StepTerms(*self._fit.coefficients)
+
+    def usual(self, worker_id: str) -> StepTerms:
+        """Those of a worker of the same model at the median pace."""
+        return self.general(self._models.get(worker_id, ""))
 
     def terms(self, worker_id: str) -> StepTerms:
         told = self._told.get(worker_id)
@@ -70,20 +78,35 @@ class StepCosts:
             known = self._terms[worker_id] = StepTerms(*(pace * term for term in self._solved))
         return known
 
-    def tell(self, worker_id: str, terms: StepTerms, general: StepTerms) -> None:
-        """What a worker tells of its steps, and what most of those that tell have in common."""
-        self._told[worker_id] = terms
-        self._told_general = general
+    def tell(
+        self, worker_id: str, terms: StepTerms, model: str, general: StepTerms, *, guessed: bool = False
+    ) -> None:
+        """What a worker tells of its steps, and what most of those of its model that tell have in common. `guessed`:
+        it tells nothing itself, and others of its kind do."""
+        self._general[model], self._models[worker_id] = general, model
+        if guessed:
+            guess = self._guessed.setdefault(worker_id, Judged(terms, _WINDOW, _DOUBT))
+            guess.told = terms
+            self._told[worker_id] = _scaled(terms, guess.pace)
+        else:
+            self._guessed.pop(worker_id, None)
+            self._told[worker_id] = terms
 
     def observe(self, worker_id: str, load: Load, attended_tokens: int) -> None:
         """A worker's mean step. Prompts that are being computed beside, or have just been, make it say nothing."""
+        guess = self._guessed.get(worker_id)
         if (
-            worker_id in self._told
+            (guess is None and worker_id in self._told)
             or load.step_s <= 0.0
             or load.running <= 0
             or load.queued_prompt_tokens > 0
             or load.waiting > 0
         ):
+            return
+        if guess is not None:
+            told_ms = guess.told.ms(load.running, attended_tokens)
+            guess.observe(load.step_s * 1e3, told_ms, _OUTLIER)
+            self._told[worker_id] = _scaled(guess.told, guess.pace)
             return
         ms = load.step_s * 1e3
         pace = self._paces.beside(worker_id)
@@ -102,7 +125,12 @@ class StepCosts:
 
     def forget(self, worker_id: str) -> None:
         self._paces.forget(worker_id)
-        for known in (self._faded, self._terms, self._told):
+        for known in (self._faded, self._terms, self._told, self._guessed):
             known.pop(worker_id, None)
-        if not self._told:
-            self._told_general = None
+        model = self._models.pop(worker_id, None)
+        if model is not None and model not in self._models.values():
+            del self._general[model]
+
+
+def _scaled(terms: StepTerms, pace: float) -> StepTerms:
+    return StepTerms(pace * terms.base, pace * terms.sequence, pace * terms.position)

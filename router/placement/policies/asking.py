@@ -32,7 +32,7 @@ def asking(
     """One request with everything its price depends on besides the worker."""
     tokens = costs.answers.expected(request.max_tokens, settings.expected_output_tokens)
     batches = _batches(found.decodes)
-    step_ms = costs.steps.general.ms(batches.sequences + request.sequences, batches.attended_tokens)
+    step_ms = costs.steps.general(request.model).ms(batches.sequences + request.sequences, batches.attended_tokens)
     lasting = EVEN
     if progress is not None:
         lasting = progress.lasting(found.decodes, step_ms, costs.answers.of(request.max_tokens), now)
