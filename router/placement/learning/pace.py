@@ -86,15 +86,16 @@ class Paces:
 
 class Judged(Generic[Terms]):
     """A worker that tells nothing of a kind whose others do: `told` is what those take. Its pace is how long its own
-    work took over that, drawn to theirs by evidence."""
+    work took over that, drawn to theirs by evidence; it is theirs until there has been a window's worth of work: most
+    that have told nothing will tell soon, and better."""
 
-    __slots__ = ("_doubt", "_faded", "_window", "pace", "told")
+    __slots__ = ("_doubt", "_faded", "_left", "_window", "pace", "told")
 
     def __init__(self, told: Terms, window: float, doubt: float) -> None:
         """`window` and `doubt` count units of work, as in `Faded` and `Paces`."""
         self.told = told
         self.pace = 1.0
-        self._window, self._doubt = window, doubt
+        self._window, self._doubt, self._left = window, doubt, window
         self._faded = Faded()
 
     def observe(self, measured: float, expected: float, outlier: float) -> None:
@@ -103,5 +104,7 @@ class Judged(Generic[Terms]):
             return
         faded = self._faded
         faded.add(min(measured, outlier * self.pace * expected), expected, self._window)
-        believed = faded.work / (faded.work + self._doubt)
-        self.pace = exp(believed * log(faded.measured / faded.expected))
+        self._left -= 1.0
+        if self._left <= 0.0:
+            believed = faded.work / (faded.work + self._doubt)
+            self.pace = exp(believed * log(faded.measured / faded.expected))
