@@ -50,10 +50,14 @@ class Account:
         """When its first token came to this router; None also when another router may have had it before."""
         return None if self._elsewhere else self._first_at
 
-    def advanced(self) -> None:
-        """Positions were accepted."""
+    def advanced(self, attempt: Attempt) -> None:
+        """Positions of an attempt were accepted. What the first attempt of all brings first teaches how well first
+        tokens are expected: a later one begins where others have been."""
         if self._first_at is None:
-            self._first_at = self._tools.clock.now()
+            self._first_at = now = self._tools.clock.now()
+            if attempt.number == 1 and not self._elsewhere:
+                actual_ms = 1e3 * (now - attempt.started)
+                self._tools.costs.observe_first(self._generation.model, attempt.placement.first_ms, actual_ms)
 
     def attempted(self, attempt: Attempt, outcome: str) -> None:
         """An attempt ended; `outcome` is `done`, `cancelled`, `moved` or an error code."""

@@ -97,7 +97,7 @@ class RunningRequest(HeldRequest):
         """`leg` brought accepted positions: prefill's first tokens go to decode, finishes are counted."""
         assert self._attempt is not None
         self._attempt = attempt = self._hedging.decide(self._attempt, leg)
-        self._account.advanced()
+        self._account.advanced(attempt)
         if leg is attempt.prefill:
             self._prefill_advanced(attempt, leg, output)
         else:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from router.placement.learning.answer_lengths import AnswerLengths
+from router.placement.learning.first_tokens import SHARPNESS, FirstTokens
 from router.placement.learning.pool import Shape
 from router.placement.learning.pools import Kind, Pools
 from router.placement.learning.prefill_costs import PrefillCosts
@@ -24,6 +25,8 @@ class CostModel:
         self._pools = Pools(self.prefill, self.steps, prior)
         self.transfers = TransferCosts(priors.transfer_bytes_per_s)
         self.answers = AnswerLengths()
+        self._first: dict[str, FirstTokens] = {}
+        """By model."""
         self._batches: dict[str, tuple[int, int]] = {}
         """Sequences, and the positions they attend to, as last told of a worker."""
 
@@ -44,6 +47,18 @@ class CostModel:
                 self._observe_pull(worker_id, span)
             elif span.name == "prefill":
                 self._observe_prefill(worker_id, span, alone and not pulled)
+
+    def observe_first(self, model: str, expected_ms: float, actual_ms: float) -> None:
+        """A placement's first token came, so long after it was placed."""
+        known = self._first.get(model)
+        if known is None:
+            known = self._first[model] = FirstTokens()
+        known.observe(expected_ms, actual_ms)
+
+    def sharpness(self, model: str) -> float:
+        """How well this model's first tokens are expected: see `FirstTokens`."""
+        known = self._first.get(model)
+        return SHARPNESS if known is None else known.sharpness
 
     def observe_answer(self, max_tokens: int, tokens: float) -> None:
         """A sequence ended after so many output tokens, of at most `max_tokens`."""

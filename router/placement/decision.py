@@ -178,6 +178,15 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
         """The worker that computes the prompt."""
         return self.decode if self.prefill is None else self.prefill
 
+    @property
+    def first_ms(self) -> float:
+        """When its first token is expected, in milliseconds from now; 0 where nothing was priced."""
+        if not self.costs:
+            return 0.0
+        candidate, cost = self.costs[0]
+        chosen = candidate == Candidate(self.decode, self.prefill or "")
+        return cost.queue_ms + cost.fetch_ms + cost.prefill_ms if chosen else 0.0
+
     def work(self, sequences: int) -> tuple[Work, Work | None]:
         """What an attempt of so many sequences puts on decode, and on prefill if there is one."""
         candidate, cost = self.costs[0]

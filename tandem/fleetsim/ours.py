@@ -71,6 +71,7 @@ class _Attempt:
     prefill: Work | None
     alone: bool
     prompts: int
+    placed_s: float
 
 
 class OursDecider:
@@ -118,6 +119,7 @@ class OursDecider:
         alone = attempt.alone and view.prompts == attempt.prompts and request.fetched == 0
         spans = (_prefill_span(request, now),)
         self.costs.observe_spans(view.worker_id, spans, alone=alone)
+        self.costs.observe_first(_MODEL, attempt.placement.first_ms, 1e3 * (now - attempt.placed_s))
 
     def finished(self, request: Request, now: float) -> None:
         attempt = self._attempts.pop(request.number)
@@ -162,7 +164,9 @@ class OursDecider:
         self.views[decode].submitted(now, on_decode)
         if on_prefill is not None:
             self.views[prefill].submitted(now, on_prefill)
-        self._attempts[request.number] = _Attempt(asked, placement, on_decode, on_prefill, alone, computing.prompts)
+        self._attempts[request.number] = _Attempt(
+            asked, placement, on_decode, on_prefill, alone, computing.prompts, now
+        )
         request.sources = tuple((numbers[source.holder], source.blocks) for source in placement.sources)
         return decode, prefill
 

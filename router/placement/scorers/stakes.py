@@ -3,8 +3,7 @@
 A miss costs as much time as the objective allows: whoever misses might as well have taken all of that. How likely one
 is grows smoothly with the expected time, as expected times are off. So a choice that comes near a bound pays before
 it is over it, one far below pays nothing, and where the bound is lost anyway the expected completion decides, which
-is always paid in full. The sharpness 5 of the likelihood stands for first tokens that come 2 ln 2 / 5, that is 28 %,
-sooner or later than expected on average: on generated traffic that a fleet can carry it is 21 to 30 %.
+is always paid in full. How smoothly follows from how far off first tokens have been lately (`FirstTokens`).
 
 Without parts of `PlacementSettings.without` the price lacks them, to show what each is worth.
 """
@@ -15,11 +14,12 @@ from typing import Final
 import msgspec
 
 from router.placement.decision import PlacementRequest
+from router.placement.learning.first_tokens import SHARPNESS
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
-_SURE: Final = 16.0
-"""An expected time so many times below its bound is over it less than once in a million times."""
+_SURE: Final = 64.0
+"""An expected time so many times below its bound is over it less than once in 30,000 times."""
 
 
 class Stakes(msgspec.Struct, frozen=True, gc=False):
@@ -35,9 +35,13 @@ class Stakes(msgspec.Struct, frozen=True, gc=False):
     own_stream_ms: float
     streams_ms: float
     behind_ms: float
+    sharpness: float = SHARPNESS
+    """Of the likelihood that a first token is late."""
 
 
-def stakes(request: PlacementRequest, answer_tokens: float, settings: PlacementSettings) -> Stakes | None:
+def stakes(
+    request: PlacementRequest, answer_tokens: float, settings: PlacementSettings, sharpness: float = SHARPNESS
+) -> Stakes | None:
     """Of a request whose answer is expected to have so many tokens; None where it has no objective."""
     held_to = request.objective
     if held_to is None or held_to.ttft_ms is held_to.tpot_ms is None:
@@ -55,17 +59,16 @@ def stakes(request: PlacementRequest, answer_tokens: float, settings: PlacementS
         0.0 if token_ms == inf or "stream" in without else own_ms,
         0.0 if token_ms == inf or "streams beside" in without else others_ms,
         0.0 if first_ms == inf or "prompts behind" in without else others_ms,
+        sharpness,
     )
 
 
-def miss(expected_ms: float, bound_ms: float) -> float:
+def miss(expected_ms: float, bound_ms: float, sharpness: float = SHARPNESS) -> float:
     """The probability that what is expected to take so long takes longer than its bound: a half at the bound, smooth
-    around it (log-logistic, of sharpness 5)."""
+    around it (log-logistic)."""
     if expected_ms * _SURE <= bound_ms:
         return 0.0
-    below = bound_ms / expected_ms
-    squared = below * below
-    return 1.0 / (1.0 + squared * squared * below)
+    return float(1.0 / (1.0 + (bound_ms / expected_ms) ** sharpness))
 
 
 def prompt_stake(
@@ -74,12 +77,12 @@ def prompt_stake(
     """By a prompt whose first token is expected after `first_ms`: the request's own miss, and those of prompts that
     arrive until it is computed, each of which waits `prefill_ms` more: the first of them behind all of it, the last
     behind nothing, so on average as much is at stake as for half of them."""
-    bound_ms = stakes.first_ms
-    young = miss(first_ms, bound_ms)
-    own = miss(stakes.age_ms + first_ms, bound_ms) if stakes.age_ms > 0.0 else young
+    bound_ms, sharpness = stakes.first_ms, stakes.sharpness
+    young = miss(first_ms, bound_ms, sharpness)
+    own = miss(stakes.age_ms + first_ms, bound_ms, sharpness) if stakes.age_ms > 0.0 else young
     behind_ms = 0.5 * stakes.behind_ms * arrivals_per_ms * (queue_ms + prefill_ms)
     if behind_ms > 0.0:
-        behind_ms *= miss(first_ms + prefill_ms, bound_ms) - young
+        behind_ms *= miss(first_ms + prefill_ms, bound_ms, sharpness) - young
     return stakes.own_first_ms * own + behind_ms
 
 
