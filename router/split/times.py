@@ -16,7 +16,7 @@ MAX_BATCHED_TOKENS: Final = SchedulerSettings().max_batched_tokens
 
 def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: PlacementSettings) -> WorkTimes:
     """Of the median worker among these, one at least, which exchange KV: their blocks are alike."""
-    step = costs.steps.general
+    step = costs.steps.general(workers[0].model)
     prompts = [costs.prefill.terms(worker.worker_id) for worker in workers]
     block_ms = costs.transfer_ms(workers[0].block_bytes)
     return WorkTimes(
