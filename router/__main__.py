@@ -167,7 +167,14 @@ def builder(
             watching, reach = Watching(texts, clock, entropy, meter), connect or _connecting(settings)
             discovery = KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
         connections_max = descriptors(settings.front.connections_max + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
-        app = RestApp(door, keys, meter.render, fleet.listing, lambda models: dispatcher.standings().of(models))
+        app = RestApp(
+            door,
+            keys,
+            meter.render,
+            fleet.listing,
+            lambda models: dispatcher.standings().of(models),
+            dispatcher.outlooks,
+        )
         rest = HttpServer(app, connections_max)
         insides = Insides(fleet, dispatcher, door, rest, PublicGrpc(door, keys), discovery, shared)
         context = None if settings.peer_port is None else server_context(settings.link_tls)

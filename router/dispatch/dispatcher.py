@@ -22,11 +22,13 @@ from router.dispatch.takeover import Takeover
 from router.dispatch.tallies import Tallies
 from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
+from router.fleet.split_keeper import SplitKeeper
+from router.fleet.split_listing import FleetOutlook
 from router.fleet.strangers import Stranger
 from router.generation import Generation, Resumed, Running, ServedModel, Sink
 from router.placement import Placement, Unplaced
 from tandem.core.errors import TandemError
-from tandem.core.messages import Load
+from tandem.core.messages import Load, SplitPublished
 
 
 class Dispatcher:
@@ -49,6 +51,9 @@ class Dispatcher:
         self._again: asyncio.TimerHandle | None = None
         self._serving = Serving(fleet, tools.settings.placement.sequences_per_worker_max)
         self._tallies = Tallies()
+        self._splits = SplitKeeper(
+            fleet, tools.costs, tools.settings, tools.loop, tools.clock, tools.entropy, tools.meter
+        )
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -66,6 +71,7 @@ class Dispatcher:
         room = self._fleet.regrouping(generation.model) is None and self._serving.has_room(generation.model)
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
         if isinstance(decision, Refused):
+            self._splits.ended(generation.model, generation.received, decision.code, None)
             raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
         request = RunningRequest(self, self._tools, generation, log or sink, key)
@@ -99,6 +105,10 @@ class Dispatcher:
         """What became of requests, per model and revision, and what waits."""
         return standings(self._requests.values(), self._tallies, self._fleet.services, self._tools)
 
+    def outlooks(self, models: Collection[str] = ()) -> tuple[FleetOutlook, ...]:
+        """Which workers of role `auto` take prompts for others, and why: of these models, or of all."""
+        return self._splits.outlooks(models)
+
     # ---- life of the process ----
 
     def drain(self) -> None:
@@ -121,6 +131,7 @@ class Dispatcher:
 
     def close(self, error: TandemError) -> None:
         """End every request with `error`, typed, and let go of all handles. Resumable ones stay with the workers."""
+        self._splits.close()
         self._returns.close()
         for request in tuple(self._requests.values()):
             if request.generation.resume is None:
@@ -132,13 +143,16 @@ class Dispatcher:
 
     def joined(self, peer: Peer) -> None:
         self._returns.joined(peer)
+        self._splits.joined(peer)
         self._pump_soon()
 
     def left(self, peer: Peer, reason: str) -> None:
         self._mover.gone(peer)
         self._placing.gone(peer.worker_id)
+        self._splits.changed(peer)
 
     def drains(self, peer: Peer) -> None:
+        self._splits.changed(peer)
         self._mover.drains(peer)
 
     def loaded(self, peer: Peer, load: Load) -> None:
@@ -148,6 +162,9 @@ class Dispatcher:
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
         for request in tuple(self._requests.values()):
             request.pair_opened(prefill, decode, reason)
+
+    def split_published(self, peer: Peer, published: SplitPublished) -> None:
+        self._splits.published(peer, published)
 
     def services_changed(self) -> None:
         self._pump_soon()
@@ -192,7 +209,10 @@ class Dispatcher:
         return self._admission.retry_after_s(model)
 
     def over(self, request: RunningRequest) -> None:
-        self._tallies.ended(request.ended(), self._fleet.services.of(request.generation.model))
+        ended, generation = request.ended(), request.generation
+        self._tallies.ended(ended, self._fleet.services.of(generation.model))
+        if generation.pin is None:
+            self._splits.ended(generation.model, generation.received, ended.outcome, ended.times)
         self._stranded.pop(request.key, None)
         self._placing.ended(request)
         self._admission.ended(request.key, self._tools.clock.now())
@@ -279,7 +299,9 @@ class Dispatcher:
         if placement.unproved:
             self._fleet.want(placement.unproved)
         if not request.attempts:
-            self._tallies.placed(request.generation.model, placement.prefill_tokens)
+            generation = request.generation
+            self._tallies.placed(generation.model, placement.prefill_tokens)
+            self._splits.seen(generation.model, generation.received, placement, generation.n)
         request.begin(placement, *self._chosen(placement))
         self._placing.begun(request, found)
         return None

@@ -9,7 +9,7 @@ from router.fleet.peer import Peer
 from tandem.core.messages import Hello
 from tandem.core.metrics import Meter
 
-ROLES: Final = ("prefill", "decode", "unified", "store")
+ROLES: Final = ("prefill", "decode", "unified", "auto", "store")
 STATES: Final = ("alive", "ready", "draining", "fenced")
 
 

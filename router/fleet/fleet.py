@@ -24,11 +24,23 @@ from router.fleet.strangers import SharedIndex
 from router.placement.pairs import Pairs
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
+from router.split.standing import ROLE as SPLIT_ROLE
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import kin
-from tandem.core.messages import ITL_TARGET, Drain, Draining, Hello, Ready, RouterMessage, Transferred, Tune
+from tandem.core.messages import (
+    ITL_TARGET,
+    Drain,
+    Draining,
+    Hello,
+    Ready,
+    RouterMessage,
+    SplitPublished,
+    SplitRecord,
+    Transferred,
+    Tune,
+)
 from tandem.core.metrics import Meter
 from tandem.service.link import Dialer, RouterLink
 
@@ -72,6 +84,7 @@ class Fleet:
         """What is known of models beyond what their workers say."""
         self._problems: dict[str, str] = {}
         self._drains: dict[str, float] = {}
+        self._splits: dict[str, SplitRecord] = {}
         self._group: asyncio.TaskGroup | None = None
         self._listener: PeerListener | None = None
 
@@ -160,6 +173,16 @@ class Fleet:
         for peer in self.peers():
             if peer.address in fresh:
                 peer.send(Drain(fresh[peer.address]))
+
+    def set_split(self, model: str, split: SplitRecord) -> None:
+        """From now on these of a model's `auto` workers take prompts for others, and the others answer."""
+        self._splits[model] = split
+        for view in self.views(model):
+            if view.role == SPLIT_ROLE:
+                view.take_prompts(view.worker_id in split.prefills)
+        for peer in self.peers():
+            if peer.view.model == model:
+                self._tune(peer)
 
     async def run(self, listener: PeerListener) -> None:
         """Keep links to all members until cancelled."""
@@ -272,6 +295,9 @@ class Fleet:
         self.services.renew(self._hellos.values())
         self._problems.pop(peer.address, None)
         self._census.clear(peer.address)
+        split = self._splits.get(peer.view.model)
+        if split is not None and peer.view.role == SPLIT_ROLE:
+            peer.view.take_prompts(peer.worker_id in split.prefills)
         self._renew_views()
         # A worker that was fenced hears at once that somebody works with it again.
         peer.ping()
@@ -285,6 +311,9 @@ class Fleet:
         nothing of the service takes back only what it has told on this link: others may know."""
         model = peer.view.model
         target_s, first = self.services.itl_target_s(model), joined and self.services.of(model) is not None
+        split = self._splits.get(model)
+        if split is not None and split.itl_target_s is not None and peer.view.role == SPLIT_ROLE:
+            target_s = split.itl_target_s
         if ITL_TARGET in peer.hello.features and (first or target_s != peer.itl_target_s):
             peer.itl_target_s = target_s
             peer.send(Tune(target_s))
@@ -349,6 +378,9 @@ class Fleet:
             case Transferred():
                 if self._prober is not None:
                     self._prober.heard(peer, news)
+                return
+            case SplitPublished():
+                self._listener.split_published(peer, news)
                 return
             case Ready():
                 self._hellos[peer.address] = peer.hello

@@ -14,18 +14,29 @@ from router.placement.pairs import Pairs, PairView
 from router.settings import PairSettings
 
 Key = tuple[str, str]
-"""(prefill worker id, decode worker id)."""
+"""(id of the worker that computes a prompt, id of the one that answers)."""
 
 
 @dataclass(frozen=True)
 class Partner:
     """One worker. Partners are found among workers of the other kind with an equal `group`; `preference` are the
-    transports a prefill worker offers, best first."""
+    transports a worker that hands prompts over offers, best first. With `either` it is of both kinds."""
 
     worker_id: str
     prefill: bool
     group: Hashable
     preference: tuple[str, ...] = ()
+    either: bool = False
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether others may pull from it."""
+        return self.prefill or self.either
+
+    @property
+    def pulls(self) -> bool:
+        """Whether it may pull from others."""
+        return self.either or not self.prefill
 
 
 @dataclass
@@ -60,10 +71,10 @@ class PairBook:
         """A worker takes work from now on."""
         self.remove(partner.worker_id)
         self._seats[partner.worker_id] = _Seat(partner)
-        others = [seat for seat in self._seats.values() if _fit(partner, seat.partner)]
-        others.sort(key=lambda seat: (len(seat.pairs), seat.partner.worker_id))
-        for seat in others[: self._settings.partners_max]:
-            self._make(partner, seat.partner, now)
+        others = sorted(self._seats.values(), key=lambda seat: (len(seat.pairs), seat.partner.worker_id))
+        both = [ways for seat in others for ways in ((partner, seat.partner), (seat.partner, partner))]
+        for prefill, decode in [ways for ways in both if _fit(*ways)][: self._settings.partners_max]:
+            self._make(prefill, decode, now)
 
     def remove(self, worker_id: str) -> None:
         """A worker is gone, and all its pairs. A canary under way is not waited for."""
@@ -82,13 +93,12 @@ class PairBook:
             one, other = self._seats.get(prefill), self._seats.get(decode)
             if (prefill, decode) in self._breakers or one is None or other is None:
                 continue
-            if one.partner.prefill and _fit(one.partner, other.partner):
+            if _fit(one.partner, other.partner):
                 self._make(one.partner, other.partner, now)
                 made = True
         return made
 
-    def _make(self, one: Partner, other: Partner, now: float) -> None:
-        prefill, decode = (one, other) if one.prefill else (other, one)
+    def _make(self, prefill: Partner, decode: Partner, now: float) -> None:
         key = prefill.worker_id, decode.worker_id
         breaker = self._breakers[key] = Breaker(self._settings, prefill.preference, now)
         self._views[key] = breaker.view
@@ -164,12 +174,15 @@ class PairBook:
 
     def unproven(self) -> str | None:
         """Why no prompt could be handed off although there are workers for it, as long as no canary has said
-        anything: None when a pair carries, when every canary has ended at least once, or without pairs."""
-        breakers = self._breakers.values()
+        anything: None when a pair carries, when every canary has ended at least once, or without pairs. Nothing
+        waits for pairs of workers that can do both: until these are proved each computes its prompts itself."""
+        breakers = [each for key, each in self._breakers.items() if not self._seats[key[0]].partner.either]
         if any(breaker.view.usable for breaker in breakers) or all(breaker.tried for breaker in breakers):
             return None
         return f"none of {len(breakers)} pairs of prefill and decode workers has been proved yet"
 
 
-def _fit(one: Partner, other: Partner) -> bool:
-    return one.prefill != other.prefill and one.group == other.group
+def _fit(prefill: Partner, decode: Partner) -> bool:
+    """Whether the one may compute prompts that the other answers."""
+    apart = prefill.worker_id != decode.worker_id and prefill.group == decode.group
+    return apart and prefill.hands_over and decode.pulls

@@ -22,6 +22,7 @@ from tandem.core.messages import (
     RouterMessage,
     SequenceOutput,
     SnapshotRequest,
+    SplitPublished,
     StepOutputs,
     Transferred,
     Unclaimed,
@@ -29,7 +30,7 @@ from tandem.core.messages import (
 )
 from tandem.service.link import RouterLink
 
-News = Draining | Ready | Transferred
+News = Draining | Ready | SplitPublished | Transferred
 """What a worker says of itself, rather than to one of its handles."""
 
 
@@ -80,6 +81,10 @@ class PeerListener(Protocol):
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
         """Nothing gets from one worker to the other any more: what waits for that need not."""
+        ...
+
+    def split_published(self, peer: "Peer", published: SplitPublished) -> None:
+        """A worker keeps this record of who takes prompts for others."""
         ...
 
     def services_changed(self) -> None:
@@ -248,6 +253,8 @@ class Peer:
                 self._addresses.clear()
                 self.view.ready = True
                 self.ready_at = self.heard_at if self.ready_at is None else self.ready_at
+                return (message,)
+            case SplitPublished():
                 return (message,)
             case Hello() if (message.epoch, message.worker_id) == (self.epoch, self.worker_id):
                 pass

@@ -73,7 +73,10 @@ class PairProber:
         """A worker takes work."""
         view = peer.view
         preference = tuple(address.partition("://")[0] for address in peer.hello.addresses)
-        partner = Partner(peer.worker_id, view.role == "prefill", (view.model, view.pairing), preference)
+        # One whose KV is not exchanged offers nothing, and serves like a unified worker.
+        either = view.role == "auto" and bool(preference)
+        group = view.model, view.pairing
+        partner = Partner(peer.worker_id, view.role == "prefill", group, preference, either)
         self._peers[peer.worker_id] = peer
         self.book.add(partner, self._clock.now())
         self._measure()

@@ -1,7 +1,7 @@
 """The OpenAI REST interface as a plain ASGI application.
 
 POST /v1/chat/completions   POST /v1/completions   GET /v1/models[/{id}]   GET /v1/requests/{id}[/events]
-GET /v1/workers            GET /v1/revisions
+GET /v1/workers            GET /v1/revisions             GET /v1/explain/fleet
 POST, GET /v1/cache/prefixes   GET, DELETE /v1/cache/prefixes/{id}
 GET /health                 GET /ready             GET /metrics
 """
@@ -14,6 +14,7 @@ import msgspec
 
 from router.alarms import Alarm, Alarms
 from router.fleet.listing import WorkerListing
+from router.fleet.split_listing import FleetOutlook
 from router.front.arrival import Arrival
 from router.front.asked_models import by_name
 from router.front.auth import Caller, Keys
@@ -55,9 +56,14 @@ def _no_revisions(models: tuple[str, ...]) -> msgspec.Struct:
     return _NoRevisions()
 
 
+def _no_outlooks(models: tuple[str, ...]) -> tuple[FleetOutlook, ...]:
+    return ()
+
+
 class RestApp:
     """The application. `metrics` renders the process's metrics for Prometheus, `workers` lists all workers,
-    `revisions` what became of requests per revision of these models, or of all if none is named."""
+    `revisions` what became of requests per revision of these models, or of all if none is named, `outlooks` likewise
+    which of their workers take prompts for others."""
 
     def __init__(
         self,
@@ -66,12 +72,14 @@ class RestApp:
         metrics: Callable[[], bytes],
         workers: Callable[[], Iterable[WorkerListing]] = tuple,
         revisions: Callable[[tuple[str, ...]], msgspec.Struct] = _no_revisions,
+        outlooks: Callable[[tuple[str, ...]], Iterable[FleetOutlook]] = _no_outlooks,
     ) -> None:
         self._door = door
         self._keys = keys
         self._metrics = metrics
         self._workers = workers
         self._revisions = revisions
+        self._outlooks = outlooks
         self._bodies = BodyBudget(door.settings.bodies_bytes_max)
         self._prefixes = PrefixRest(door, keys, self._bodies)
         self._alarms: Alarms | None = None
@@ -83,6 +91,7 @@ class RestApp:
             "/v1/models": self._list_models,
             "/v1/workers": self._list_workers,
             "/v1/revisions": self._list_revisions,
+            "/v1/explain/fleet": self._explain_fleet,
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._show_metrics,
@@ -252,6 +261,10 @@ class RestApp:
 
     def _list_revisions(self, call: Call) -> None:
         respond(call.outlet, 200, msgspec.json.encode(self._revisions(tuple(self._caller(call).models))), ())
+
+    def _explain_fleet(self, call: Call) -> None:
+        outlooks = tuple(self._outlooks(tuple(self._caller(call).models)))
+        respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": outlooks}), ())
 
     def _one_model(self, call: Call, name: str) -> None:
         caller = self._caller(call)

@@ -141,6 +141,11 @@ class WorkerView:
             adapters={each.name: each.content_hash for each in hello.adapters},
         )
 
+    def take_prompts(self, takes: bool) -> None:
+        """From now on it computes prompts that others answer, or does no more."""
+        self.takes_prompts = takes
+        self._renew()
+
     def used(self, adapter: str) -> None:
         """A request with this adapter was sent to it."""
         self.warm[adapter] = None

@@ -186,7 +186,51 @@ class Tune(msgspec.Struct, frozen=True):
     """In seconds; None stands for the worker's own setting."""
 
 
-WorkerCommand = Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping | Unpin | Tune
+class Forecast(msgspec.Struct, frozen=True, array_like=True):
+    """What a way of splitting workers is expected to come to: so many of them take prompts for others, steps beside
+    running sequences take `itl_target_s`."""
+
+    prefills: int
+    itl_target_s: float | None
+    attainment: float
+    """Share of the requests that hold the objective."""
+    tokens_per_s: float
+    """Output tokens per second."""
+
+
+class SplitRecord(msgspec.Struct, frozen=True):
+    """Who takes prompts for others among the `auto` workers of a service, as one router has decided. Of two records
+    the one with the higher (term, holder) is newer."""
+
+    term: int
+    holder: str
+    """The router, as it is known to this run of it alone."""
+    prefills: tuple[str, ...]
+    """Ids of workers."""
+    itl_target_s: float | None = None
+    """What their steps may take beside running sequences; None for what the service's objective says."""
+    reason: str = ""
+    age_s: float = 0.0
+    """Since when the split has been in force."""
+    moves: int = 0
+    """How many workers have changed what they take, since this router decides."""
+    forecast_error: float | None = None
+    """Mean difference of the attainment that was forecast from the one that was observed."""
+    forecasts: tuple[Forecast, ...] = ()
+    """Of the last look, the best first."""
+
+
+class PublishSplit(msgspec.Struct, frozen=True):
+    """The worker keeps this record for `lease_s` against other routers, and tells every router of it. The answer to
+    the sender is `SplitPublished`, with the record that is kept now. `lease_s` 0 lets go of the record at once."""
+
+    record: SplitRecord
+    lease_s: float
+
+
+WorkerCommand = (
+    Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping | Unpin | Tune | PublishSplit
+)
 
 
 # ---- to the router, tokens stream ----------------------------------------------------------------------------
@@ -350,6 +394,13 @@ class Unclaimed(msgspec.Struct, frozen=True):
     handle: int
 
 
+class SplitPublished(msgspec.Struct, frozen=True):
+    """The record that the worker keeps, and for how long against other routers than its holder."""
+
+    record: SplitRecord
+    left_s: float
+
+
 class Pong(msgspec.Struct, frozen=True):
     """The worker's heartbeat; `epoch` changes when the worker is a new incarnation."""
 
@@ -412,6 +463,7 @@ RouterMessage = (
     | Claimed
     | Unclaimed
     | Progressed
+    | SplitPublished
 )
 
 

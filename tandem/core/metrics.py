@@ -56,6 +56,18 @@ _METRICS: Final = (
     ),
     Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
     Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
+    Metric("tandem_split_prefill_workers", "gauge", "Workers of role auto that take prompts for others.", ("model",)),
+    Metric(
+        "tandem_split_decides", "gauge", "1 while this router decides the split of a model's workers.", ("model",)
+    ),
+    Metric("tandem_split_moves_total", "counter", "Workers that changed what they take, decided here.", ("model",)),
+    Metric(
+        "tandem_split_forecast_error_ratio",
+        "gauge",
+        "Mean difference of the share of requests in their objective that was forecast from the one observed.",
+        ("model",),
+    ),
+    Metric("tandem_split_planner_seconds_total", "counter", "CPU time of the planner of splits.", ("model",)),
     Metric("tandem_discovery_lost", "gauge", "1 while the API server that tells of workers does not answer."),
     Metric("tandem_discovery_age_seconds", "gauge", "Time since the API server that tells of workers said anything."),
     Metric("tandem_health", "gauge", "1 for the state this service is in, 0 for the others.", ("state",)),

@@ -34,10 +34,12 @@ from tandem.core.messages import (
     Pong,
     Progressed,
     ProvideFirst,
+    PublishSplit,
     Ready,
     RouterMessage,
     SampleFirst,
     SnapshotRequest,
+    SplitPublished,
     StateRequest,
     StateUpdate,
     StepOutputs,
@@ -90,7 +92,19 @@ class Wording(Generic[Message]):
 
 
 COMMANDS: Final[Wording[WorkerCommand]] = Wording(
-    {1: Submit, 2: Cancel, 3: ProvideFirst, 4: SampleFirst, 5: Drain, 6: Ping, 7: Keep, 8: Claim, 9: Unpin, 10: Tune}
+    {
+        1: Submit,
+        2: Cancel,
+        3: ProvideFirst,
+        4: SampleFirst,
+        5: Drain,
+        6: Ping,
+        7: Keep,
+        8: Claim,
+        9: Unpin,
+        10: Tune,
+        11: PublishSplit,
+    }
 )
 
 ROUTER_MESSAGES: Final[Wording[RouterMessage]] = Wording(
@@ -106,6 +120,7 @@ ROUTER_MESSAGES: Final[Wording[RouterMessage]] = Wording(
         9: Claimed,
         10: Unclaimed,
         11: Progressed,
+        12: SplitPublished,
     }
 )
 

@@ -24,6 +24,7 @@ from tandem.core.messages import (
     Ping,
     Pong,
     ProvideFirst,
+    PublishSplit,
     Ready,
     RouterMessage,
     SampleFirst,
@@ -45,6 +46,7 @@ from tandem.worker.identity import Identity
 from tandem.worker.incarnation import Incarnation
 from tandem.worker.parts import KvFetcher, Parts, Publisher
 from tandem.worker.session import Session
+from tandem.worker.split_board import SplitBoard
 from tandem.worker.waiting import at_most, unless_lost
 
 _log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class WorkerHost:
         if tiers is not None:
             tiers.watch(lambda tier, stored, removed: self._tell_names(KvChange(stored, removed), tier))
         self._sessions: dict[int, Session] = {}
+        self._split = SplitBoard()
         self._group: asyncio.TaskGroup | None = None
         self._load = _IDLE
         self._load_stale = False
@@ -149,6 +152,7 @@ class WorkerHost:
         self._sessions[session.session_id] = session
         event(_log, "link_opened", worker=self.identity.worker_id, router=link.peer)
         session.tell(self.hello())
+        self._split.tell((session,), self._clock.now())
         self._send_snapshot(session)
         self._send_load(session)
         try:
@@ -221,6 +225,8 @@ class WorkerHost:
                 self.start_drain(command.within_s)
             case Tune():
                 self._engine.set_itl_target(command.itl_target_s)
+            case PublishSplit():
+                self._split.publish(command, session, self._sessions.values(), self._clock.now())
             case Ping():
                 pass
 

@@ -1,0 +1,316 @@
+"""The split of one service: runs its planner in slices, and has routers agree on what it decides.
+
+Every router tells its own planner what it sees, so that whoever has to decide next knows the traffic. Only the one
+that holds the lease (`router.split.lease`) looks; the others follow the record that workers tell them of. What is in
+force changes where requests are placed from now on: streams that run stay and end where they are.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from router.fleet.fleet import Fleet
+from router.fleet.peer import Peer
+from router.fleet.split_listing import FleetOutlook, WayListing
+from router.placement import CostModel
+from router.placement.view import WorkerView
+from router.settings import RouterSettings
+from router.split.lease import Lease, LeaseSettings
+from router.split.plan import Planner
+from router.split.standing import ROLE, carrying, of_role_auto, standings
+from router.split.times import work_times
+from router.split.values import Split
+from tandem.core.clock import Clock
+from tandem.core.messages import Forecast, PublishSplit, SplitPublished, SplitRecord
+from tandem.core.metrics import Meter
+from tandem.service.logs import event
+
+_log = logging.getLogger(__name__)
+
+_LEASE: Final = LeaseSettings()
+_RENEW_S: Final = 5.0
+_TICK_S: Final = 1.0
+_PAUSE_S: Final = 0.004
+"""Between two slices of a look: requests come first."""
+_SOON_S: Final = 0.05
+"""After a change of workers a look begins so soon, as others may join or leave with it,"""
+_APART_S: Final = 0.5
+"""but not sooner than this after the one before."""
+_SHARE: Final = 0.2
+"""Weight of one look in what share of the service's requests comes by this router."""
+_ALONE: Final = 0.9
+"""A share that large is all: figures of workers are late."""
+_FORECASTS_MAX: Final = 16
+_NONE_YET: Final = "nothing is decided yet: every worker takes prompts and decodes"
+
+
+class ServiceSplit:
+    """Owned by the keeper. `holder` names this run of the router."""
+
+    def __init__(
+        self,
+        model: str,
+        holder: str,
+        fleet: Fleet,
+        costs: CostModel,
+        settings: RouterSettings,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        meter: Meter,
+    ) -> None:
+        self.model = model
+        self.planner = Planner(settings.split)
+        self.lease = Lease(holder, _LEASE)
+        self._fleet = fleet
+        self._costs = costs
+        self._settings = settings
+        self._loop = loop
+        self._clock = clock
+        self._meter = meter
+        self._record: SplitRecord | None = None
+        """What is in force."""
+        self._since = clock.now()
+        self._slices: Iterator[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._slice_timer: asyncio.TimerHandle | None = None
+        self._next_look = 0.0
+        self._last_look = float("-inf")
+        self._renew_at = 0.0
+        self._share = 1.0
+        self._moves = 0
+
+    # ---- what the router tells ----
+
+    def workers_changed(self, joined: Peer | None = None) -> None:
+        """A worker of the service came or went."""
+        if joined is not None and self.lease.holds and self._record is not None:
+            joined.send(PublishSplit(self._aged(self._record), _LEASE.lease_s))
+        now = self._clock.now()
+        self._next_look = min(self._next_look, max(now + _SOON_S, self._last_look + _APART_S))
+        self._set_timer(now)
+
+    def published(self, told: SplitPublished) -> None:
+        """A worker keeps this record."""
+        now = self._clock.now()
+        if self.lease.heard(told.record, told.left_s, now):
+            event(_log, "split_yielded", model=self.model, holder=told.record.holder)
+            self._end_look()
+            if self._record is not None:
+                self._publish(0.0)
+        newest = self.lease.record
+        if newest is not None and newest is told.record and newest.holder != self.lease.holder:
+            self._follow(newest, now)
+
+    def close(self) -> None:
+        """Nothing is decided here any more; others may at once."""
+        if self.lease.holds and self._record is not None:
+            self._publish(0.0)
+        self._end_look()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---- time ----
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = min(_TICK_S, max(0.0, self._next_look - now)) if self.lease.holds else _TICK_S
+        self._timer = self._loop.call_later(max(_SOON_S, wait_s), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._members():
+            return  # Until one joins.
+        now = self._clock.now()
+        before = self.lease.holds
+        if self.lease.look(now):
+            if not before:
+                self._begin_deciding(now)
+            if now >= self._renew_at and self._record is not None:
+                self._publish(_LEASE.lease_s)
+            if now >= self._next_look and self._slices is None:
+                self._begin_look(now)
+        elif before:
+            event(_log, "split_lease_lost", model=self.model)
+            self._end_look()
+        self._meter.set("tandem_split_decides", float(self.lease.holds), self.model)
+        self._set_timer(now)
+
+    # ---- deciding ----
+
+    def _begin_deciding(self, now: float) -> None:
+        """Go on from the split that is in force."""
+        known = self._record
+        split = Split(frozenset(), None, _NONE_YET)
+        if known is not None:
+            split = Split(frozenset(known.prefills), known.itl_target_s, known.reason)
+        self.planner.split, self._next_look, self._moves = split, now, self.planner.moves
+        event(_log, "split_decides", model=self.model, holder=self.lease.holder, term=self.lease.term)
+        self._decided(split, now)
+
+    def _begin_look(self, now: float) -> None:
+        views = of_role_auto(self._fleet.views(self.model))
+        self._last_look, self._next_look = now, now + self._settings.split.look_s
+        if not views:
+            return
+        self._share += _SHARE * (self._observed_share(views) - self._share)
+        share = 1.0 if self._share > _ALONE else self._share
+        pairs = self._fleet.pairs
+        standing = standings(views, pairs, self._barred(views), carrying(pairs))
+        times = work_times(self._costs, views, self._settings.placement)
+        self._slices = self.planner.look(now, standing, times, self._fleet.services.slo(self.model), share)
+        self._slice()
+
+    def _slice(self) -> None:
+        """One slice of a look; the loop gets its turn before the next."""
+        slices, began = self._slices, time.thread_time()
+        self._slice_timer = None
+        if slices is None:
+            return
+        self._slices = None
+        try:
+            next(slices)
+        except StopIteration:
+            now = self._clock.now()
+            # A router that was paused may have been replaced meanwhile.
+            if self.lease.look(now):
+                self._decided(self.planner.split, now)
+        else:
+            self._slices = slices
+            self._slice_timer = self._loop.call_later(_PAUSE_S, self._slice)
+        finally:
+            self._meter.add("tandem_split_planner_seconds_total", time.thread_time() - began, self.model)
+
+    def _end_look(self) -> None:
+        self._slices = None
+        if self._slice_timer is not None:
+            self._slice_timer.cancel()
+            self._slice_timer = None
+
+    def _decided(self, split: Split, now: float) -> None:
+        """This is in force from now on, for every router."""
+        here = {view.worker_id for view in self._members()}
+        prefills = tuple(sorted(split.prefills & here))
+        before = self._record
+        if before is None or (before.prefills, before.itl_target_s) != (prefills, split.itl_s):
+            self._since = now
+        self._record = SplitRecord(
+            self.lease.term,
+            self.lease.holder,
+            prefills,
+            split.itl_s,
+            split.reason,
+            now - self._since,
+            self.planner.moves,
+            self.planner.forecast_error,
+            tuple(Forecast(*each.way, *each[1:]) for each in self.planner.outlooks[:_FORECASTS_MAX]),
+        )
+        self._put_in_force(self._record, before)
+        self._publish(_LEASE.lease_s)
+
+    def _publish(self, lease_s: float) -> None:
+        assert self._record is not None
+        now = self._clock.now()
+        self._renew_at = now + _RENEW_S
+        command = PublishSplit(self._aged(self._record), lease_s)
+        for view in self._members():
+            peer = self._fleet.peer(view.worker_id)
+            if peer is not None:
+                peer.send(command)
+
+    def _aged(self, record: SplitRecord) -> SplitRecord:
+        return SplitRecord(
+            record.term,
+            record.holder,
+            record.prefills,
+            record.itl_target_s,
+            record.reason,
+            max(0.0, self._clock.now() - self._since),
+            record.moves,
+            record.forecast_error,
+            record.forecasts,
+        )
+
+    # ---- what is in force ----
+
+    def _follow(self, record: SplitRecord, now: float) -> None:
+        before, self._record = self._record, record
+        self._since = now - record.age_s
+        self._put_in_force(record, before)
+
+    def _put_in_force(self, record: SplitRecord, before: SplitRecord | None) -> None:
+        self._meter.set("tandem_split_prefill_workers", float(len(record.prefills)), self.model)
+        if record.forecast_error is not None:
+            self._meter.set("tandem_split_forecast_error_ratio", record.forecast_error, self.model)
+        if self.lease.holds and self.planner.moves > self._moves:
+            self._meter.add("tandem_split_moves_total", float(self.planner.moves - self._moves), self.model)
+            self._moves = self.planner.moves
+        if before is not None and (before.prefills, before.itl_target_s) == (record.prefills, record.itl_target_s):
+            return
+        self._fleet.set_split(self.model, record)
+        self._want_pairs(record)
+        workers, prefills = len(self._members()), len(record.prefills)
+        event(_log, "split_changed", model=self.model, prefills=prefills, workers=workers, reason=record.reason)
+
+    def _want_pairs(self, record: SplitRecord) -> None:
+        """Have some pairs of each that takes prompts proved before the first request asks; for others placement asks
+        as it looks at them."""
+        answering = [view.worker_id for view in self._members() if view.worker_id not in record.prefills]
+        most = min(len(answering), self._settings.fleet.pairs.partners_max)
+        for number, prefill in enumerate(record.prefills):
+            turned = [answering[(number + place) % len(answering)] for place in range(most)]
+            self._fleet.want([(prefill, decode) for decode in turned])
+
+    def _members(self) -> list[WorkerView]:
+        return [view for view in self._fleet.views(self.model) if view.role == ROLE]
+
+    def _observed_share(self, views: tuple[WorkerView, ...]) -> float:
+        """Of the sequences on these workers, those that came by this router."""
+        here = sum(view.sequences_in_flight for view in views)
+        everywhere = sum(view.sequences for view in views)
+        return here / everywhere if here else 1.0 if not everywhere else self._share
+
+    def _barred(self, views: tuple[WorkerView, ...]) -> dict[str, str]:
+        """Workers whose KV nobody can fetch, with the reason."""
+        barred = dict[str, str]()
+        for view in views:
+            peer = self._fleet.peer(view.worker_id)
+            if peer is not None and not peer.hello.addresses:
+                barred[view.worker_id] = next(iter(peer.hello.problems), "its KV is not exchanged")
+        return barred
+
+    # ---- showing ----
+
+    def outlook(self) -> FleetOutlook:
+        """As of now."""
+        record, services, now = self._record, self._fleet.services, self._clock.now()
+        workers, facts, slo = [view.worker_id for view in self._members()], services.of(self.model), None
+        slo = services.slo(self.model)
+        target_s = services.itl_target_s(self.model)
+        if record is not None and record.itl_target_s is not None:
+            target_s = record.itl_target_s
+        bounds = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "itl_s": slo.itl_s}
+        return FleetOutlook(
+            service=self.model if facts is None else facts.name,
+            model=self.model,
+            prefills=() if record is None else tuple(each for each in record.prefills if each in workers),
+            workers=tuple(workers),
+            itl_ms=None if target_s is None else target_s * 1e3,
+            why=_NONE_YET if record is None else record.reason,
+            since_s=max(0.0, now - self._since),
+            decides="" if record is None else record.holder,
+            decides_here=self.lease.holds,
+            moves=0 if record is None else record.moves,
+            forecast_error=None if record is None else record.forecast_error,
+            outlooks=() if record is None else tuple(_listed(each) for each in record.forecasts),
+            objective={name: bound for name, bound in bounds.items() if bound is not None},
+        )
+
+
+def _listed(forecast: Forecast) -> WayListing:
+    target_s = forecast.itl_target_s
+    itl_ms = None if target_s is None else target_s * 1e3
+    return WayListing(forecast.prefills, itl_ms, forecast.attainment, forecast.tokens_per_s)

@@ -1,0 +1,45 @@
+"""What a router knows of the splits of its services, for people and tools: `GET /v1/explain/fleet`."""
+
+import msgspec
+
+
+class WayListing(msgspec.Struct, frozen=True):
+    """What one way of splitting the workers is expected to come to."""
+
+    prefills: int
+    """Workers that take prompts for others; 0: all are unified."""
+    itl_ms: float | None
+    """What steps beside running sequences may take; None for what the service's objective says."""
+    attainment: float
+    """Share of the requests that hold the objective."""
+    tokens_per_s: float
+    """Output tokens per second."""
+
+
+class FleetOutlook(msgspec.Struct, frozen=True):
+    """The split among the `auto` workers of one service."""
+
+    service: str
+    """`namespace/name`; where services are not known it is the model."""
+    model: str
+    prefills: tuple[str, ...]
+    """The workers that take prompts for others,"""
+    workers: tuple[str, ...]
+    """of these."""
+    itl_ms: float | None
+    """What steps beside running sequences may take; None where nothing bounds them."""
+    why: str
+    since_s: float
+    """For how long this split has been in force."""
+    decides: str
+    """The router that decides; empty while none does."""
+    decides_here: bool
+    """Whether that is the one that was asked."""
+    moves: int
+    """How many workers have changed what they take, since that router decides."""
+    forecast_error: float | None
+    """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
+    outlooks: tuple[WayListing, ...]
+    """Of the ways that were compared last, the best first."""
+    objective: dict[str, float]
+    """What requests are to hold, in seconds."""
