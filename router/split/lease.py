@@ -7,13 +7,15 @@ listens: what happened meanwhile may still be on its way.
 """
 
 from dataclasses import dataclass
+from zlib import crc32
 
 from tandem.core.messages import SplitRecord
 
 
 @dataclass(frozen=True)
 class LeaseSettings:
-    """For how long a record holds without being published again, and how long nobody is heard before it is claimed."""
+    """For how long a record holds that is not published again, and how long one listens at least before claiming
+    it: up to four times as long, by the router's name."""
 
     lease_s: float = 15.0
     listen_s: float = 1.0
@@ -27,28 +29,31 @@ class Lease:
         self.holds = False
         """Whether this router decides."""
         self.record: SplitRecord | None = None
-        """The newest one heard of."""
+        """The newest one that a worker keeps."""
+        self.term = 0
+        """Of its own claim; otherwise the highest heard of."""
         self._settings = settings
-        self._newest = (0, "")
+        # Not all at once: of two claims at one time neither may come through.
+        self._listen_s = settings.listen_s * (1.0 + 3.0 * crc32(holder.encode()) / 2**32)
+        self._confirmed = False
+        """A worker keeps what this router has claimed."""
         self._until = float("-inf")
         self._lapsed_at: float | None = None
 
-    @property
-    def term(self) -> int:
-        """Of the newest record."""
-        return self._newest[0]
-
     def heard(self, record: SplitRecord, left_s: float, now: float) -> bool:
         """A worker keeps this record for so long. True where this router decided so far and does no more."""
-        known = record.term, record.holder
-        if known < self._newest:
+        if self.holds and (record.term, record.holder) == (self.term, self.holder):
+            self._confirmed, self.record = True, record
+            self._until = max(self._until, now + left_s)
             return False
-        yields = self.holds and record.holder != self.holder
-        # An older lease of the same holder that a worker tells of late lengthens nothing.
-        self._until = max(self._until, now + left_s) if known == self._newest else now + left_s
-        self._newest, self.record = known, record
-        if record.holder != self.holder:
-            self.holds = False
+        if self._older(record, left_s, now):
+            return False
+        yields = self.holds
+        if record.holder == self.holder and yields:
+            return False  # Of a term before this one.
+        same = self.record is not None and self._key(self.record) == self._key(record)
+        self._until = max(self._until, now + left_s) if same else now + left_s
+        self.term, self.record, self.holds = max(self.term, record.term), record, False
         return yields
 
     def look(self, now: float) -> bool:
@@ -59,8 +64,24 @@ class Lease:
         self.holds = False
         if self._lapsed_at is None:
             self._lapsed_at = now
-        if now - self._lapsed_at < self._settings.listen_s:
+        if now - self._lapsed_at < self._listen_s:
             return False
-        self._newest, self._lapsed_at = (self.term + 1, self.holder), None
+        self.term, self._confirmed, self._lapsed_at = self.term + 1, False, None
         self._until, self.holds = now + self._settings.lease_s, True
         return True
+
+    def _older(self, record: SplitRecord, left_s: float, now: float) -> bool:
+        """Whether there is a newer one that still holds. What nobody has confirmed holds against nothing that lives:
+        the worker that tells of it has refused the claim."""
+        if self.holds and self._confirmed:
+            return self._key(record) < (self.term, self.holder)
+        if self.holds:
+            return left_s <= 0.0
+        known = self.record
+        if known is None or self._key(record) >= self._key(known):
+            return False
+        return now < self._until or left_s <= 0.0
+
+    @staticmethod
+    def _key(record: SplitRecord) -> tuple[int, str]:
+        return record.term, record.holder

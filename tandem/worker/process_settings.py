@@ -131,7 +131,8 @@ class WorkerSettings:
                 "bad_setting", f"{problem}; ranks on other nodes hand no KV over", param="vllm.nodes.count"
             )
         if self.engine == "vllm":
-            refuse_contradiction(self.vllm.kv_transfer, self.role)
+            # One of role auto that hands nothing over serves like a unified one.
+            refuse_contradiction(self.vllm.kv_transfer, "unified" if self.role == "auto" else self.role)
         if self.role in ("prefill", "auto") and self.ticket_key_file is None:
             problem = f"a worker of role {self.role} needs the ticket key file: it hands KV over"
             raise TandemError("bad_setting", problem, param="ticket_key_file")

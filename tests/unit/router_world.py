@@ -34,6 +34,7 @@ from tandem.core.messages import (
     Pong,
     Progressed,
     ProvideFirst,
+    PublishSplit,
     RouterMessage,
     SampleFirst,
     SequenceOutput,
@@ -49,6 +50,7 @@ from tandem.core.spans import Span, TraceContext
 from tandem.service.link import WorkerLink
 from tandem.service.memory_link import MemoryLinks
 from tandem.sim.loop import LoopClock, VirtualLoop
+from tandem.worker.split_board import SplitBoard
 
 KEYRING = Keyring(TicketKey("k1", b"0123456789abcdef"))
 ROOT = RootIdentity("model-hash", "float32", 16)
@@ -83,6 +85,16 @@ class Job:
     sampling: bool = False
     cancelled: set[int] = field(default_factory=set)
     task: "asyncio.Task[None] | None" = None
+
+
+class _Teller:
+    """A worker's router, as the board of splits knows it."""
+
+    def __init__(self, worker: "ScriptedWorker") -> None:
+        self._worker = worker
+
+    def tell(self, message: RouterMessage) -> None:
+        self._worker.send(message)
 
 
 class ScriptedWorker:
@@ -131,6 +143,7 @@ class ScriptedWorker:
         """How a fetch from a holder ends: path and code. None keeps a canary waiting."""
         self.transfer_of_requests: Callable[[str], tuple[str, str] | None] | None = None
         """The same, for all but canaries."""
+        self.board = SplitBoard()
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -175,6 +188,7 @@ class ScriptedWorker:
         self.link = link
         self.jobs = {}
         link.tokens.send(self.hello())
+        self.board.tell((_Teller(self),), self.world.clock.now())
         state = asyncio.get_running_loop().create_task(self._state(link))
         self._running.append(state)
         try:
@@ -223,6 +237,8 @@ class ScriptedWorker:
                     job.submit.branches[0].seed, command.sequence, self._next(job, command)
                 )
                 job.first[command.sequence].set()
+            case PublishSplit():
+                self.board.publish(command, _Teller(self), (_Teller(self),), self.world.clock.now())
             case SampleFirst() if (job := self.jobs.get(command.handle)) is not None:
                 job.sampling = True
                 for event in job.first.values():

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.fleet.listing import PairListing, WorkerListing
+from router.fleet.split_listing import FleetOutlook, WayListing
 from router.front.app import RestApp
 from router.front.auth import Keys, load_keys
 from tests.unit.front_stage import Stage, on_stage
@@ -108,5 +109,43 @@ def test_revisions_are_told_of_the_models_a_key_may_use(keys: Keys) -> None:
 def test_it_can_only_be_read() -> None:
     async def test(stage: Stage) -> None:
         assert (await with_workers(stage).post("/v1/workers", {})).status == 405
+
+    on_stage(test)
+
+
+def test_splits_are_explained_to_who_may_use_the_model(keys: Keys) -> None:
+    outlooks = tuple(
+        FleetOutlook(
+            f"ns/{model}", model, ("a1",), ("a1", "a2"), 25.0, "as told", 3.0, "router-x", True, 2, None,
+            (WayListing(1, None, 0.9, 100.0),), {"ttft_s": 2.0},
+        )
+        for model in ("other", "tiny")
+    )  # fmt: skip
+
+    def shown(models: tuple[str, ...]) -> tuple[FleetOutlook, ...]:
+        return tuple(each for each in outlooks if not models or each.model in models)
+
+    async def test(stage: Stage) -> None:
+        stage.app = RestApp(stage.door, keys, stage.meter.render, outlooks=shown)
+        assert (await stage.get("/v1/explain/fleet")).status == 401
+        for key, seen in (("sk-a", ["other", "tiny"]), ("sk-b", ["tiny"])):
+            answer = await stage.get("/v1/explain/fleet", authorization=f"Bearer {key}")
+            assert [each["model"] for each in answer.json()["data"]] == seen
+        assert answer.json()["data"][0] == {
+            "service": "ns/tiny",
+            "model": "tiny",
+            "prefills": ["a1"],
+            "workers": ["a1", "a2"],
+            "itl_ms": 25.0,
+            "why": "as told",
+            "since_s": 3.0,
+            "decides": "router-x",
+            "decides_here": True,
+            "moves": 2,
+            "forecast_error": None,
+            "outlooks": [{"prefills": 1, "itl_ms": None, "attainment": 0.9, "tokens_per_s": 100.0}],
+            "objective": {"ttft_s": 2.0},
+        }
+        assert (await stage.post("/v1/explain/fleet", {})).status == 405
 
     on_stage(test)

@@ -41,6 +41,35 @@ def test_a_worker_is_paired_with_a_bounded_number_at_once_and_with_others_on_dem
     assert missing in book.views
 
 
+def auto(name: str) -> Partner:
+    return Partner(name, False, "g", ("shm",), True)
+
+
+def test_workers_of_role_auto_are_paired_in_both_directions() -> None:
+    book = PairBook(SETTINGS)
+    for partner in (auto("a0"), auto("a1")):
+        book.add(partner, 0.0)
+    assert set(book.views) == {("a0", "a1"), ("a1", "a0")}
+    assert book.unproven() is None, "until they are proved each computes its prompts itself"
+    book.add(prefill("p0"), 0.0)
+    assert ("p0", "a0") in book.views
+    assert not any(key[1] == "p0" for key in book.views)
+    assert book.unproven() is not None
+    book.remove("a0")
+    assert set(book.views) == {("p0", "a1")}
+
+
+def test_pairs_of_workers_of_role_auto_grow_with_the_fleet_not_with_its_square() -> None:
+    book = PairBook(SETTINGS)
+    for number in range(20):
+        book.add(auto(f"a{number:02d}"), 0.0)
+    assert len(book.views) <= 20 * SETTINGS.partners_max
+    missing = next((one, other) for one in book._seats for other in book._seats
+                   if one != other and (one, other) not in book.views)  # fmt: skip
+    assert book.want([missing], 1.0)
+    assert not book.want([("a01", "a01")], 1.0)
+
+
 def test_canaries_are_begun_as_many_as_there_is_room_for() -> None:
     book = PairBook(SETTINGS)
     book.add(decode("d0"), 0.0)
@@ -91,19 +120,20 @@ class Books(RuleBasedStateMachine):
         self.here: dict[str, None] = {}
         self.under_way: dict[Key, None] = {}
 
-    @rule(name=st.sampled_from(["p0", "p1", "p2", "p3", "p4", "d0", "d1", "d2"]))
+    @rule(name=st.sampled_from(["p0", "p1", "p2", "p3", "p4", "d0", "d1", "d2", "a0", "a1"]))
     def comes(self, name: str) -> None:
         self.goes(name)
-        self.book.add(prefill(name) if name[0] == "p" else decode(name), self.now)
+        made = {"p": prefill, "d": decode, "a": auto}[name[0]]
+        self.book.add(made(name), self.now)
         self.here[name] = None
 
-    @rule(name=st.sampled_from(["p0", "p1", "p2", "d0", "d1"]))
+    @rule(name=st.sampled_from(["p0", "p1", "p2", "d0", "d1", "a0"]))
     def goes(self, name: str) -> None:
         self.book.remove(name)
         self.here.pop(name, None)
         self.under_way = {key: None for key in self.under_way if name not in key}
 
-    @rule(key=st.tuples(st.sampled_from(["p0", "p3", "p4"]), st.sampled_from(["d0", "d2", "p1"])))
+    @rule(key=st.tuples(st.sampled_from(["p0", "p3", "a0", "p4"]), st.sampled_from(["d0", "a1", "d2", "p1"])))
     def is_wanted(self, key: Key) -> None:
         self.book.want([key], self.now)
 
