@@ -5,13 +5,16 @@ objective; every worker runs some twenty sequences, half of them have prompts wa
 everything; of a `split` fleet a half computes prompts and a half generates. It is as in life: between two decisions
 the policy hears that the first was carried out and that an older request has ended, time goes on, and one worker
 tells figures that differ from those before. Times are of CPU and of the decision alone, the median of all.
+
+Machines differ, and one machine differs from day to day. So the table also says how many yardsticks a decision takes:
+a yardstick is a fixed loop of the interpreter, timed in turn with the decisions. The bounds are in microseconds.
 """
 
 import sys
 import time
 from collections import deque
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.rounds import Check, table, verdict
 from kv_transfer.index import Held
@@ -31,6 +34,8 @@ _BEFORE: Final = 50
 """Decisions that do not count, and requests under way afterwards."""
 _GAP_S: Final = 0.01
 """Between two requests."""
+_YARDSTICK_EVERY: Final = 10
+"""Decisions between two yardsticks."""
 
 
 def told(number: int, turn: int) -> Load:
@@ -62,15 +67,37 @@ def fleet(workers: int, kind: str) -> list[WorkerView]:
     return [worker(number, split[number >= workers // 2]) for number in range(workers)]
 
 
-def decision_us(workers: list[WorkerView], policy_name: str) -> float:
-    """CPU microseconds of one decision, their median."""
+class Took(NamedTuple):
+    """CPU microseconds, medians: of a decision, and of a yardstick beside it."""
+
+    decision_us: float
+    yardstick_us: float
+
+    @property
+    def yardsticks(self) -> float:
+        """How many a decision takes: comparable from day to day."""
+        return self.decision_us / self.yardstick_us
+
+
+def yardstick(views: list[WorkerView]) -> float:
+    """What placement is made of, and nothing of placement: attributes, floats and a comparison, 100 times."""
+    least = 1e9
+    for turn in range(100):
+        view = views[turn % len(views)]
+        price = 0.5 * view.steps_ms + 1e-3 * view.sequences + turn
+        least = price if price < least else least
+    return least
+
+
+def measured(workers: list[WorkerView], policy_name: str) -> Took:
+    """Decisions of one policy over a fleet."""
     settings, costs = PlacementSettings(policy=policy_name), CostModel(CostPriors())
     policy = make_policy(settings, SeededEntropy(0))
     names = BlockNames(b"".join(block.to_bytes(NAME_BYTES, "little") for block in range(_TOKENS // 16)))
     held = {view.worker_id: Held(_SHARED_BLOCKS, _SHARED_BLOCKS) for view in workers[::5]}
     held_to = Objective(ttft_ms=2000.0, tpot_ms=50.0)
     under_way: deque[tuple[PlacementRequest, Placement]] = deque()
-    took_s = []
+    took_s, yardsticks_s, still = list[float](), list[float](), fleet(4, "unified")
     for turn in range(_BEFORE + _DECISIONS):
         now = 1.0 + _GAP_S * turn
         request = PlacementRequest(
@@ -86,31 +113,43 @@ def decision_us(workers: list[WorkerView], policy_name: str) -> float:
             policy.ended(*under_way.popleft(), 300, now)
         place = turn % len(workers)
         workers[place].loaded(told(place, turn), now, 0.15)
-    return 1e6 * median(took_s[_BEFORE:])
+        if turn % _YARDSTICK_EVERY == 0:
+            began = time.process_time()
+            yardstick(still)
+            yardsticks_s.append(time.process_time() - began)
+    return Took(1e6 * median(took_s[_BEFORE:]), 1e6 * median(yardsticks_s))
 
 
 def main() -> int:
     """Measure, print, check."""
     kinds, policies = ("unified", "split"), ("prefix_aware", "least_loaded", "consistent_hash")
     found = {
-        (policy, kind, workers): decision_us(fleet(workers, kind), policy)
+        (policy, kind, workers): measured(fleet(workers, kind), policy)
         for policy in policies
         for kind in kinds
         for workers in LIMITS_US
     }
-    head = ("us per decision, p50", *(f"{workers} {kind}" for kind in kinds for workers in LIMITS_US))
-    print(table(head, [
-        (policy, *(f"{found[policy, kind, workers]:.0f}" for kind in kinds for workers in LIMITS_US))
-        for policy in policies
-    ]))  # fmt: skip
+    cells = [(kind, workers) for kind in kinds for workers in LIMITS_US]
+    head = ("us per decision, p50 (yardsticks)", *(f"{workers} {kind}" for kind, workers in cells))
+    rows = [(policy, *(_shown(found[policy, kind, workers]) for kind, workers in cells)) for policy in policies]
+    print(table(head, rows))
+    print(f"yardstick: {median([each.yardstick_us for each in found.values()]):.1f} us")
     checks = [
         Check(
-            f"a decision over {workers} {kind} workers, p50", found["prefix_aware", kind, workers], limit, False, "us"
+            f"a decision over {workers} {kind} workers, p50",
+            found["prefix_aware", kind, workers].decision_us,
+            limit,
+            False,
+            "us",
         )
         for kind in kinds
         for workers, limit in LIMITS_US.items()
     ]
     return verdict(checks, "placement keeps its bounds")
+
+
+def _shown(took: Took) -> str:
+    return f"{took.decision_us:.0f} ({took.yardsticks:.1f})"
 
 
 if __name__ == "__main__":

@@ -27,9 +27,7 @@ def by_cost(priced: list[Priced], favourite: str = "") -> list[Priced]:
     apart = list(map(sub, totals[1:], totals))
     if apart and min(apart) <= _EQUAL_MS:
         for first, end in _runs(apart):
-            ordered[first:end] = sorted(
-                ordered[first:end], key=lambda each: (round(each.total_ms / _EQUAL_MS), *_tie(each, favourite))
-            )
+            ordered[first:end] = sorted(ordered[first:end], key=lambda each: _rank(each, favourite))
     return ordered
 
 
@@ -47,12 +45,13 @@ def _runs(apart: Sequence[float]) -> list[tuple[int, int]]:
     return runs
 
 
-def _tie(each: Priced, favourite: str) -> tuple[bool, int, str, str]:
-    decode, prefill = each.decode, each.prefill
+def _rank(each: Priced, favourite: str) -> tuple[int, bool, int, str, str]:
+    decode, prefill, rounded = each.decode, each.prefill, round(each.total_ms / _EQUAL_MS)
+    worker_id, busy = decode.worker_id, decode.sequences_in_flight
     if prefill is None:
-        return decode.worker_id != favourite, decode.sequences_in_flight, decode.worker_id, ""
-    busy = decode.sequences_in_flight + prefill.sequences_in_flight
-    return prefill.worker_id != favourite, busy, decode.worker_id, prefill.worker_id
+        return rounded, worker_id != favourite, busy, worker_id, ""
+    computing_id = prefill.worker_id
+    return rounded, computing_id != favourite, busy + prefill.sequences_in_flight, worker_id, computing_id
 
 
 def placement(

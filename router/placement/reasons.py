@@ -34,7 +34,7 @@ def sentence(chosen: Chosen, why: str | None) -> str:
     """Where the request goes and what spoke for it. `why` is what a policy chose by, if not by cost."""
     winner = chosen.priced[0]
     decode, prefill = winner.decode.worker_id, winner.prefill
-    brought = "".join(f", {source.blocks} blocks from {source.holder}" for source in chosen.sources[:1])
+    brought = f", {chosen.sources[0].blocks} blocks from {chosen.sources[0].holder}" if chosen.sources else ""
     if prefill is not None:
         return f"prefill on {prefill.worker_id}{brought}, decode on {decode}: {why or _lead(chosen.priced)}"
     return f"{decode} computes the prompt itself{brought}: {why or _why_local(chosen)}"
@@ -44,12 +44,12 @@ def hearsay(chosen: Chosen) -> tuple[str, ...]:
     """Whose blocks mattered that are not known from its own events."""
     winner, held = chosen.priced[0], chosen.request.held
     computing = winner.decode if winner.prefill is None else winner.prefill
-    told = [
-        (holder, held[holder].known_by)
-        for holder in (computing.worker_id, *(source.holder for source in chosen.sources))
-        if holder in held
-    ]
-    return tuple(f"what {holder} holds is {_HEARSAY[known_by]}" for holder, known_by in told if known_by in _HEARSAY)
+    told = list[str]()
+    for holder in (computing.worker_id, *[source.holder for source in chosen.sources]):
+        known = held.get(holder)
+        if known is not None and known.known_by in _HEARSAY:
+            told.append(f"what {holder} holds is {_HEARSAY[known.known_by]}")
+    return tuple(told)
 
 
 def at_stake(chosen: Chosen) -> tuple[str, ...]:
@@ -61,8 +61,9 @@ def at_stake(chosen: Chosen) -> tuple[str, ...]:
     told, missed_ms = list[str](), winner.misses_ms
     plain_ms = winner.total_ms - missed_ms
     for each in chosen.priced[1:_LOOKED_AT]:
-        if each.misses_ms > missed_ms and each.total_ms - each.misses_ms < plain_ms:
-            less_ms, risked_ms = plain_ms - each.total_ms + each.misses_ms, each.misses_ms
+        risked_ms = each.stakes_ms + each.answer_stakes_ms
+        if risked_ms > missed_ms and each.total_ms - risked_ms < plain_ms:
+            less_ms = plain_ms - each.total_ms + risked_ms
             told.append(
                 f"{each.name} would take {less_ms:.1f} ms less, but risks misses of objectives for"
                 f" {risked_ms:.1f} ms, not {missed_ms:.1f} ms"

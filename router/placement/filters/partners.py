@@ -40,4 +40,6 @@ class Partners:
 
     def sentences(self) -> tuple[str, ...]:
         """Which pairs were left out, by reason."""
+        if not self.left_out:
+            return ()
         return tuple(f"{names(pairs)} left out: {reason}" for reason, pairs in self.left_out.items())

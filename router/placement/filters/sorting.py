@@ -27,6 +27,8 @@ class Suitable:
 
     def sentences(self) -> tuple[str, ...]:
         """Who was left out, by reason."""
+        if not self.left_out:
+            return ()
         return tuple(f"{names(workers)} left out: {reason}" for reason, workers in self.left_out.items())
 
     def leave_out(self, worker: WorkerView, reason: str) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from router.placement.costs import CostModel
 from router.placement.decision import PlacementRequest
 from router.placement.filters.sorting import Suitable
@@ -84,7 +86,7 @@ def _lasting(batches: Batches, workers: Sequence[WorkerView], lasting: Mapping[s
         share = lasting.get(worker.worker_id, 1.0)
         sequences += share * worker.sequences
         attended += share * worker.attended_tokens
-    return batches._replace(lasting_sequences=sequences / len(workers), lasting_attended=attended / len(workers))
+    return replace(batches, lasting_sequences=sequences / len(workers), lasting_attended=attended / len(workers))
 
 
 def _holders(
@@ -100,7 +102,7 @@ def _holders(
     holders: dict[int, tuple[Holder, ...]] = {}
     for pairing, ranks in by_pairing.items():
         ranks.sort()
-        holders[pairing] = tuple(_holder(request, rank[-1], costs, settings) for rank in ranks[:_HOLDERS_MAX])
+        holders[pairing] = tuple([_holder(request, rank[-1], costs, settings) for rank in ranks[:_HOLDERS_MAX]])
     return holders
 
 

@@ -82,12 +82,12 @@ class Promises:
             return False
         if told[0] in known:
             return True
-        ends = {each.hbm for each in held.values()}
-        if not ends:
-            return False
-        counts = marks(blocks)
-        firsts = {bisect_right(counts, end) for end in ends}
-        return any(first < len(told) and told[first] in known for first in firsts)
+        counts, ends = marks(blocks), {each.hbm for each in held.values()}
+        for end in ends:
+            first = bisect_right(counts, end)
+            if first < len(told) and told[first] in known:
+                return True
+        return False
 
     def favourite(self, request: PlacementRequest) -> str:
         """The worker that the request's kin had last; empty when it has none."""

@@ -23,16 +23,15 @@ def answer_price(ask: Ask, worker: WorkerView, terms: StepTerms) -> tuple[float,
     sequences: float = worker.sequences
     attended: float = worker.attended_tokens
     base, sequence, position = terms
+    batches, request, load = ask.batches, ask.request, worker.load
     if ask.lasting:
         share = ask.lasting.get(worker.worker_id, 1.0)
         sequences, attended = share * sequences, share * attended
-    more_ms = sequence * (sequences - ask.batches.lasting_sequences)
-    more_ms += position * (attended - ask.batches.lasting_attended)
+    more_ms = sequence * (sequences - batches.lasting_sequences)
+    more_ms += position * (attended - batches.lasting_attended)
     own_ms = ask.answer_tokens * (base + sequence * ask.later_sequences + position * ask.later_attended)
     own_ms += ask.uneven_weight * more_ms
-    request = ask.request
     grown_ms = request.sequences * (sequence + position * request.prompt_tokens)
-    load = worker.load
     if load is not None and (load.waiting or ask.needed > worker.blocks_free * worker.block_tokens):
         own_ms *= 1.0 + _shortage(worker, load.waiting, ask.needed)
     return own_ms, ask.uneven_weight * sequences * grown_ms

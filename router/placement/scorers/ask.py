@@ -41,7 +41,7 @@ class Trend(msgspec.Struct, frozen=True, gc=False):
     much as a millisecond of it did."""
 
 
-class Batches(NamedTuple):
+class Batches(msgspec.Struct, frozen=True, gc=False):
     """The workers that may generate: their means of `sequences` and `attended_tokens`, and how many requests it takes
     to make batches even, at least one for each worker. `lasting_*` are the same means, each worker counting as much
     as `Ask.lasting` says."""

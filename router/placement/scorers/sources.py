@@ -19,6 +19,8 @@ def sources(ask: Ask, worker: WorkerView) -> tuple[SourceChoice, ...]:
     held = ask.held.get(worker.worker_id)
     blocks = max(held.hbm if held is not None else 0, ask.promised.get((worker.root, worker.worker_id), 0))
     _, there = with_tiers(ask, worker, terms, blocks)
+    if min(holders[0].blocks * size, total - 1) <= there:
+        return ()
     alone_ms = terms.ms(total - there, there)
     found: list[tuple[float, str, SourceChoice]] = []
     for holder in holders:
