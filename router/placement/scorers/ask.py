@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Batches(msgspec.Struct, frozen=True, gc=False):
     """The mean of `decoding`."""
 
 
-class Holder(NamedTuple):
+class Holder(msgspec.Struct, frozen=True, gc=False):
     """Somebody who has the prompt's first `blocks` blocks. Bringing some of them takes `begin_ms`, and `block_ms`
     each."""
 

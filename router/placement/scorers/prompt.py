@@ -81,11 +81,16 @@ def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> Way:
     read_ms, there = with_tiers(ask, worker, terms, blocks)
     prefill_ms = new_ms if there == here else terms.ms(total - there, there)
     fetch_ms, cached, least_ms = read_ms, there, read_ms + prefill_ms
+    known, left_ms = there, prefill_ms
     for holder in ask.holders.get(worker.pairing, ()):
         theirs = min(holder.blocks * size, total - 1)
-        if theirs > there and holder.worker_id != worker.worker_id:
+        # The longest come first.
+        if theirs <= there:
+            break
+        if holder.worker_id != worker.worker_id:
             brought_ms = read_ms + holder.begin_ms + (theirs - there) / size * holder.block_ms
-            left_ms = terms.ms(total - theirs, theirs)
+            if theirs != known:
+                known, left_ms = theirs, terms.ms(total - theirs, theirs)
             if brought_ms + left_ms < least_ms:
                 fetch_ms, prefill_ms, cached, least_ms = brought_ms, left_ms, theirs, brought_ms + left_ms
     return Way(fetch_ms, prefill_ms, total - cached, total - here, new_ms)
