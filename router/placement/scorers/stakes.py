@@ -68,7 +68,9 @@ def miss(expected_ms: float, bound_ms: float, sharpness: float = SHARPNESS) -> f
     around it (log-logistic)."""
     if expected_ms * _SURE <= bound_ms:
         return 0.0
-    return float(1.0 / (1.0 + (bound_ms / expected_ms) ** sharpness))
+    # Bounds, and what is expected, are not negative: no complex number comes of it.
+    odds: float = (bound_ms / expected_ms) ** sharpness
+    return 1.0 / (1.0 + odds)
 
 
 def prompt_stake(
