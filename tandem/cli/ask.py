@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from router.fleet.split_listing import FleetOutlook
 from router.generation import Standing
 from tandem.bench.client import Client, Target
 from tandem.bench.wire import BadAnswer
@@ -35,6 +36,10 @@ class _Problem(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     error: _Problem
+
+
+class _Outlooks(msgspec.Struct):
+    data: tuple[FleetOutlook, ...]
 
 
 class Running(msgspec.Struct, frozen=True, tag_field="status", tag="running"):
@@ -68,6 +73,18 @@ async def look_up(target: Target, request_id: str) -> Running | Ended:
 def read_standing(body: bytes) -> Running | Ended:
     """The answer to `GET /v1/requests/{id}`. Raises `msgspec.DecodeError`."""
     return msgspec.json.decode(body, type=Running | Ended)
+
+
+async def fleet_outlooks(target: Target) -> tuple[FleetOutlook, ...]:
+    """What a router knows of the workers of role `auto`. Raises `not_found` with the router's own sentence,
+    `link_lost`, and `protocol_mismatch` for an answer that cannot be read."""
+    status, body = await ask(target, "GET", "/v1/explain/fleet")
+    if status != 200:
+        raise TandemError("not_found", refusal(status, body))
+    try:
+        return msgspec.json.decode(body, type=_Outlooks).data
+    except msgspec.DecodeError as error:
+        raise TandemError("protocol_mismatch", f"the router's answer cannot be read: {error}") from error
 
 
 async def spans_of(target: Target, request_id: str) -> tuple[Span, ...]:
