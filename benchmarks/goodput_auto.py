@@ -8,19 +8,15 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.goodput_cells import STATIONARY, Cell
-from benchmarks.goodput_plan import PEER_BAR, SEEDS_MIN, ratio_of, shifts
+from benchmarks.goodput_plan import CELL_BAR, OVERLOAD_BAR, PEER_BAR, SEEDS_MIN, ratio_of, shifts
 from benchmarks.goodput_runs import Held, Result
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells
 from tandem.core.errors import TandemError
 from tandem.fleetsim.goodput import BUCKET_S, Bucket
 
-CELL_BAR: Final = 0.97
-"""Of the best fixed split's figure, in a cell up to its capacity,"""
-OVERLOAD_BAR: Final = 0.95
-"""above it,"""
 MEAN_BAR: Final = 1.0
-"""and in the geometric mean over cells; likewise of the best peers' figures."""
+"""Of the best fixed splits' figures, in the geometric mean over cells; likewise of the best peers'."""
 SETTLED_S: Final = 30.0
 """So long after a change of traffic"""
 SHIFT_BAR: Final = 0.95

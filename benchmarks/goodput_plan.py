@@ -22,6 +22,10 @@ SEEDS_MIN: Final = 3
 """Fewer decide nothing."""
 PEER_BAR: Final = 0.98
 """Of every peer's figure, in a cell whose interval does not reach it."""
+CELL_BAR: Final = 0.97
+"""What a split that follows the load has of the best fixed one's figure, in a cell up to its capacity,"""
+OVERLOAD_BAR: Final = 0.95
+"""and above it."""
 _ALIKE: Final = 0.01
 """An interval that is narrower than twice this around 1 tells that two are alike."""
 
@@ -120,13 +124,14 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
     best = best_split(options, by_split)
     mine = by_split[best]
     compared_here = cell in options.compared()
-    if options.auto or (options.peers and compared_here):
-        lacking = [seed for seed in range(options.seeds) if seed not in mine]
+    if options.peers and compared_here and (lacking := [seed for seed in range(options.seeds) if seed not in mine]):
         yield from (options.run(cell, capacity, best, OURS, seed) for seed in lacking)
-        if lacking:
-            return
-    if options.auto:
-        yield from (run for run in _auto_runs(options, cell, capacity, by_split) if run not in results)
+        return
+    if options.auto and (
+        runs := [run for run in _auto_runs(options, cell, capacity, best, results) if run not in results]
+    ):
+        yield from runs
+        return
     if not compared_here:
         return
     peers = {
@@ -146,12 +151,24 @@ def wanted(options: Options, cell: Cell, capacity: float, results: Results) -> I
                     yield run
 
 
-def _auto_runs(options: Options, cell: Cell, capacity: float, by_split: Mapping[int, BySeed]) -> Iterator[Run]:
-    """A split that follows the load with all seeds; and the fixed ones that may be the best after a shift."""
+def _auto_runs(options: Options, cell: Cell, capacity: float, best: int, results: Results) -> Iterator[Run]:
+    """A split that follows the load and the best fixed one, seed by seed, until it is told on which side of its bar
+    the first lies, with all seeds where peers run; and the fixed ones that may be the best after a shift."""
+    first, other = (
+        options.run(cell, capacity, prefills, contender, 0) for prefills, contender in ((0, AUTO), (best, OURS))
+    )
+    auto, fixed = (compared(results, run, cell.tpot_ms, options.seeds) for run in (first, other))
+    bar = CELL_BAR if cell.load <= 1 else OVERLOAD_BAR
     for seed in range(options.seeds):
-        yield options.run(cell, capacity, 0, AUTO, seed)
+        ratio = ratio_of(*({each: one[each] for each in range(seed) if each in one} for one in (auto, fixed)))
+        told = ratio is not None and ratio.seeds >= SEEDS_MIN and not ratio.low <= bar <= ratio.high
+        if told and not (options.peers and cell in options.compared()):
+            break
+        yield from (replace(run, seed=seed) for run in (first, other))
+        if seed + 1 >= SEEDS_MIN and (seed not in auto or seed not in fixed):
+            break
     if shifts(cell):
-        for split in by_split:
+        for split in options.splits(cell.workers):
             for seed in range(min(options.seeds, options.seeds_shifted)):
                 yield options.run(cell, capacity, split, OURS, seed)
 
