@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from tandem.fleetsim.adapters import Adapters, AdapterSettings
 from tandem.fleetsim.figures import RunFigures, StageFigures, run_figures, stage_figures
 from tandem.fleetsim.handing import Network, Transfers
 from tandem.fleetsim.job import Job
@@ -24,7 +25,10 @@ class FleetSettings:
     any two workers, each having one way in and one way out; `transfer_s` is what a hand-off takes besides. `paces`
     are (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
     `seed` is what the noise of steps is drawn from. A placed request reaches its workers `front_s` later: what
-    gateway, tokenizer and connections take of its TTFT."""
+    gateway, tokenizer and connections take of its TTFT. `unlike` are workers with settings of their own. `joins` and
+    `losses` are (when in seconds of the run, worker): before its join a worker takes no requests; when it is lost, all
+    that it had is placed again, with what was generated as part of the prompt. `adapters` is how workers hold LoRA
+    adapters, where requests ask for some."""
 
     roles: tuple[str, ...]
     worker: WorkerSettings
@@ -34,6 +38,10 @@ class FleetSettings:
     paces: tuple[tuple[float, int, float], ...] = ()
     seed: int = 0
     front_s: float = 0.0
+    unlike: tuple[tuple[int, WorkerSettings], ...] = ()
+    joins: tuple[tuple[float, int], ...] = ()
+    losses: tuple[tuple[float, int], ...] = ()
+    adapters: AdapterSettings | None = None
 
 
 DeciderOf = Callable[[Knowledge], Decider]
@@ -46,10 +54,12 @@ class Fleet:
     def __init__(self, settings: FleetSettings, decider_of: DeciderOf, worker_of: WorkerOf = Worker) -> None:
         """`worker_of` makes a worker of its number, role, settings, listener, and the seed of its noise."""
         self._settings = settings
+        unlike = dict(settings.unlike)
         self.workers = tuple(
-            worker_of(number, role, settings.worker, self, settings.seed)
+            worker_of(number, role, unlike.get(number, settings.worker), self, settings.seed)
             for number, role in enumerate(settings.roles)
         )
+        self.adapters = None if settings.adapters is None else Adapters(settings.adapters, len(self.workers))
         self.knowledge = Knowledge(self.workers, settings.event_s)
         self.decider = decider_of(self.knowledge)
         self._heap: list[tuple[float, int, int, Callable[[float], None] | None]] = []
@@ -69,6 +79,11 @@ class Fleet:
                 self.wake_at(number, from_s, run_at)
             else:
                 run_at(0.0)
+        for at_s, number in settings.joins:
+            self.knowledge.away.add(number)
+            self._at(at_s, partial(self._join, number))
+        for at_s, number in settings.losses:
+            self._at(at_s, partial(self._lose, number))
 
     def run(self, workload: Workload, check_every: int = 0) -> RunFigures:
         """Play all stages. With `check_every` the books are checked after so many events."""
@@ -142,12 +157,21 @@ class Fleet:
     def _arrive(self, request: Request, now: float) -> None:
         """It is placed or refused."""
         request.arrival_s = now
+        self._in_flight += 1
+        self._place(request, now)
+        allowed_s = min(request.deadline_s, request.patience_s)
+        if allowed_s < inf and request.number in self._jobs:
+            self._at(now + allowed_s, partial(self._cancel, request))
+
+    def _place(self, request: Request, now: float) -> None:
         self.knowledge.renew(now)
         placed = self.decider.place(request, now)
         if placed is None:
+            self._in_flight -= 1
+            self._jobs.pop(request.number, None)
             self._source.ended(request, now - self._began_s)
             return
-        self._in_flight += 1
+        assert self.knowledge.away.isdisjoint(placed), f"{placed} was chosen, of which one is away"
         request.decode, request.prefill = placed
         decode = Job(request, prefill_only=False, handed_over=request.prefill >= 0)
         self._jobs[request.number] = []
@@ -156,25 +180,63 @@ class Fleet:
             prefill = Job(request, prefill_only=True, handed_over=False)
             self.transfers.begin(prefill, decode)
             jobs.insert(0, (request.prefill, prefill))
+        if request.emitted:
+            for _, job in jobs:
+                job.told_s = now
         if self._settings.front_s > 0:
             self._at(now + self._settings.front_s, partial(self._submit, request, jobs))
         else:
             self._submit(request, jobs, now)
-        allowed_s = min(request.deadline_s, request.patience_s)
-        if allowed_s < inf:
-            self._at(now + allowed_s, partial(self._cancel, request))
 
     def _submit(self, request: Request, jobs: list[tuple[int, Job]], now: float) -> None:
-        """Unless it was cancelled on its way."""
+        """Unless it was cancelled on its way. Where a worker has to load its adapter first, it waits for that."""
+        if not self.knowledge.away.isdisjoint(number for number, _ in jobs):
+            self._place_again(request, now)
+            return
+        for number, job in jobs:
+            ready_s = now if self.adapters is None else self.adapters.ready_s(number, request.adapter, now)
+            begin = partial(self._begin, request, request.retried, number, job)
+            if ready_s > now:
+                self._at(ready_s, begin)
+            else:
+                begin(now)
+
+    def _begin(self, request: Request, attempt: int, number: int, job: Job, now: float) -> None:
+        """Unless it has been cancelled or placed again since."""
+        if request.cancelled_s < 0 and request.retried == attempt:
+            self._jobs[request.number].append((number, job))
+            self.workers[number].submit(job, now)
+            self._schedule(self.workers[number])
+
+    def _join(self, number: int, now: float) -> None:
+        self.knowledge.came(number)
+
+    def _lose(self, number: int, now: float) -> None:
+        """Who was there is placed again when the steps that are under way end."""
+        self.knowledge.lost(number)
+        here = [jobs for jobs in self._jobs.values() if any(at == number and not job.over for at, job in jobs)]
+        at_s = now
+        for jobs in here:
+            self.transfers.end(jobs[0][1].request)
+            for at, job in jobs:
+                self.workers[at].cancel(job, now)
+                self._schedule(self.workers[at])
+                at_s = max(at_s, self.workers[at].due or now)
+        for jobs in here:
+            self._at(at_s, partial(self._place_again, jobs[0][1].request))
+
+    def _place_again(self, request: Request, now: float) -> None:
+        """A worker of it is lost: it goes on elsewhere, unless its client has gone."""
         if request.cancelled_s < 0:
-            self._jobs[request.number] = jobs
-            for number, job in jobs:
-                self.workers[number].submit(job, now)
-                self._schedule(self.workers[number])
+            self.decider.finished(request, now)
+            request.retried += 1
+            # The last token was not delivered, or there would be nothing left to do.
+            request.emitted = min(request.emitted, request.output_tokens - 1)
+            self._place(request, now)
 
     def _cancel(self, request: Request, now: float) -> None:
         """Unless it has ended, a request ends without the rest of its answer, wherever it is."""
-        if not request.ended:
+        if request.number in self._jobs:
             request.cancelled_s = now
             self._over(request, now)
 
@@ -191,7 +253,8 @@ class Fleet:
     # ---- tandem.fleetsim.worker.Listener ----
 
     def first_token(self, job: Job, now: float) -> None:
-        job.request.first_s = now
+        if job.request.first_s < 0:
+            job.request.first_s = now
         self.decider.first_token(job.request, now)
 
     def finished(self, job: Job, now: float) -> None:

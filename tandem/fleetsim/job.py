@@ -10,8 +10,8 @@ _BLOCK = 16
 class Job:
     """Between its submission to a worker and its end there. Owned by the worker; tokens throughout.
 
-    `total` is what has to be known before the next token can be drawn: the prompt, after a preemption also what was
-    generated. `done` of it are known. The first `pinned` blocks of the prompt are shared ones of the pool;
+    `total` is what has to be known before the next token can be drawn: the prompt, after a preemption or on another
+    worker than before also what was generated. `done` of it are known. The first `pinned` blocks of the prompt are shared ones of the pool;
     `private` tokens are reserved besides, in whole blocks of the engine.
     """
 
@@ -63,10 +63,10 @@ class Job:
         """Leading blocks that are to be had from tiers or peers before the rest is computed."""
         self.patience_s = 0.0
         """How long bringing them may take."""
-        self.total = request.input_tokens
-        self.left = request.output_tokens - (1 if handed_over else 0)
+        self.total = request.input_tokens + request.emitted
+        self.left = request.output_tokens - request.emitted - (1 if handed_over else 0)
         """Tokens still to be emitted here."""
-        self.uncached = 0 if handed_over else request.input_tokens
+        self.uncached = 0 if handed_over else self.total
         """Prompt tokens to compute, as far as is known."""
         self.done = 0
         self.pinned: tuple[int, ...] = ()

@@ -5,7 +5,8 @@ when they come, attempts are noted when sent, when their first token comes and w
 of loads, prompts, pulls and answers from what workers report.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,6 +20,7 @@ from router.placement import (
     WorkerView,
     make_policy,
 )
+from router.placement.decision import Needs
 from router.settings import CostPriors, PlacementSettings, SplitSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
@@ -47,6 +49,8 @@ class OursSettings:
     priors: CostPriors = field(default_factory=CostPriors)
     slo: Slo | None = None
     split: SplitSettings = field(default_factory=SplitSettings)
+    figures_late_s: float = 0.0
+    """How much later than workers tell of their load the router hears of it."""
 
     @property
     def objective(self) -> Objective | None:
@@ -72,6 +76,8 @@ class _Attempt:
     alone: bool
     prompts: int
     placed_s: float
+    begun: bool = False
+    """Its first token has come."""
 
 
 class OursDecider:
@@ -88,21 +94,17 @@ class OursDecider:
         """As the router sees its workers; their owner alone changes them."""
         self._loads: list[Load] = [worker.load for worker in knowledge.workers]
         self._attempts: dict[int, _Attempt] = {}
+        self._here = self.views
+        self._away: set[int] = set()
+        self._late: deque[tuple[float, int, Load]] = deque()
+        """Figures that have not been heard yet: (when they are, worker, figures)."""
 
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
         self.take_loads(now)
         names = self._knowledge.names(request)
-        asked = PlacementRequest(
-            model=_MODEL,
-            prompt_tokens=request.input_tokens,
-            sequences=1,
-            max_tokens=request.max_tokens,
-            held=self._knowledge.index.longest(names),
-            names={_ROOT: names},
-            request_id=str(request.number),
-            objective=self._objective,
-        )
-        placement = self._policy.choose(asked, self.views, self.costs, self._settings.placement, None, now)
+        self._take_changes()
+        asked = self._asked(request, names, now)
+        placement = self._policy.choose(asked, self._here, self.costs, self._settings.placement, None, now)
         if isinstance(placement, Unplaced):
             return None
         self._policy.placed(asked, placement, now)
@@ -116,6 +118,9 @@ class OursDecider:
         else:
             view = self.views[request.prefill]
             view.released(attempt.prefill)
+        attempt.begun = True
+        if request.retried:
+            return  # Its figures are those of all attempts together.
         alone = attempt.alone and view.prompts == attempt.prompts and request.fetched == 0
         spans = (_prefill_span(request, now),)
         self.costs.observe_spans(view.worker_id, spans, alone=alone)
@@ -124,7 +129,7 @@ class OursDecider:
     def finished(self, request: Request, now: float) -> None:
         attempt = self._attempts.pop(request.number)
         self.views[request.decode].released(attempt.decode)
-        if request.first_s < 0 and attempt.prefill is not None:
+        if not attempt.begun and attempt.prefill is not None:
             self.views[request.prefill].released(attempt.prefill)
         self._policy.ended(attempt.asked, attempt.placement, request.emitted, now)
         if request.ended:
@@ -145,14 +150,54 @@ class OursDecider:
         """Tell a worker what its steps may take."""
         self._knowledge.workers[self._knowledge.numbers[worker_id]].tune(itl_target_s, now)
 
+    def _asked(self, request: Request, names: Sequence[bytes], now: float) -> PlacementRequest:
+        """What was generated before a worker was lost is part of the prompt."""
+        objective = self._objective
+        if objective is not None and request.first_s >= 0:
+            objective = objective._replace(ttft_ms=None)
+        return PlacementRequest(
+            model=_MODEL,
+            prompt_tokens=request.input_tokens + request.emitted,
+            sequences=1,
+            max_tokens=max(1, request.max_tokens - request.emitted),
+            held=self._knowledge.index.longest(names),
+            names={_ROOT: names},
+            request_id=str(request.number),
+            needs=self._needs(request.adapter) if request.adapter else None,
+            objective=objective,
+            age_ms=1e3 * (now - request.arrival_s),
+        )
+
+    def _needs(self, adapter: str) -> Needs:
+        """Every worker serves every adapter."""
+        for view in self.views:
+            if adapter not in view.adapters:
+                view.adapters = {**view.adapters, adapter: adapter}
+        return Needs((), adapter, adapter)
+
     def take_loads(self, now: float) -> None:
-        """Figures that are new since the last decision."""
+        """Figures that are new since the last decision, as far as they have been heard."""
+        late_s, late = self._settings.figures_late_s, self._late
         for number, worker in enumerate(self._knowledge.workers):
             if worker.load is not self._loads[number]:
-                self._loads[number] = load = worker.load
+                self._loads[number] = worker.load
+                late.append((now + late_s, number, worker.load))
+        while late and late[0][0] <= now:
+            _, number, load = late.popleft()
+            if number not in self._knowledge.away:
                 view = self.views[number]
                 view.loaded(load, now, _LOAD_LAG_S)
                 self.costs.observe_load(view.worker_id, load, view.attended_tokens, view.kind)
+
+    def _take_changes(self) -> None:
+        """Workers that have come or are lost."""
+        away = self._knowledge.away
+        if away != self._away:
+            for number in away - self._away:
+                self._policy.gone(self.views[number].worker_id)
+                self.costs.forget(self.views[number].worker_id)
+            self._away = set(away)
+            self._here = tuple(view for number, view in enumerate(self.views) if number not in away)
 
     def _sent(self, request: Request, asked: PlacementRequest, placement: Placement, now: float) -> tuple[int, int]:
         numbers = self._knowledge.numbers
@@ -164,6 +209,9 @@ class OursDecider:
         self.views[decode].submitted(now, on_decode)
         if on_prefill is not None:
             self.views[prefill].submitted(now, on_prefill)
+        if request.adapter:
+            for number in {decode, prefill} - {-1}:
+                self.views[number].used(request.adapter)
         self._attempts[request.number] = _Attempt(
             asked, placement, on_decode, on_prefill, alone, computing.prompts, now
         )
@@ -197,6 +245,7 @@ def _view(worker: Worker, worker_id: str, settings: OursSettings) -> WorkerView:
         load=worker.load,
         tiers=tiers,
         features=() if worker.settings.itl_target_s is None else ("itl_target",),
+        hardware=worker.settings.hardware,
     )
 
 

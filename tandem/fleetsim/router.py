@@ -47,6 +47,8 @@ class Knowledge:
         """A heap: workers tell of steps that have ended when they are looked at."""
         self._told = 0
         self._names = _Names()
+        self.away: set[int] = set()
+        """Workers that have not come yet or are lost: nobody may be placed there."""
         self.ids = tuple(f"w{worker.index:03d}" for worker in workers)
         self.numbers = {name: number for number, name in enumerate(self.ids)}
 
@@ -55,6 +57,15 @@ class Knowledge:
         self._told += 1
         heappush(self._events, (now + self._event_s, self._told, worker, tier, stored, removed))
 
+    def came(self, worker: int) -> None:
+        """A worker is there, with nothing in its pool."""
+        self.away.discard(worker)
+
+    def lost(self, worker: int) -> None:
+        """A worker is gone, and all it had with it."""
+        self.away.add(worker)
+        self.index.drop(self.ids[worker])
+
     def renew(self, now: float) -> None:
         """Bring the index and all figures up to what has arrived by now."""
         events, ids, names = self._events, self.ids, self._names
@@ -62,6 +73,8 @@ class Knowledge:
             each.touch(now)
         while events and events[0][0] <= now:
             _, _, worker, tier, stored, removed = heappop(events)
+            if worker in self.away:
+                continue
             if stored:
                 self.index.stored(ids[worker], [names[block] for block in stored], tier)
             if removed:

@@ -223,7 +223,7 @@ class Worker:
         self._drop_cancelled()
         joining, self._joining = self._joining, []
         for job in joining:
-            job.told_s = job.request.first_s
+            job.told_s = max(job.told_s, job.request.first_s)
             self._batch.start(job, self._clock)
         self._batch.distinct = self.pool.used
         again = True
@@ -405,9 +405,9 @@ class Worker:
         """The first token after the prompt, or after what was computed again."""
         job.left -= 1
         job.request.emitted += 1
-        if job.resumed:
+        if job.request.emitted > 1:
             job.request.gaps.add(now - job.told_s)
-        else:
+        if not job.resumed:
             self._listener.first_token(job, now)
         job.told_s = now
         if job.left > 0 and not job.prefill_only:

@@ -52,6 +52,8 @@ class WorkerSettings:
     """Whether it tells what it has learned of its steps, as Tandem's engines do."""
     fit_every_s: float = 0.5
     """How often that is: with every heartbeat."""
+    hardware: str = ""
+    """What it computes on, as it tells; workers of equal hardware are taken to be as fast."""
 
     def as_in_production(self, itl_target_s: float = _TANDEM.itl_target_s) -> "WorkerSettings":
         """The same worker as Tandem runs it: prompts are held to the ITL target, in its chunks and blocks."""

@@ -37,6 +37,10 @@ class Request:
     decode: int = -1
     prefill: int = -1
     """Which workers it was placed on; `prefill` is -1 where one worker does both."""
+    adapter: str = ""
+    """The LoRA adapter that it asks for, by name; blocks that are computed with it have names of their own."""
+    retried: int = 0
+    """How often it was placed again because a worker of it was lost."""
     sources: tuple[tuple[int, int], ...] = ()
     """Who else has leading blocks that the worker may fetch: (worker, blocks), the best first."""
     held_back_s: float = 0.0
