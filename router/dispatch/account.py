@@ -1,6 +1,6 @@
 """What a request came to: its story in spans, how much of its prompt was cached, when its first token came."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.context import Tools
@@ -88,11 +88,14 @@ class Account:
         cached = self.cached if self.cached is not None else self._cached_expected or 0
         return Usage(self._prompt_tokens, accepted, cached, self._by_tier, self._kept)
 
-    def close(self, outcome: str, reason: str, accepted: int, attempts: int) -> None:
-        """The request is over: record its spans."""
+    def close(self, outcome: str, reason: str, lengths: Sequence[int], attempts: int) -> None:
+        """The request is over: record its spans. `lengths` are the output tokens of each of its sequences: some may
+        be long and some short, which their mean would hide."""
         if outcome == "done":
-            length = accepted / self._generation.n
-            self._tools.costs.observe_answer(self._generation.stopping.max_tokens, length)
-        summary = Summary(accepted, attempts, self.cached, self._cached_expected or 0, self._first_at, self.missed)
+            for length in lengths:
+                self._tools.costs.observe_answer(self._generation.stopping.max_tokens, length)
+        summary = Summary(
+            sum(lengths), attempts, self.cached, self._cached_expected or 0, self._first_at, self.missed
+        )
         untold = self._story.ended(self._tools.clock.now(), outcome, reason, summary)
         self._tools.recorder.record(self._generation.request_id, untold)

@@ -196,7 +196,7 @@ class HeldRequest(ABC):
 
     def _over(self, outcome: str, reason: str) -> None:
         self.phase, self._outcome = Phase.OVER, outcome
-        self._account.close(outcome, reason, self.accepted, self._trials.attempts)
+        self._account.close(outcome, reason, self._sequences.lengths, self._trials.attempts)
         self._tell_over()
         self._arm(self._tools.clock.now() + self._tools.settings.report_wait_s)
         self._forget_when_silent()

@@ -30,6 +30,11 @@ class Sequences:
         return accepted
 
     @property
+    def lengths(self) -> list[int]:
+        """Output tokens accepted of each sequence."""
+        return [len(each.tokens) for each in self._all]
+
+    @property
     def tokens_left(self) -> int:
         """The most output tokens that an unfinished sequence may still get."""
         most = self._generation.stopping.max_tokens

@@ -26,9 +26,9 @@ class FleetSettings:
     are (from when in seconds of the run, worker, pace): from then on steps of that worker take `pace` times as long.
     `seed` is what the noise of steps is drawn from. A placed request reaches its workers `front_s` later: what
     gateway, tokenizer and connections take of its TTFT. `unlike` are workers with settings of their own. `joins` and
-    `losses` are (when in seconds of the run, worker): before its join a worker takes no requests; when it is lost, all
-    that it had is placed again, with what was generated as part of the prompt. `adapters` is how workers hold LoRA
-    adapters, where requests ask for some."""
+    `losses` are (when in seconds of the run, worker): before its join a worker takes no requests; when it is lost,
+    all that it had is placed again, with what was generated as part of the prompt. `adapters` is how workers hold
+    LoRA adapters, where requests ask for some."""
 
     roles: tuple[str, ...]
     worker: WorkerSettings

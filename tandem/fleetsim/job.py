@@ -10,9 +10,9 @@ _BLOCK = 16
 class Job:
     """Between its submission to a worker and its end there. Owned by the worker; tokens throughout.
 
-    `total` is what has to be known before the next token can be drawn: the prompt, after a preemption or on another
-    worker than before also what was generated. `done` of it are known. The first `pinned` blocks of the prompt are shared ones of the pool;
-    `private` tokens are reserved besides, in whole blocks of the engine.
+    `total` is what has to be known before the next token can be drawn: the prompt, after a preemption or the loss of
+    another worker also what was generated. `done` of it are known. The first `pinned` blocks of the prompt are shared
+    ones of the pool; `private` tokens are reserved besides, in whole blocks of the engine.
     """
 
     __slots__ = (

@@ -33,8 +33,6 @@ from tandem.fleetsim.workload import Request
 
 _MODEL: Final = "m"
 _ROOT: Final = b"r" * 16
-_LOAD_LAG_S: Final = 0.15
-"""`router.settings.FleetSettings.load_lag_s`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,8 @@ class OursSettings:
     split: SplitSettings = field(default_factory=SplitSettings)
     figures_late_s: float = 0.0
     """How much later than workers tell of their load the router hears of it."""
+    load_lag_s: float = 0.15
+    """`router.settings.FleetSettings.load_lag_s`: figures show what was submitted so long before they are heard."""
 
     @property
     def objective(self) -> Objective | None:
@@ -186,7 +186,7 @@ class OursDecider:
             _, number, load = late.popleft()
             if number not in self._knowledge.away:
                 view = self.views[number]
-                view.loaded(load, now, _LOAD_LAG_S)
+                view.loaded(load, now, self._settings.load_lag_s)
                 self.costs.observe_load(view.worker_id, load, view.attended_tokens, view.kind)
 
     def _take_changes(self) -> None:
@@ -205,7 +205,7 @@ class OursDecider:
         prefill = -1 if placement.prefill is None else numbers[placement.prefill]
         computing = self.views[decode if prefill < 0 else prefill]
         alone = computing.queued_prompt_tokens == 0 and computing.prompt_tokens_in_flight == 0
-        on_decode, on_prefill = placement.work(1)
+        on_decode, on_prefill = placement.work(asked.sequences)
         self.views[decode].submitted(now, on_decode)
         if on_prefill is not None:
             self.views[prefill].submitted(now, on_prefill)

@@ -1,4 +1,4 @@
-"""Several routers before one fleet: each sees the requests that come to it, and of all others only what workers tell."""
+"""Several routers before one fleet: of what the others place each knows only what workers tell."""
 
 from collections.abc import Callable, Sequence
 

@@ -118,3 +118,19 @@ def test_answers_that_clients_cancel_tell_nothing() -> None:
         await world.stop()
 
     run(main, limit_s=600.0)
+
+
+def test_each_sequence_of_a_request_counts_with_its_own_length() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop)
+        world.worker("u1", "unified")
+        await world.start()
+        world.ends.update({0: 5, 1: 150})
+        client = Client(world, world.generation(n=2, max_tokens=200))
+        world.dispatcher.start(client.generation, client)
+        await client.ended.wait()
+        # What has outlasted the short one is the long one.
+        assert world.tools.costs.answers.expected_left(200, 20.0, 128) == pytest.approx(130.0)
+        await world.stop()
+
+    run(main, limit_s=600.0)
