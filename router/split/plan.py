@@ -1,11 +1,46 @@
-"""Decides which workers of role `auto` take prompts for others. Pure: no clock, no I/O."""
+"""Decides which workers of role `auto` take prompts for others, and what their steps may take. Pure.
+
+A look replays the latest traffic through `router.split.outlook` for the ways at hand. A way that is expected to be
+better by a little is taken when it is so twice running, one that is better by much at once. Every look also replays
+what came since an earlier one under the split that was in force, and compares it with what became of those requests:
+where the model promised more than was reached nobody follows it for a while.
+"""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Final
 
 from router.settings import SplitSettings
-from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
+from router.split.outlook import Replay, demands, present
+from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
+from router.split.window import repeated, since_change
 from tandem.core.slo import Slo
+
+_NEAR: Final = (0, 1, -1, 2, -2)
+"""Ways that are tried at every look, counted from the one in force."""
+_PROBES: Final = (0.25, 0.5, 0.625, 0.75, 0.375)
+"""Of the workers: one of these is tried at every look, in turn."""
+_STEP_MAX: Final = 2
+"""Workers that change at a time where little is at stake."""
+_DOUBLINGS: Final = 10.0
+_TOLD_MIN: Final = 0.7
+"""Of the requests of a stretch whose end must be known before it is compared with its forecast."""
+_ERROR_WEIGHT: Final = 0.3
+_TOKENS_WEIGHT: Final = 0.01
+"""What all of the output tokens count for beside the share of requests: a tie-break."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What came since a look, until it is compared: how the fleet stood at its begin, and what was in force."""
+
+    begin_s: float
+    now: tuple[Standing, ...]
+    way: Way
+    told: int = 0
+    met: int = 0
 
 
 class Planner:
@@ -14,6 +49,7 @@ class Planner:
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
         self._seen: deque[Seen] = deque(maxlen=settings.requests_max)
+        self._stretches: deque[_Stretch] = deque(maxlen=max(1, ceil(2 * settings.window_s / settings.look_s)))
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
         self.outlooks: tuple[Outlook, ...] = ()
         """Of the last look, the best first."""
@@ -22,6 +58,17 @@ class Planner:
         """How many workers have changed what they take."""
         self.forecast_error: float | None = None
         """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
+        self._itl_share = settings.itl_shares[0]
+        self._ahead: Way | None = None
+        """What was ahead at the last look, by little."""
+        self._moved_s = -inf
+        self._direction = 0
+        """Of the last change: more of them, or fewer."""
+        self._looks = 0
+        self._too_good = 0
+        """Comparisons in a row that the model promised too much for."""
+        self._distrusted_s = -inf
+        self._distrust_s = settings.distrust_s
 
     def seen(self, request: Seen) -> None:
         """A request was placed for the first time."""
@@ -30,6 +77,11 @@ class Planner:
     def outcome(self, arrival_s: float, met: bool) -> None:
         """A request that arrived then has ended, within its objective or not. Those that their clients cancelled are
         not told."""
+        for stretch in reversed(self._stretches):
+            if stretch.begin_s <= arrival_s:
+                stretch.told += 1
+                stretch.met += met
+                return
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
@@ -37,9 +89,250 @@ class Planner:
         """Look at the ways there are: yields after every slice of work, so that an event loop gets its turn. When it
         is exhausted `split` is what is to be in force. `share` is the share of the service's requests that are told
         here."""
+        present_ids = {standing.worker_id for standing in standings}
+        self._drop_gone(present_ids)
         self.last_look_s = now
-        present = {standing.worker_id for standing in standings}
-        kept = self.split.prefills & present
-        if kept != self.split.prefills:
-            self.split = self.split._replace(prefills=kept)
-        yield
+        self._looks += 1
+        why = held_at_unified(standings)
+        if why is not None:
+            self._take(now, frozenset(), self._itl_s(slo, 1.0) if _tunable(standings) else None, why)
+            self.outlooks = ()
+            return
+        requests = self._latest(now, share)
+        settings = self._settings
+        if len(requests) < settings.requests_min:
+            self._note(now, standings)
+            return
+        yield from self._compare(now, times, slo, share)
+        seen = len(requests)
+        latest = since_change(requests, now, settings.window_s, settings.requests_min)
+        requests = list(repeated(latest, settings.window_s, settings.requests_max))
+        fleet = present(standings, requests, times)
+        work = demands(requests, times, slo)
+        outlooks: list[Outlook] = []
+        for way in self._ways(len(standings), slo, bound_by_memory(standings)):
+            replay = Replay(way, work, fleet, times, slo)
+            yield from replay.run()
+            outlooks.append(replay.outlook())
+        prices = {each.way: self._price(each.way, standings, times) for each in outlooks}
+        changed_s = latest[0].arrival_s if len(latest) < seen else -inf
+        self._decide(now, standings, outlooks, prices, slo, changed_s)
+        self._note(now, standings)
+
+    # ---- what is looked at ----
+
+    def _drop_gone(self, present_ids: set[str]) -> None:
+        """The split never names a worker that is gone."""
+        kept = self.split.prefills & present_ids
+        if len(kept) == len(self.split.prefills) and (len(kept) < len(present_ids) or not kept):
+            return
+        if kept and len(kept) >= len(present_ids):
+            kept = frozenset(sorted(kept)[: len(present_ids) - 1])
+        gone = len(self.split.prefills) - len(kept)
+        self._stretches.clear()
+        reason = f"{gone} of those that took prompts are gone, or the last that decoded: {len(kept)} do now"
+        self.split = Split(kept, self.split.itl_s, reason)
+
+    def _latest(self, now: float, share: float) -> list[Seen]:
+        """Requests of the window, as many more as other routers see of them: arrivals are closer together."""
+        begin_s = now - self._settings.window_s
+        while self._seen and self._seen[0].arrival_s < begin_s:
+            self._seen.popleft()
+        share = min(1.0, max(share, 0.05))
+        requests = sorted(self._seen)
+        if share > 0.99:
+            return requests
+        return [seen._replace(arrival_s=now - (now - seen.arrival_s) * share) for seen in requests]
+
+    def _ways(self, workers: int, slo: Slo, prefills_max: int) -> list[Way]:
+        """Those that are tried at this look; the one in force is first, all unified always among them."""
+        prefills = len(self.split.prefills)
+        probe = round(_PROBES[self._looks % len(_PROBES)] * workers)
+        counts = [prefills + step for step in _NEAR]
+        if self.outlooks:
+            counts.append(self.outlooks[0].way.prefills)
+        counts += [0, probe]
+        likely = dict.fromkeys(count for count in counts if count == 0 or 0 < count <= prefills_max)
+        itl_s = self._itl_s(slo, self._itl_share)
+        ways = [Way(count, itl_s) for count in likely]
+        if prefills not in likely:
+            ways.insert(0, Way(prefills, itl_s))
+        other = [share for share in self._settings.itl_shares if share != self._itl_share]
+        if other and itl_s is not None:
+            share = other[self._looks % len(other)]
+            ways += [Way(count, self._itl_s(slo, share)) for count in dict.fromkeys((prefills, 0))]
+        return ways
+
+    def _itl_s(self, slo: Slo, share: float) -> float | None:
+        return None if slo.step_s is None else slo.step_s * share
+
+    # ---- what is decided ----
+
+    def _price(self, way: Way, standings: Sequence[Standing], times: WorkTimes) -> float:
+        """Share of requests that is lost by moving there: prefixes that are computed again elsewhere, as a share of
+        what the fleet can do in a window."""
+        moved = who(way.prefills, self.split.prefills, standings) ^ self.split.prefills
+        held = sum(
+            (each.blocks - each.blocks_free) * each.block_tokens for each in standings if each.worker_id in moved
+        )
+        lost_s = self._settings.lost_prefix * held * times.prompt_token_s
+        return lost_s / (len(standings) * self._settings.window_s)
+
+    def _decide(
+        self,
+        now: float,
+        standings: Sequence[Standing],
+        outlooks: Sequence[Outlook],
+        prices: Mapping[Way, float],
+        slo: Slo,
+        changed_s: float,
+    ) -> None:
+        settings = self._settings
+        most = max((each.tokens_per_s for each in outlooks), default=0.0) or 1.0
+        scores = {
+            each.way: each.attainment + _TOKENS_WEIGHT * each.tokens_per_s / most - prices[each.way]
+            for each in outlooks
+        }
+        ordered = sorted(outlooks, key=lambda each: -scores[each.way])
+        self.outlooks = tuple(ordered)
+        here, best = outlooks[0], ordered[0]
+        ahead = scores[best.way] - scores[here.way]
+        told = _told(here, ordered, len(standings))
+        if now < self._distrusted_s:
+            self._keep(f"the forecasts have promised too much and are not followed: {told}")
+            return
+        if ahead <= settings.ahead:
+            self._ahead = None
+            self._keep(f"{told}: nothing is better by more than {100 * settings.ahead:g} points")
+            return
+        confirmed = self._ahead is not None and _same_side(self._ahead, best.way, here.way)
+        self._ahead = best.way
+        settled = now - self._moved_s >= settings.settle_s
+        onward = self._direction * (best.way.prefills - here.way.prefills) > 0 or changed_s > self._moved_s
+        if ahead > settings.urgent and (settled or confirmed or onward):
+            goal = best.way
+        elif confirmed and settled:
+            goal = best.way
+            step = goal.prefills - here.way.prefills
+            if abs(step) > _STEP_MAX and goal.prefills:
+                near = [each for each in ordered if abs(each.way.prefills - here.way.prefills) <= _STEP_MAX]
+                goal = near[0].way
+        else:
+            waits = "once more" if not confirmed else f"{settings.settle_s:g} s after the last change"
+            self._keep(f"{told}: to be taken if it is so {waits}")
+            return
+        self._ahead = None
+        if slo.step_s:
+            self._itl_share = (goal.itl_s or slo.step_s) / slo.step_s
+        self._take(now, who(goal.prefills, self.split.prefills, standings), goal.itl_s, f"{told}: taken")
+
+    def _keep(self, reason: str) -> None:
+        self.split = self.split._replace(reason=reason)
+
+    def _take(self, now: float, prefills: frozenset[str], itl_s: float | None, reason: str) -> None:
+        changed = len(prefills ^ self.split.prefills)
+        self._direction = len(prefills) - len(self.split.prefills)
+        if changed or itl_s != self.split.itl_s:
+            if self.split.itl_s is not None or changed:
+                self._moved_s = now
+            self._stretches.clear()
+        self.moves += changed
+        self.split = Split(prefills, itl_s, reason)
+
+    # ---- forecasts and what became of them ----
+
+    def _note(self, now: float, standings: Sequence[Standing]) -> None:
+        """A stretch begins."""
+        way = Way(len(self.split.prefills), self.split.itl_s)
+        self._stretches.append(_Stretch(now, tuple(standings), way))
+
+    def _compare(self, now: float, times: WorkTimes, slo: Slo, share: float) -> Iterator[None]:
+        """The traffic since a look half a window ago, replayed from how the fleet stood then, with its outcomes."""
+        settings = self._settings
+        begins = [each for each in self._stretches if now - each.begin_s >= settings.window_s / 2]
+        if not begins:
+            return
+        begin = begins[-1]
+        came = [seen for seen in self._latest(now, share) if seen.arrival_s >= begin.begin_s]
+        # The youngest are still under way.
+        stretches = [each for each in self._stretches if each.begin_s >= begin.begin_s]
+        told, met = sum(each.told for each in stretches), sum(each.met for each in stretches)
+        if len(came) < settings.requests_min or told < _TOLD_MIN * share * len(came):
+            return
+        replay = Replay(begin.way, demands(came, times, slo), present(begin.now, came, times), times, slo)
+        yield from replay.run()
+        over = replay.outlook().attainment - met / told
+        error = abs(over)
+        known = self.forecast_error
+        self.forecast_error = error if known is None else known + _ERROR_WEIGHT * (error - known)
+        self._too_good = self._too_good + 1 if over > settings.error_max else 0
+        if self._too_good >= 2 and now >= self._distrusted_s:
+            self._distrust(now, slo)
+        elif error < settings.error_max / 2 and now - self._distrusted_s > self._distrust_s:
+            self._distrust_s = settings.distrust_s
+
+    def _distrust(self, now: float, slo: Slo) -> None:
+        """Back to the safest: every worker does both."""
+        self._too_good = 0
+        self._distrusted_s = now + self._distrust_s
+        self._distrust_s = min(2 * self._distrust_s, _DOUBLINGS * self._settings.distrust_s)
+        self._itl_share = self._settings.itl_shares[0]
+        self._take(now, frozenset(), self._itl_s(slo, self._itl_share), "forecasts have promised too much")
+
+
+def held_at_unified(standings: Sequence[Standing]) -> str | None:
+    """Why all workers have to do both; None where there is a choice."""
+    barred = next((each for each in standings if each.barred), None)
+    if barred is not None:
+        return f"every worker takes prompts and decodes: {barred.worker_id} {barred.barred}"
+    fixed = next((each for each in standings if not each.itl_target), None)
+    if fixed is not None:
+        return f"every worker takes prompts and decodes: what steps of {fixed.worker_id} may take cannot be told"
+    if len(standings) < 2:
+        return "every worker takes prompts and decodes: there is one alone" if standings else "there is no worker"
+    return None
+
+
+def bound_by_memory(standings: Sequence[Standing]) -> int:
+    """How many workers may take prompts for others, so that the rest holds what is decoded."""
+    held = sum(each.attended_tokens for each in standings)
+    each = min(standing.blocks * standing.block_tokens for standing in standings)
+    needed = max(1, ceil(held / (0.9 * each))) if each else len(standings)
+    return max(0, len(standings) - needed)
+
+
+def who(prefills: int, taking: frozenset[str], standings: Sequence[Standing]) -> frozenset[str]:
+    """Those that are to take prompts for others, as few of them new as possible: who begins has the fewest streams,
+    who stops the fewest prompts waiting."""
+    inside = [each for each in standings if each.worker_id in taking]
+    outside = [each for each in standings if each.worker_id not in taking]
+    if prefills <= len(inside):
+        inside.sort(key=lambda each: (-each.queued_prompt_tokens, each.worker_id))
+        return frozenset(each.worker_id for each in inside[:prefills])
+    outside.sort(key=lambda each: (each.running, each.attended_tokens, each.worker_id))
+    return taking | {each.worker_id for each in outside[: prefills - len(inside)]}
+
+
+def _tunable(standings: Sequence[Standing]) -> bool:
+    return bool(standings) and all(each.itl_target for each in standings)
+
+
+def _same_side(before: Way, best: Way, here: Way) -> bool:
+    """Whether two looks point the same way from here."""
+    first, second = before.prefills - here.prefills, best.prefills - here.prefills
+    return first * second > 0 or (first == second == 0 and before.itl_s == best.itl_s)
+
+
+def name(way: Way, workers: int) -> str:
+    """As it is told: 3 of 8 take prompts, or 8 unified; and the bound on steps."""
+    bound = "" if way.itl_s is None else f", steps up to {way.itl_s * 1e3:.3g} ms"
+    split = f"{way.prefills} of {workers} take prompts" if way.prefills else f"{workers} unified"
+    return split + bound
+
+
+def _told(here: Outlook, ordered: Sequence[Outlook], workers: int) -> str:
+    """What was compared."""
+    others = [each for each in ordered if each.way != here.way][:2]
+    compared = " and ".join(f"{name(each.way, workers)} of {each.attainment:.0%}" for each in others)
+    beside = f", of {compared}" if compared else ""
+    return f"{name(here.way, workers)} promises {here.attainment:.0%} in the objective{beside}"

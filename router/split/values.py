@@ -31,6 +31,8 @@ class Standing(NamedTuple):
     block_tokens: int
     itl_target: bool
     """Whether what its steps may take can be told while it runs (`tandem.core.messages.ITL_TARGET`)."""
+    sequences_max: int = 256
+    """At most so many run at a time."""
     barred: str = ""
     """Why it can neither take prompts for others nor leave its own to others: its KV cannot be exchanged, it spans
     several nodes. Empty where it can."""

@@ -1,0 +1,366 @@
+"""A fast model of a fleet: what a way is expected to come to when the latest requests come again. Pure.
+
+Workers of a kind are taken to be alike, as placement spreads rows and prompts over them. Prompts are served one by
+one by the worker that is free first; beside rows a worker computes them at the rate that is left of its steps, so
+their finish is counted in work done, not in time. Rows of a kind of worker advance at a common rate, and end in the
+order of the steps that they still need. All of it moves on in slices of time, within which rates are constant.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from math import ceil, exp, inf
+from typing import Final, NamedTuple
+
+from router.split.values import Outlook, Seen, Standing, Way, WorkTimes
+from tandem.core.slo import Slo
+
+SLICE_S: Final = 0.25
+_REQUESTS_PER_TURN: Final = 300
+"""Requests replayed before the caller gets a turn: about a millisecond."""
+_SLICES_PER_TURN: Final = 60
+_MARGIN: Final = 1.02
+"""Schedulers aim a little below the target, by what they learn of how steps vary."""
+_FLOOR_TOKENS: Final = 32
+"""Prompt tokens that a step computes however long its rows take."""
+_KV_FULL: Final = 0.97
+"""Share of a worker's KV memory beyond which nobody is admitted."""
+_LASTING: Final = 2.0
+"""A replay ends when requests take this many times the length of the traffic."""
+_SURE: Final = 16.0
+_ITL_SHARE: Final = 0.01
+"""Of a request's gaps may lie above the bound on ITL."""
+
+
+class Demand(NamedTuple):
+    """A request as the model needs it: when it comes, and seconds of work."""
+
+    at_s: float
+    prompt_s: float
+    """Of its prompt, without what steps take besides."""
+    pieces: float
+    """Steps' worth of prompt tokens."""
+    prompt_tokens: int
+    answer_tokens: float
+    sequences: int
+    moving_s: float
+    """That its blocks take on a link,"""
+    handing_s: float
+    """and those of its last chunk, which go when the first token is there."""
+    miss_s: float
+    """What a miss of its objective counts for in the price of a placement."""
+
+
+class Present(NamedTuple):
+    """What the fleet has to do already."""
+
+    workers: int
+    rows: float
+    attended: float
+    prompt_s: float
+    """Of prompts that wait."""
+    prompts: float
+    """How many they are, about."""
+    kv_tokens: float
+    """That one worker holds."""
+    sequences_max: int
+    """That run on one worker at a time."""
+
+
+def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo) -> tuple[Demand, ...]:
+    """Of requests in order of arrival, counted from the first."""
+    if not requests:
+        return ()
+    begin_s = requests[0].arrival_s
+    found = []
+    for seen in requests:
+        uncached = max(1, seen.uncached_tokens)
+        start = max(0, seen.prompt_tokens - uncached)
+        last_tokens = min(uncached, times.max_batched_tokens)
+        found.append(
+            Demand(
+                at_s=seen.arrival_s - begin_s,
+                prompt_s=times.prompt_token_s * uncached
+                + times.prompt_position_s * uncached * (start + uncached / 2),
+                pieces=uncached / times.max_batched_tokens,
+                prompt_tokens=seen.prompt_tokens,
+                answer_tokens=max(1.0, seen.answer_tokens / seen.sequences),
+                sequences=seen.sequences,
+                moving_s=times.transfer_token_s * uncached,
+                handing_s=times.transfer_latency_s + times.transfer_token_s * last_tokens,
+                miss_s=(slo.ttft_s or 0.0) + seen.answer_tokens * (slo.tpot_s or 0.0),
+            )
+        )
+    return tuple(found)
+
+
+def present(standings: Sequence[Standing], requests: Sequence[Seen], times: WorkTimes) -> Present:
+    """Of workers as they are now; `requests` tell how long a waiting prompt is in the mean."""
+    queued = sum(standing.queued_prompt_tokens for standing in standings)
+    uncached = sum(max(1, seen.uncached_tokens) for seen in requests)
+    each = uncached / len(requests) if requests else float(times.max_batched_tokens)
+    return Present(
+        workers=len(standings),
+        rows=float(sum(standing.running for standing in standings)),
+        attended=float(sum(standing.attended_tokens for standing in standings)),
+        prompt_s=queued * (times.prompt_token_s + times.prompt_position_s * each / 2),
+        prompts=queued / each,
+        kv_tokens=min((float(each.blocks * each.block_tokens) for each in standings), default=inf),
+        sequences_max=min((each.sequences_max for each in standings), default=1),
+    )
+
+
+class _Pool:
+    """Workers of one kind that compute prompts: when each is done with what it has, in seconds of work."""
+
+    __slots__ = ("done", "ends", "pending", "serial", "work")
+
+    def __init__(self, workers: int) -> None:
+        self.done = 0.0
+        """Seconds of work that a busy worker has done since the begin."""
+        self.ends = [0.0] * workers
+        self.pending: list[tuple[float, int]] = []
+        self.work = 0.0
+        """That came and is not done, of all workers."""
+
+    def wait(self, done: float) -> float:
+        """Seconds of work before the first worker is free."""
+        return max(0.0, self.ends[0] - done)
+
+    def take(self, number: int, seconds: float, done: float) -> None:
+        """The worker that is free first takes a prompt."""
+        end = max(done, self.ends[0]) + seconds
+        heapreplace(self.ends, end)
+        heappush(self.pending, (end, number))
+        self.work += seconds
+
+
+class Replay:
+    """One way, from the present on."""
+
+    def __init__(
+        self, way: Way, requests: Sequence[Demand], now: Present, times: WorkTimes, slo: Slo, counted_s: float = 0.0
+    ) -> None:
+        self.way = way
+        self._requests = requests
+        self._times = times
+        self._slo = slo
+        self._decodes = max(1, now.workers - way.prefills)
+        self._links = [0.0] * self._decodes
+        self._sequences_max = float(self._decodes * now.sequences_max)
+        self._kv_tokens = _KV_FULL * self._decodes * now.kv_tokens
+        self._own = _Pool(way.prefills) if way.prefills else None
+        """Of the workers that take prompts for others."""
+        self._beside = _Pool(self._decodes)
+        """Of those that decode."""
+        self._rows = now.rows
+        self._attended = now.attended
+        self._steps = 0.0
+        """That a row has had since the begin."""
+        self._late_s = 0.0
+        """How long a row has had gaps above the bound on ITL."""
+        self._leaving: list[tuple[float, int, float, float, float]] = []
+        """(steps at its end, its number, when its first token came, late seconds then, positions at its end)"""
+        self._coming: list[tuple[float, int, float]] = []
+        """(when it begins to decode, its number, when its first token came)"""
+        self._blocked: deque[tuple[int, float]] = deque()
+        self.counted_s = counted_s
+        self.met = 0
+        self.ended = 0
+        self.tokens = 0.0
+        self.local = 0
+        self._begin(now)
+
+    def outlook(self) -> Outlook:
+        """Of what has been replayed."""
+        length_s = max(self._requests[-1].at_s, SLICE_S) if self._requests else 1.0
+        count = sum(1 for demand in self._requests if demand.at_s >= self.counted_s)
+        return Outlook(self.way, self.met / count if count else 1.0, self.tokens / length_s)
+
+    def run(self) -> Iterator[None]:
+        """Replay all; yields after about a millisecond of work."""
+        requests, place, at_s, turn = self._requests, 0, 0.0, 0
+        count = len(requests)
+        last_s = requests[-1].at_s if requests else 0.0
+        end_s = max(_LASTING * last_s, last_s + 10.0)
+        slices = 0
+        while at_s < end_s and self.ended < count:
+            next_s = at_s + SLICE_S
+            first = place
+            while place < count and requests[place].at_s < next_s:
+                place += 1
+            self._slice(at_s, first, place, last_s)
+            at_s = next_s
+            turn += place - first
+            slices += 1
+            if turn >= _REQUESTS_PER_TURN or slices >= _SLICES_PER_TURN:
+                turn = slices = 0
+                yield
+
+    # ---- one slice ----
+
+    def _slice(self, at_s: float, first: int, last: int, last_s: float) -> None:
+        times, own, beside, decodes = self._times, self._own, self._beside, self._decodes
+        next_s = at_s + SLICE_S
+        rows, attended = self._rows / decodes, self._attended / decodes
+        running_s = times.step_s + times.sequence_s * rows + times.position_s * attended
+        rate, chunked_s = self._beside_rate(rows, running_s)
+        done = beside.done
+        ttft_s = self._slo.ttft_s or inf
+        for number in range(first, last):
+            demand = self._requests[number]
+            offset_s = demand.at_s - at_s
+            seconds = demand.prompt_s
+            if own is None:
+                beside.take(number, seconds, done + rate * offset_s)
+                continue
+            wait_s = own.wait(own.done + offset_s)
+            service_s = seconds + times.step_s * (demand.pieces if wait_s > 0.0 else ceil(demand.pieces))
+            first_s = wait_s + service_s
+            handed = first_s + demand.handing_s + demand.miss_s * _miss(first_s, ttft_s)
+            local_s = (beside.wait(done + rate * offset_s) + seconds) / rate
+            if local_s + rows * seconds + demand.miss_s * _miss(local_s, ttft_s) < handed:
+                self.local += 1
+                beside.take(number, seconds, done + rate * offset_s)
+                continue
+            own.take(number, service_s, own.done + offset_s)
+        busy = self._serve(beside, rate, at_s, None)
+        if own is not None:
+            self._serve(own, 1.0, at_s, times)
+        self._decode(at_s, next_s, busy, running_s, chunked_s, last_s)
+
+    def _beside_rate(self, rows: float, running_s: float) -> tuple[float, float]:
+        """(seconds of prompt work per second of a worker with so many rows, how long its steps take then)."""
+        times, target_s = self._times, self.way.itl_s
+        longest_s = times.max_batched_tokens * times.prompt_token_s
+        if target_s is None:
+            chunk_s = longest_s
+        else:
+            floor_s = _FLOOR_TOKENS * times.prompt_token_s
+            chunk_s = min(longest_s, max(floor_s, target_s / _MARGIN - running_s))
+        alone = exp(-rows)
+        rate = (1 - alone) * chunk_s / (running_s + chunk_s) + alone * longest_s / (times.step_s + longest_s)
+        return rate, running_s + chunk_s
+
+    def _serve(self, pool: _Pool, rate: float, at_s: float, own: WorkTimes | None) -> float:
+        """Prompts get on for a slice; gives the share of workers that computed some."""
+        before, now = pool.done, pool.done + rate * SLICE_S
+        pool.done = now
+        pending = pool.pending
+        while pending and pending[0][0] <= now:
+            end, number = heappop(pending)
+            first_s = at_s + (end - before) / rate
+            if number < 0:
+                continue
+            begin_s = first_s if own is None else self._moved_s(self._requests[number], first_s)
+            heappush(self._coming, (begin_s, number, first_s))
+        left = sum([end - now for end in pool.ends if end > now])
+        served = pool.work - left
+        pool.work = left
+        return min(1.0, served / (len(pool.ends) * rate * SLICE_S)) if rate > 0 else 0.0
+
+    def _moved_s(self, demand: Demand, first_s: float) -> float:
+        """When the blocks of a prompt are where it decodes: each worker has one way in."""
+        links = self._links
+        end_s = max(max(links[0], first_s - demand.moving_s) + demand.moving_s, first_s + demand.handing_s)
+        heapreplace(links, end_s)
+        return end_s
+
+    def _decode(
+        self, at_s: float, next_s: float, busy: float, running_s: float, chunked_s: float, last_s: float
+    ) -> None:
+        """Rows get on for a slice; some end, some begin."""
+        pace = busy / chunked_s + (1 - busy) / running_s
+        before, now = self._steps, self._steps + pace * SLICE_S
+        self._steps = now
+        itl_s = self._slo.itl_s
+        late = 0.0
+        if itl_s is not None:
+            late = (busy if chunked_s > itl_s else 0.0) + (1 - busy if running_s > itl_s else 0.0)
+        late_before, self._late_s = self._late_s, self._late_s + late * SLICE_S
+        if at_s < last_s:
+            self.tokens += self._rows * pace * SLICE_S
+        self._attended += self._rows * pace * SLICE_S
+        leaving = self._leaving
+        while leaving and leaving[0][0] <= now:
+            end, number, first_s, late_s, positions = heappop(leaving)
+            if number < 0:
+                self._rows -= 1.0
+                self._attended -= positions
+                continue
+            demand = self._requests[number]
+            self._rows -= demand.sequences
+            self._attended -= positions * demand.sequences
+            end_s = at_s + (end - before) / pace
+            self._judge(demand, first_s, end_s, late_before - late_s)
+        coming, blocked = self._coming, self._blocked
+        while coming and coming[0][0] <= next_s:
+            begin_s, number, first_s = heappop(coming)
+            if blocked or not self._fits(number):
+                blocked.append((number, first_s))
+                continue
+            self._start(number, first_s, before + pace * max(0.0, begin_s - at_s))
+        while blocked:
+            number, first_s = blocked[0]
+            if self._rows > 0 and not self._fits(number):
+                break
+            blocked.popleft()
+            if self._own is None:
+                first_s = next_s
+            self._start(number, first_s, now)
+
+    def _fits(self, number: int) -> bool:
+        demand = self._requests[number]
+        return (
+            self._rows + demand.sequences <= self._sequences_max
+            and self._attended + demand.prompt_tokens <= self._kv_tokens
+        )
+
+    def _start(self, number: int, first_s: float, steps: float) -> None:
+        demand = self._requests[number]
+        self._rows += demand.sequences
+        self._attended += demand.prompt_tokens * demand.sequences
+        positions = demand.prompt_tokens + demand.answer_tokens
+        heappush(self._leaving, (steps + demand.answer_tokens - 1, number, first_s, self._late_s, positions))
+
+    def _judge(self, demand: Demand, first_s: float, end_s: float, late_s: float) -> None:
+        """It has its answer."""
+        self.ended += 1
+        if demand.at_s < self.counted_s:
+            return
+        slo, gaps = self._slo, demand.answer_tokens - 1
+        if slo.ttft_s is not None and first_s - demand.at_s > slo.ttft_s:
+            return
+        if slo.tpot_s is not None and gaps > 0 and (end_s - first_s) / gaps > slo.tpot_s:
+            return
+        if slo.itl_s is not None and late_s > _ITL_SHARE * (end_s - first_s):
+            return
+        if slo.e2e_s is not None and end_s - demand.at_s > slo.e2e_s:
+            return
+        self.met += 1
+
+    # ---- the begin ----
+
+    def _begin(self, now: Present) -> None:
+        """Rows that run are somewhere in their answers; prompts that wait are spread evenly."""
+        count = len(self._requests)
+        answer = sum(demand.answer_tokens for demand in self._requests) / count if count else 1.0
+        rows = int(now.rows)
+        positions = now.attended / rows if rows else 0.0
+        self._leaving = [((each + 0.5) / rows * answer, -1, 0.0, 0.0, positions) for each in range(rows)]
+        self._rows = float(rows)
+        pool = self._own or self._beside
+        if now.prompt_s > 0:
+            each = now.prompt_s / len(pool.ends)
+            pool.ends = [each] * len(pool.ends)
+            heapify(pool.ends)
+            pool.work = now.prompt_s
+
+
+def _miss(expected_s: float, bound_s: float) -> float:
+    """The likelihood of a miss that placement counts with (`router.placement.scorers.stakes.miss`)."""
+    if expected_s * _SURE <= bound_s:
+        return 0.0
+    below = bound_s / expected_s
+    squared = below * below
+    return 1.0 / (1.0 + squared * squared * below)

@@ -1,0 +1,224 @@
+"""The planner of a split: what it changes, when, and what it never does. Traffic is generated, time is told."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.settings import SplitSettings
+from router.split.outlook import Replay, demands, present
+from router.split.plan import Planner, held_at_unified, who
+from router.split.values import Seen, Split, Standing, Way, WorkTimes
+from tandem.core.entropy import SeededEntropy, unit
+from tandem.core.slo import Slo
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.025)
+TIMES = WorkTimes(
+    step_s=0.011,
+    sequence_s=55e-6,
+    position_s=28e-9,
+    prompt_token_s=44e-6,
+    prompt_position_s=0.9e-9,
+    transfer_latency_s=0.002,
+    transfer_token_s=1 / 150_000,
+    max_batched_tokens=2048,
+)
+LOOK_S = SplitSettings().look_s
+
+
+def workers(count: int = 8, running: int = 0, queued: int = 0, **fields: object) -> list[Standing]:
+    alike = Standing("", False, running, running * 1000, queued, 40_000, 30_000, 16, True)
+    return [alike._replace(worker_id=f"w{place}", **fields) for place in range(count)]  # type: ignore[arg-type]
+
+
+def prompts(seed: int, begin_s: float, end_s: float, rate: float = 28.0) -> list[Seen]:
+    """Long prompts, short answers: too many for unified workers whose steps are held to 25 ms."""
+    return drawn(seed, begin_s, end_s, rate, 5_000, 80)
+
+
+def answers(seed: int, begin_s: float, end_s: float, rate: float = 26.0) -> list[Seen]:
+    """Short prompts, long answers: half of the workers cannot decode them in time."""
+    return drawn(seed, begin_s, end_s, rate, 300, 1_000)
+
+
+def drawn(seed: int, begin_s: float, end_s: float, rate: float, prompt: int, answer: int) -> list[Seen]:
+    entropy, found, at_s = SeededEntropy(seed, "split"), list[Seen](), begin_s
+    while True:
+        at_s += 2 * unit(entropy) / rate
+        if at_s >= end_s:
+            return found
+        tokens = int(prompt * (0.5 + unit(entropy)))
+        found.append(Seen(at_s, tokens, tokens, float(answer)))
+
+
+def look(planner: Planner, now: float, standings: Sequence[Standing], slo: Slo = SLO) -> Split:
+    for _ in planner.look(now, standings, TIMES, slo):
+        pass
+    return planner.split
+
+
+def run(planner: Planner, requests: Iterable[Seen], until_s: float, now: float = 0.0) -> list[tuple[float, Split]]:
+    """Look every five seconds; every request is reported."""
+    found, waiting = [], list(requests)
+    while now < until_s:
+        now += LOOK_S
+        while waiting and waiting[0].arrival_s <= now:
+            planner.seen(waiting.pop(0))
+        found.append((now, look(planner, now, workers())))
+    return found
+
+
+def expected(way: Way, requests: Sequence[Seen]) -> float:
+    replay = Replay(way, demands(requests, TIMES, SLO), present(workers(), requests, TIMES), TIMES, SLO)
+    for _ in replay.run():
+        pass
+    return replay.outlook().attainment
+
+
+def test_nothing_seen_changes_nothing() -> None:
+    planner = Planner(SplitSettings())
+    assert all(not split.prefills for _, split in run(planner, [], 60.0))
+    assert planner.moves == 0
+
+
+def test_prompts_that_unified_workers_cannot_take_get_workers_of_their_own() -> None:
+    planner = Planner(SplitSettings())
+    split = run(planner, prompts(1, 0.0, 60.0), 60.0)[-1][1]
+    assert len(split.prefills) >= 4
+    assert "of 8 take prompts" in split.reason
+    assert "%" in split.reason
+    assert expected(Way(len(split.prefills), 0.025), prompts(2, 0.0, 60.0)) > expected(
+        Way(0, 0.025), prompts(2, 0.0, 60.0)
+    )
+
+
+@pytest.mark.parametrize("traffic", [prompts, answers])
+@pytest.mark.parametrize("seed", range(2))
+def test_traffic_that_stays_moves_little(seed: int, traffic: Callable[[int, float, float], list[Seen]]) -> None:
+    planner = Planner(SplitSettings())
+    splits = run(planner, traffic(seed, 0.0, 180.0), 180.0)
+    late = [split.prefills for at_s, split in splits if at_s > 60.0]
+    changes = sum(before != after for before, after in pairwise(late))
+    assert changes <= 2, f"{changes} changes in two minutes"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_shift_is_followed_within_thirty_seconds(seed: int) -> None:
+    planner = Planner(SplitSettings())
+    run(planner, prompts(seed, 0.0, 120.0), 120.0)
+    assert len(planner.split.prefills) >= 4
+    after = run(planner, answers(seed, 120.0, 150.0), 150.0, now=120.0)
+    later = answers(seed + 10, 0.0, 60.0)
+    best = max(expected(Way(prefills, 0.025), later) for prefills in range(8))
+    assert expected(Way(len(after[-1][1].prefills), 0.025), later) >= 0.95 * best
+
+
+def test_all_unified_is_always_looked_at() -> None:
+    planner = Planner(SplitSettings())
+    for request in prompts(1, 0.0, 30.0):
+        planner.seen(request)
+    look(planner, 30.0, workers())
+    assert any(each.way.prefills == 0 for each in planner.outlooks)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_a_split_never_names_a_worker_that_is_gone(data: st.DataObject) -> None:
+    planner = Planner(SplitSettings())
+    for request in prompts(3, 0.0, 30.0):
+        planner.seen(request)
+    for turn in range(1, 6):
+        there = data.draw(st.sets(st.integers(0, 7)))
+        standings = [each for each in workers() if int(each.worker_id[1:]) in there]
+        split = look(planner, 30.0 + turn, standings)
+        assert split.prefills <= {each.worker_id for each in standings}
+        assert not split.prefills or len(split.prefills) < len(standings)
+
+
+def test_forecasts_that_are_off_lead_back_to_unified_and_stay_there() -> None:
+    planner, requests = Planner(SplitSettings()), prompts(1, 0.0, 300.0)
+    splits, waiting = list[tuple[float, Split]](), list(requests)
+    now = 0.0
+    while now < 300.0:
+        now += LOOK_S
+        came = [seen for seen in waiting if seen.arrival_s <= now]
+        waiting = waiting[len(came) :]
+        for seen in came:
+            planner.seen(seen)
+        splits.append((now, look(planner, now, workers())))
+        for seen in came:
+            planner.outcome(seen.arrival_s, False)
+    assert any(split.prefills for _, split in splits)
+    assert planner.forecast_error is not None
+    back = [at_s for (_, before), (at_s, after) in pairwise(splits) if before.prefills and not after.prefills]
+    again = [at_s for (_, before), (at_s, after) in pairwise(splits) if after.prefills and not before.prefills]
+    for place, at_s in enumerate(back):
+        later = [each for each in again if each > at_s]
+        assert not later or later[0] - at_s >= SplitSettings().distrust_s * 2**place
+    assert any("promised too much" in split.reason for _, split in splits)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"itl_target": False}, {"barred": "spans two nodes"}], ids=["no ITL target", "barred"]
+)
+def test_workers_that_cannot_be_split_stay_unified_and_say_so(fields: dict[str, object]) -> None:
+    planner = Planner(SplitSettings())
+    for request in prompts(1, 0.0, 30.0):
+        planner.seen(request)
+    split = look(planner, 30.0, workers(**fields))  # type: ignore[arg-type]
+    assert not split.prefills
+    assert split.reason == held_at_unified(workers(**fields))  # type: ignore[arg-type]
+
+
+def test_without_bounds_there_is_no_itl_target() -> None:
+    planner = Planner(SplitSettings())
+    for request in answers(1, 0.0, 30.0):
+        planner.seen(request)
+    assert look(planner, 30.0, workers(), Slo()).itl_s is None
+
+
+def test_who_begins_has_the_fewest_streams_and_who_stops_the_fewest_prompts() -> None:
+    standings = [
+        each._replace(running=running, queued_prompt_tokens=queued)
+        for each, running, queued in zip(workers(4), (9, 3, 5, 1), (0, 0, 700, 300), strict=True)
+    ]
+    assert who(2, frozenset(), standings) == {"w3", "w1"}
+    assert who(1, frozenset({"w2", "w3"}), standings) == {"w2"}
+    assert who(2, frozenset({"w0"}), standings) == {"w0", "w3"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prefills=st.integers(0, 7),
+    running=st.integers(0, 60),
+    queued=st.integers(0, 50_000),
+    seed=st.integers(0, 1000),
+    rate=st.floats(0.5, 60.0),
+)
+def test_a_replay_ends_and_its_figures_make_sense(
+    prefills: int, running: int, queued: int, seed: int, rate: float
+) -> None:
+    requests = prompts(seed, 0.0, 20.0, rate)
+    standings = workers(running=running, queued=queued)
+    replay = Replay(
+        Way(prefills, 0.025), demands(requests, TIMES, SLO), present(standings, requests, TIMES), TIMES, SLO
+    )
+    turns = sum(1 for _ in replay.run())
+    outlook = replay.outlook()
+    assert turns <= 200
+    assert 0.0 <= outlook.attainment <= 1.0
+    assert outlook.tokens_per_s >= 0.0
+    assert replay.met <= replay.ended <= len(requests)
+
+
+def test_the_same_requests_come_to_the_same() -> None:
+    requests = prompts(1, 0.0, 30.0)
+    assert expected(Way(3, 0.025), requests) == expected(Way(3, 0.025), requests)
+
+
+def test_fewer_requests_are_not_met_less_often() -> None:
+    light, heavy = prompts(1, 0.0, 60.0, 8.0), prompts(1, 0.0, 60.0, 60.0)
+    for prefills in (0, 4):
+        assert expected(Way(prefills, 0.025), light) >= 0.99 > expected(Way(prefills, 0.025), heavy)
