@@ -128,7 +128,7 @@ def rounds_of(cell: Cell, rounds: int) -> dict[str, list[Figures]]:
     """What every way came to in each round; every other round goes backwards."""
     found: dict[str, list[Figures]] = {way.name: [] for way in WAYS}
     for number in range(rounds):
-        for way in reversed(WAYS) if number % 2 else WAYS:
+        for way in WAYS if number % 2 else reversed(WAYS):
             figures = measured(cell, run(way, workload_of(cell), "simulated", environment()))
             found[way.name].append(figures)
             say(f"  round {number + 1} {way.name:10} {shown(figures)}")

@@ -79,7 +79,7 @@ def pools() -> list[tuple[str, ModelService, Pool]]:
 
 
 def test_there_is_one_for_each_size() -> None:
-    assert {path.stem for path in EXAMPLES} == {"cpu-demo", *CONFIGS}
+    assert {path.stem for path in EXAMPLES} == {"cpu-demo", "simulated-auto", *CONFIGS}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -93,7 +93,8 @@ def test_examples_are_good(path: Path) -> None:
     (loaded,) = yaml.safe_load_all(text)
     (version,) = definitions()["modelservices"]["spec"]["versions"]
     assert list(refused(version["schema"]["openAPIV3Schema"], loaded)) == []
-    assert {pool.role for pool in service.spec.pools} == {"prefill", "decode"}
+    roles = {"auto"} if path.stem.endswith("-auto") else {"prefill", "decode"}
+    assert {pool.role for pool in service.spec.pools} == roles
 
 
 @pytest.mark.parametrize(
