@@ -61,7 +61,6 @@ class Leg:
     __slots__ = (
         "_deliver",
         "_first",
-        "_owner",
         "_positions",
         "_prompts",
         "_work",
@@ -72,6 +71,7 @@ class Leg:
         "handle",
         "live",
         "open",
+        "owner",
         "peer",
         "progressed_s",
         "reported",
@@ -89,7 +89,7 @@ class Leg:
         handle: int | None = None,
     ) -> None:
         """`handle` is one that was claimed from another router, and already open."""
-        self._owner = owner
+        self.owner = owner
         self._positions = positions
         self._first = positions.get(0)
         self._deliver = deliver
@@ -119,22 +119,22 @@ class Leg:
             if new is None:
                 return
             if isinstance(new, Mismatch):
-                self._owner.mismatched(self, new)
+                self.owner.mismatched(self, new)
                 return
         positions.moved_s = now
         self._deliver(new.sequence, new.position, new.tokens, new.text, new.logprobs, new.finish, new.stop_reason)
         if (self.watched or new.finish is not None) and self.live:
             self._prompt_done()
-            self._owner.advanced(self, new)
+            self.owner.advanced(self, new)
 
     def on_failed(self, failure: AttemptFailed) -> None:
         if self.live:
-            self._owner.leg_failed(self, failure.code, failure.message, failure.param)
+            self.owner.leg_failed(self, failure.code, failure.message, failure.param)
 
     def on_report(self, report: AttemptReport) -> None:
         if not self.reported:
             self.reported = True
-            self._owner.leg_reported(self, report)
+            self.owner.leg_reported(self, report)
 
     def on_progress(self, now: float, tokens: int) -> None:
         """The worker gets on with it: it is not stalled, however long it takes. It has computed `tokens` of its
@@ -143,7 +143,7 @@ class Leg:
 
     def on_transferred(self, code: str) -> None:
         if self.live:
-            self._owner.transferred(self, code)
+            self.owner.transferred(self, code)
 
     def on_claimed(self, claimed: Claimed | None) -> None:
         """A leg has been claimed before it becomes one."""
@@ -151,9 +151,9 @@ class Leg:
     def on_lost(self, reason: str) -> None:
         self.open = False
         if self.live:
-            self._owner.leg_failed(self, "worker_lost", reason)
+            self.owner.leg_failed(self, "worker_lost", reason)
         else:
-            self._owner.leg_gone(self)
+            self.owner.leg_gone(self)
 
     def send(self, command: WorkerCommand) -> None:
         self.peer.send(command)
@@ -187,6 +187,13 @@ class Leg:
             self.peer.close(self.handle)
 
     @property
+    def prompt_tokens_left(self) -> int:
+        """What is still to be computed of the prompt there, as far as is known: at least one token until its first
+        one is here, nothing once it is or the leg is fenced."""
+        tokens = self._work.prompt_tokens if self._work is not None else 0
+        return max(1, tokens - self.computed) if tokens else 0
+
+    @property
     def sequences_held(self) -> int:
         """What this leg contributes to the worker's sequences in flight."""
         return self._work.sequences if self._work is not None else 0
@@ -212,6 +219,8 @@ class Attempt:
     """The prefill that was given up and is being cancelled: what it has begun is not computed elsewhere before it
     has ended there, or `calls_off_until`."""
     calls_off_until: float = 0.0
+    moves_prompt: bool = False
+    """Once that has ended, the whole attempt goes elsewhere: nothing had been computed."""
     transferred: bool = False
     """Decode's fetch has ended: nobody wants prefill's blocks any more."""
     notes: list[str] = field(default_factory=list)

@@ -12,6 +12,7 @@ from router.dispatch.hand_over import handed_over, hands_over, holds_now
 from router.dispatch.mover import Mover
 from router.dispatch.phase import Phase
 from router.dispatch.placing import Placing
+from router.dispatch.relief import Relief
 from router.dispatch.resumables import Listening, Resumable, Resumables
 from router.dispatch.retry_budget import RetryBudget
 from router.dispatch.returns import Returns
@@ -41,6 +42,7 @@ class Dispatcher:
         self._retries = RetryBudget(tools.settings.retry)
         self._mover = Mover(tools, self)
         self._placing = Placing(fleet, tools)
+        self._relief = Relief(tools, fleet, self._placing)
         self._resumables = Resumables(tools)
         self._returns = Returns(fleet, tools, self._resumables, self)
         self._reserved = 0
@@ -150,6 +152,7 @@ class Dispatcher:
         self._mover.gone(peer)
         self._placing.gone(peer.worker_id)
         self._splits.changed(peer)
+        self._relief.gone(peer.worker_id)
 
     def drains(self, peer: Peer) -> None:
         self._splits.changed(peer)
@@ -157,6 +160,7 @@ class Dispatcher:
 
     def loaded(self, peer: Peer, load: Load) -> None:
         self._tools.costs.observe_load(peer.worker_id, load, peer.view.attended_tokens, peer.view.kind)
+        self._relief.loaded(peer)
         self._pump_soon()
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:

@@ -22,6 +22,12 @@ def no_worker_came(waited_s: float, obstacle: Unplaced | None, retry_after_s: fl
     return TandemError(known.code, message, retry_after_s=retry_after_s)
 
 
+def not_in_time(reason: str, retry_after_s: float) -> TandemError:
+    """Nobody is expected to have computed its prompt before its client's deadline."""
+    message = f"prompts are computed more slowly than they come: {reason}"
+    return TandemError("queue_full", message, retry_after_s=min(30.0, max(1.0, retry_after_s)))
+
+
 def gave_up(code: str, attempts: int, last: str) -> TandemError:
     """Too many attempts failed; `code` is what the last one failed with."""
     return TandemError(code, f"gave up after {attempts} attempts; the last one: {last}")

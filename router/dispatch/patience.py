@@ -23,9 +23,11 @@ def standstill_s(step_s: float, bound_s: float, most_s: float) -> float:
     return max(bound_s, min(STEPS * (step_s or _UNMEASURED_STEP_S), most_s))
 
 
-def call_off_s(leg: Leg, deadlines: Deadlines) -> float:
-    """How long to wait for a prefill that is given up to end: its worker says so when its step is over."""
-    return max(_CALL_OFF_S, min(_step_s(leg), deadlines.prefill_progress_s))
+def call_off_s(leg: Leg, deadlines: Deadlines, *, moves: bool = False) -> float:
+    """How long to wait for a prefill that is given up to end: its worker says so when its step is over. A prompt that
+    `moves` is in no step; a worker that says nothing of it for as long as this bound is lost."""
+    least_s = deadlines.heartbeat_lost_s + deadlines.heartbeat_every_s if moves else _CALL_OFF_S
+    return max(least_s, min(_step_s(leg), deadlines.prefill_progress_s))
 
 
 def _step_s(leg: Leg) -> float:

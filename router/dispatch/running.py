@@ -13,10 +13,10 @@ from typing import Final
 from kv_transfer.index import Held
 from router.dispatch import endings
 from router.dispatch.attempt import Attempt, Leg
-from router.dispatch.held import HeldRequest
+from router.dispatch.handed_off import HandedOffRequest
 from router.dispatch.objectives import objective_of
 from router.dispatch.opening import open_attempt
-from router.dispatch.patience import call_off_s, earliest, next_look
+from router.dispatch.patience import earliest, next_look
 from router.dispatch.phase import FINAL, UNCHARGED, Phase
 from router.dispatch.positions import Mismatch
 from router.dispatch.submit import send_attempt
@@ -25,12 +25,12 @@ from router.fleet.peer import Peer
 from router.fleet.services import ServiceFacts
 from router.placement import Placement, PlacementRequest, Unplaced
 from tandem.core.errors import KINDS, TandemError
-from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, SampleFirst, SequenceOutput
+from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, SequenceOutput
 
 _TIMER_SLACK_S: Final = 0.001
 
 
-class RunningRequest(HeldRequest):
+class RunningRequest(HandedOffRequest):
     """`router.generation.Running`, and the owner of its legs and positions."""
 
     # ---- attempts ----
@@ -120,23 +120,6 @@ class RunningRequest(HeldRequest):
             self._let_prefill_go(attempt)
             self._host.freed()
 
-    def transferred(self, leg: Leg, code: str) -> None:
-        """Decode has of the blocks what it will get. Where that is not all, it computes the rest, and then needs
-        nobody to tell it the first token: prefill may still be far from its turn."""
-        attempt = self._attempt
-        if attempt is None or leg is not attempt.decode:
-            return
-        attempt.transferred = True
-        if code and attempt.prefill is not None and self._sequences.lacks_first(attempt):
-            self._go_on_without_prefill(attempt, attempt.prefill, f"its blocks did not come: {code}")
-        else:
-            self._let_prefill_go(attempt)
-
-    def _let_prefill_go(self, attempt: Attempt) -> None:
-        """End prefill's lease as soon as nothing is wanted of it: a fetch that failed could not always say so."""
-        if attempt.transferred and attempt.prefill is not None and not self._sequences.lacks_first(attempt):
-            attempt.prefill.fence(cancel=True)
-
     def mismatched(self, leg: Leg, mismatch: Mismatch) -> None:
         """What came cannot be part of the answer, so neither can anything else of this attempt."""
         self._restart(leg, "internal", f"{leg.peer.worker_id} sent what does not fit: {mismatch.reason}")
@@ -170,70 +153,6 @@ class RunningRequest(HeldRequest):
 
     # ---- failures ----
 
-    def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
-        """Nothing gets from one worker to the other: an attempt on both that still needs it computes on decode, at
-        once instead of after a stalled transfer of its own. That is nobody's choice, and no retry is charged."""
-        attempt = self._attempt
-        if attempt is None or attempt.prefill is None or attempt.transferred or not attempt.decode.watched:
-            return
-        if (attempt.prefill.peer.worker_id, attempt.decode.peer.worker_id) == (prefill, decode):
-            self._call_off_prefill(attempt, attempt.prefill, f"nothing gets through to {decode}: {reason}")
-
-    def _give_up_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
-        """Have the prompt computed by decode although prefill still may: a retry. Where too much is being retried it
-        is waited for all the same."""
-        if self._host.may_retry():
-            self._call_off_prefill(attempt, leg, reason)
-            return
-        attempt.notes.append(f"kept waiting for prefill on {leg.peer.worker_id}, as others are retried ({reason})")
-        attempt.patient_since = self._tools.clock.now()
-        self._await_progress(attempt)
-
-    def _call_off_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
-        """Have the prompt computed by decode as soon as it has ended on prefill, where it is not wanted again."""
-        if not self._sequences.lacks_first(attempt):
-            self._go_on_without_prefill(attempt, leg, reason)
-            return
-        leg.fence(cancel=True)
-        self._exclude(leg)
-        until = self._tools.clock.now() + call_off_s(leg, self._tools.settings.deadlines)
-        attempt.prefill, attempt.calls_off, attempt.calls_off_until = None, leg, until
-        attempt.notes.append(f"called off prefill on {leg.peer.worker_id} ({reason})")
-        self._await_progress(attempt)
-        if leg.reported or not leg.open:
-            self._called_off(leg, leg.computed)
-
-    def _called_off(self, leg: Leg, tokens: int) -> None:
-        """A fenced leg has ended on its worker, where `tokens` of the prompt had been computed."""
-        attempt = self._attempt
-        if attempt is not None and attempt.calls_off is leg:
-            self._go_on_without_prefill(attempt, leg, "it was called off")
-        self._computed_twice(leg, tokens)
-
-    def _computed_twice(self, leg: Leg, tokens: int) -> None:
-        if leg.given_up and tokens:
-            self._tools.meter.add("tandem_tokens_computed_twice_total", tokens)
-        leg.given_up = False
-
-    def _go_on_without_prefill(self, attempt: Attempt, leg: Leg, reason: str) -> None:
-        """Decode computes what it cannot fetch, and draws the first positions that are not known yet. Once it has
-        brought a position of its own there is nothing left to fetch."""
-        if leg.live:
-            leg.fence(cancel=True)
-        attempt.prefill = attempt.calls_off = None
-        self._exclude(leg)
-        attempt.notes.append(f"went on without prefill on {leg.peer.worker_id} ({reason})")
-        lacks_first = self._sequences.lacks_first(attempt)
-        if lacks_first or attempt.decode.watched:
-            attempt.decode.send(SampleFirst(attempt.decode.handle))
-        if lacks_first:
-            leg.given_up = True
-            attempt.patient_since = self._tools.clock.now()
-            attempt.decode.computes_prompt = True
-            self._tools.meter.add("tandem_attempts_total", 1.0, "prefill_lost")
-        self._await_progress(attempt)
-        self._host.freed()
-
     def _restart(self, leg: Leg, code: str, message: str) -> None:
         """The attempt is lost: try elsewhere with everything accepted so far, within the bounds on retries."""
         attempt = self._attempt
@@ -260,9 +179,6 @@ class RunningRequest(HeldRequest):
         self._give_up_at = now + self._tools.settings.retry.resume_wait_s
         self._arm(self.retry_at if backoff_s > 0 else self._give_up_at)
         self._host.place_again(self)
-
-    def _exclude(self, leg: Leg) -> None:
-        self._trials.exclude(leg.peer.worker_id, leg.peer.epoch)
 
     # ---- from and to another router ----
 
@@ -349,7 +265,8 @@ class RunningRequest(HeldRequest):
         self._hedging.look(attempt, now, lambda avoid: self._host.place_beside(self, avoid))
         if attempt.calls_off is not None:
             if now >= attempt.calls_off_until:
-                self._go_on_without_prefill(attempt, attempt.calls_off, "it did not say that it has ended")
+                leg = attempt.calls_off
+                self._after_call_off(attempt, leg, leg.computed, "it did not say that it has ended")
             return
         due, each = earliest(attempt, self._sequences.unfinished(), self._tools.settings.deadlines)
         if now < due:

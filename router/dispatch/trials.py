@@ -13,6 +13,7 @@ class Trials:
         self._settings = settings
         self._fruitless = 0
         self.attempts = 0
+        self.prompt_moves = 0
         self._moves = 0
         """Attempts given up because their worker leaves; they are nobody's failure and count against no bound."""
         self.excluded = excluded
@@ -30,6 +31,11 @@ class Trials:
     def moved(self) -> None:
         """The current attempt is given up for one elsewhere."""
         self._moves += 1
+
+    def prompt_moved(self) -> None:
+        """The same, as prefill was starved and had computed nothing."""
+        self.prompt_moves += 1
+        self.moved()
 
     def ended(self, code: str, message: str, *, fruitful: bool) -> TandemError | None:
         """An attempt failed, and had brought a token or not; gives the error to end with when there were enough. That

@@ -74,6 +74,8 @@ class WorkerView:
     prompt_ms_in_flight: float = 0.0
     attended_in_flight: int = 0
     """Positions that the sequences in flight attend to, all together."""
+    prompt_tokens_computed: int = 0
+    """Of all prompts whose first token has come."""
     prompts: int = 0
     """Prompts ever submitted for computing, to see whether one had the worker to itself."""
     features: tuple[str, ...] = ()
@@ -169,6 +171,7 @@ class WorkerView:
 
     def computed(self, work: Work) -> Work:
         """The first token of this work has come; gives what is left of the work."""
+        self.prompt_tokens_computed += work.prompt_tokens
         self._prompt_done(work)
         self._renew()
         return Work(work.sequences, context_tokens=work.context_tokens)

@@ -54,6 +54,13 @@ _METRICS: Final = (
         "counter",
         "Prompt tokens that a prefill worker had computed when it was given up; decode computes them again.",
     ),
+    Metric(
+        "tandem_starved_prompts_total",
+        "counter",
+        "Prompts that left a prefill worker before a token of them was computed, by what became of them (moved or"
+        " refused).",
+        ("lot",),
+    ),
     Metric("tandem_placements_total", "counter", "Placements by mode (disaggregated or local).", ("mode",)),
     Metric("tandem_workers", "gauge", "Workers by role and state.", ("role", "state")),
     Metric("tandem_split_prefill_workers", "gauge", "Workers of role auto that take prompts for others.", ("model",)),

@@ -115,8 +115,8 @@ def test_a_process_that_is_gone_is_told_of_by_others() -> None:
 
 
 def seen_in(state: str, pid: int) -> Activity:
-    """What a process does once it is in this state. The system tells that one has stopped, or goes on, apart from what
-    it shows of it, and one that is short of memory waits for the disk (D) in between."""
+    """What a process does once it is in this state. The system tells that one has stopped, or goes on, apart from
+    what it shows of it, and one that is short of memory waits for the disk (D) in between."""
     end = time.monotonic() + 60.0
     while (found := activity_of(pid)) is not None and found.state != state and time.monotonic() < end:
         time.sleep(0.01)

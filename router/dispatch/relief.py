@@ -1,0 +1,126 @@
+"""Looks at the prompts that wait on each prefill worker, and moves those that wait for a starved one."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from router.dispatch.attempt import Leg
+from router.dispatch.context import Tools
+from router.dispatch.endings import not_in_time
+from router.dispatch.placing import Placing
+from router.dispatch.running import RunningRequest
+from router.dispatch.starvation import Drain, Elsewhere, Lot, Waits, better, last_resort
+from router.fleet.fleet import Fleet
+from router.fleet.peer import Peer
+from router.placement import Unplaced
+
+_JUDGED_MAX: Final = 16
+"""For how many prompts another place is looked for at one look, or for a quarter of those that wait."""
+
+
+class _Waiting(NamedTuple):
+    """A prompt on a worker, and how many tokens are computed there until its first token comes."""
+
+    request: RunningRequest
+    leg: Leg
+    tokens: int
+
+
+class Relief:
+    """Owns what is known of how fast the prefill workers of one router compute what waits there."""
+
+    def __init__(self, tools: Tools, fleet: Fleet, placing: Placing) -> None:
+        self._tools = tools
+        self._fleet = fleet
+        self._placing = placing
+        self._patience_s = tools.settings.deadlines.prefill_progress_s
+        self._drains: dict[str, Drain] = {}
+        self._looked: dict[str, float] = {}
+        self._under_way: dict[int, tuple[RunningRequest, float]] = {}
+        """Prompts that are being moved, by their request's key, with the seconds that computing each takes: they are
+        in no worker's figures."""
+
+    def loaded(self, peer: Peer) -> None:
+        """A worker's figures are new: look at what waits there, once a heartbeat."""
+        now, name = self._tools.clock.now(), peer.worker_id
+        every_s = self._tools.settings.deadlines.heartbeat_every_s
+        if peer.view.role != "prefill" or now - self._looked.get(name, -every_s) < every_s:
+            return
+        self._looked[name] = now
+        waiting = _waiting(peer)
+        computed = peer.view.prompt_tokens_computed + sum(each.leg.computed for each in waiting)
+        self._drains.setdefault(name, Drain()).look(now, computed, len(waiting))
+        if len(waiting) > 1:
+            self._under_way = {key: each for key, each in self._under_way.items() if each[0].prompt_moves}
+            self._relieve(peer, waiting, now)
+
+    def gone(self, worker_id: str) -> None:
+        """A worker is lost."""
+        self._drains.pop(worker_id, None)
+        self._looked.pop(worker_id, None)
+
+    def _relieve(self, peer: Peer, waiting: Sequence[_Waiting], now: float) -> None:
+        """The last have most to gain by another place, and take nobody's by it."""
+        judged = max(_JUDGED_MAX, len(waiting) // 4)
+        for each in reversed(waiting):
+            if judged == 0:
+                return
+            waits = each.request.prompt_waits(each.leg, self._first_s(peer, each.tokens), now)
+            if waits is not None and (waits.starved(self._patience_s) or not waits.in_time):
+                judged -= 1
+                self._judge(peer, each.request, waits)
+
+    def _judge(self, peer: Peer, request: RunningRequest, waits: Waits) -> None:
+        avoid: tuple[tuple[str, int], ...] = ((peer.worker_id, peer.epoch),)
+        there = self._elsewhere(request, avoid, forced=False)
+        verdict = better(waits, there, self._patience_s)
+        if verdict.lot is Lot.STAY and not waits.in_time:
+            views = self._fleet.views(request.generation.model)
+            avoid = tuple((view.worker_id, view.epoch) for view in views if view.role == "prefill")
+            there = self._elsewhere(request, avoid, forced=True)
+            verdict = last_resort(waits, there)
+        if verdict.lot is Lot.MOVE:
+            assert there is not None, "a prompt moves to somewhere"
+            self._under_way[request.key] = request, there.computing_s
+            request.move_prompt(verdict.reason, avoid)
+        elif verdict.lot is Lot.REFUSE and request.accepted == 0:
+            self._tools.meter.add("tandem_starved_prompts_total", 1.0, "refused")
+            request.fail(not_in_time(verdict.reason, waits.here_s - waits.left_s))
+
+    def _elsewhere(
+        self, request: RunningRequest, avoid: tuple[tuple[str, int], ...], *, forced: bool
+    ) -> Elsewhere | None:
+        """The best place but for workers in `avoid`; None where there is none, or, unless it is `forced`, none that
+        the policy would take while there are prefill workers."""
+        found = self._placing.find(request, avoid)
+        if isinstance(found, Unplaced):
+            return None
+        placement = found.placement
+        if placement.prefill is None and not forced and self._tools.settings.placement.prefer == "disaggregated":
+            return None
+        cost = placement.costs[0][1]
+        computing_s = (cost.fetch_ms + cost.prefill_ms) / 1e3
+        first_s = cost.queue_ms / 1e3 + computing_s
+        prefill = None if placement.prefill is None else self._fleet.peer(placement.prefill)
+        if prefill is not None:
+            queued = sum(each.leg.prompt_tokens_left for each in _waiting(prefill))
+            first_s = max(first_s, self._first_s(prefill, queued + placement.prefill_tokens))
+        first_s += cost.transfer_ms / 1e3 + sum(seconds for _, seconds in self._under_way.values())
+        others_s = (cost.interference_ms + cost.misses_ms) / 1e3
+        return Elsewhere(placement.computing, first_s, others_s, cost.decode_ms / 1e3, computing_s)
+
+    def _first_s(self, peer: Peer, tokens: int) -> float:
+        """Until so many tokens have been computed: as learned from its steps, or as seen of late, whichever is
+        longer."""
+        drain = self._drains.get(peer.worker_id)
+        seen_s = tokens * drain.token_s() if drain is not None else 0.0
+        return max(self._tools.costs.prefill_ms(peer.worker_id, tokens) / 1e3, seen_s)
+
+
+def _waiting(peer: Peer) -> list[_Waiting]:
+    """The prompts that this router has on a worker, in the order in which they were sent."""
+    tokens, waiting = 0, list[_Waiting]()
+    for _, target in peer.targets():
+        if isinstance(target, Leg) and target.prompt_tokens_left and isinstance(target.owner, RunningRequest):
+            tokens += target.prompt_tokens_left
+            waiting.append(_Waiting(target.owner, target, tokens))
+    return waiting

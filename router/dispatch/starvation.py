@@ -1,0 +1,135 @@
+"""Which prompts leave a prefill worker that cannot keep up, before a token of them has been computed. Pure.
+
+Moving such a prompt costs nothing but messages, so it goes where its first token is expected clearly earlier. A
+worker that is as busy as placement took it to be is not starved: its prompts stay, as moving them by their own time
+alone would undo what placement has weighed.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+MOVES_MAX: Final = 2
+"""How often the prompt of one request may leave a worker. It never comes back to one that it has left."""
+_LATER: Final = 2.0
+"""The first token is clearly later where it takes so many times as long as elsewhere,"""
+_LATER_S: Final = 1.0
+"""and so many seconds more."""
+_UNSURE: Final = 1.25
+"""What a wait may become of the one that is expected, before a client's deadline is at stake."""
+_HOPELESS: Final = 1.5
+"""A request is refused where its answer is expected to take so many times as long as its client waits."""
+_WINDOW_S: Final = 10.0
+_WINDOW_LEAST_S: Final = 2.0
+
+
+@dataclass
+class Drain:
+    """How fast a worker computes the prompts that wait there, whatever its steps say: one that gets little time, or
+    loses time between steps, looks fast by these."""
+
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def look(self, now: float, computed: int, waiting: int) -> None:
+        """So many prompt tokens have been computed there in all, and so many wait."""
+        seen = self._seen
+        if seen and computed < seen[-1][1]:
+            # What was computed of a prompt that has been cancelled is not counted any more.
+            seen.clear()
+        seen.append((now, computed))
+        while len(seen) > 2 and seen[1][0] <= now - _WINDOW_S:
+            seen.popleft()
+        if not waiting:
+            seen.clear()
+
+    def token_s(self) -> float:
+        """Seconds per token while prompts have waited, of the last ten seconds; 0 where that is not known yet. While
+        nothing is computed at all, as if one token had been."""
+        if not self._seen:
+            return 0.0
+        (since, before), (until, now) = self._seen[0], self._seen[-1]
+        return (until - since) / max(1, now - before) if until - since >= _WINDOW_LEAST_S else 0.0
+
+
+@dataclass(frozen=True)
+class Waits:
+    """A prompt of which nothing has been computed, in seconds: how long it has waited for its first token, how long
+    placement expected that to take, how long it will still take, what the answer takes after that, and until its
+    client's deadline."""
+
+    waited_s: float
+    expected_s: float
+    here_s: float
+    answer_s: float
+    left_s: float
+    moves: int = 0
+    """How often it was moved already."""
+
+    @property
+    def in_time(self) -> bool:
+        """Whether its client is expected to have the whole answer in time where it is."""
+        return _UNSURE * self.here_s + self.answer_s <= self.left_s
+
+    def starved(self, patience_s: float) -> bool:
+        """Whether its first token comes clearly later, and `patience_s` more, than placement expected."""
+        return self.waited_s + self.here_s > _LATER * self.expected_s + patience_s
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another place. `first_s` is until the first token there, `others_s` what others lose by the prompt, `answer_s`
+    what the answer takes, `computing_s` what its worker does for the prompt."""
+
+    name: str
+    first_s: float
+    others_s: float
+    answer_s: float
+    computing_s: float = 0.0
+
+
+class Lot(Enum):
+    """What becomes of a prompt that waits."""
+
+    STAY = "stay"
+    MOVE = "move"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of it, and why."""
+
+    lot: Lot
+    reason: str
+
+
+def better(waits: Waits, elsewhere: Elsewhere | None, patience_s: float) -> Verdict:
+    """Whether a prompt leaves a worker that is slower than placement took it to be, for where the policy would have
+    it now; None where that is nowhere else."""
+    first_s = waits.waited_s + waits.here_s
+    if not waits.starved(patience_s):
+        return Verdict(Lot.STAY, f"first token after {first_s:.1f} s; {waits.expected_s:.1f} s were expected")
+    if elsewhere is None or waits.moves >= MOVES_MAX:
+        return Verdict(Lot.STAY, f"nobody else can take it, or it was moved often enough: {waits.moves} times")
+    told = f"its first token is expected in {waits.here_s:.1f} s, in {elsewhere.first_s:.1f} s on {elsewhere.name}"
+    if waits.here_s <= _LATER * (elsewhere.first_s + elsewhere.others_s) + _LATER_S:
+        return Verdict(Lot.STAY, f"{told}: not clearly earlier")
+    return Verdict(Lot.MOVE, told)
+
+
+def last_resort(waits: Waits, elsewhere: Elsewhere | None) -> Verdict:
+    """For a prompt whose client will not have its answer in time from here: whether it goes where the policy would
+    not have it, or is refused."""
+    if waits.in_time:
+        return Verdict(Lot.STAY, "its client will have its answer in time")
+    told = f"its first token is expected in {waits.here_s:.1f} s, its client waits {waits.left_s:.1f} s more"
+    soonest_s = waits.here_s
+    if elsewhere is not None:
+        soonest_s = min(soonest_s, elsewhere.first_s)
+        there = f"{told}; {elsewhere.name} has it in {elsewhere.first_s:.1f} s"
+        if elsewhere.first_s + elsewhere.answer_s <= waits.left_s and waits.moves < MOVES_MAX:
+            return Verdict(Lot.MOVE, there)
+    if soonest_s > _HOPELESS * waits.left_s:
+        return Verdict(Lot.REFUSE, f"{told}; nobody else has it in time")
+    return Verdict(Lot.STAY, f"{told}; nobody else is sure to have it in time")
