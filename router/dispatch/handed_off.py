@@ -55,9 +55,9 @@ class HandedOffRequest(HeldRequest):
 
     # ---- off a starved worker ----
 
-    def prompt_waits(self, leg: Leg, here_s: float, now: float) -> Waits | None:
-        """How its prompt waits on prefill for a first token that is expected in `here_s`; None when some of it has
-        been computed, or another attempt races it."""
+    def prompt_waits(self, leg: Leg, turn_s: float, here_s: float, now: float) -> Waits | None:
+        """How its prompt waits on prefill for its turn in `turn_s` and a first token in `here_s`; None when some of it
+        has been computed, or another attempt races it."""
         attempt = self._attempt
         if attempt is None or attempt.prefill is not leg or leg.computed or self._hedging.second is not None:
             return None
@@ -66,7 +66,7 @@ class HandedOffRequest(HeldRequest):
         cost = attempt.placement.costs[0][1]
         expected_s = (cost.queue_ms + cost.fetch_ms + cost.prefill_ms) / 1e3
         waited_s, left_s, answer_s = now - attempt.started, self._deadline - now, cost.decode_ms / 1e3
-        return Waits(waited_s, expected_s, here_s, answer_s, left_s, self._trials.prompt_moves)
+        return Waits(waited_s, expected_s, turn_s, here_s, answer_s, left_s, self._trials.prompt_moves)
 
     @property
     def prompt_moves(self) -> bool:

@@ -64,8 +64,9 @@ class Relief:
         for each in reversed(waiting):
             if judged == 0:
                 return
-            waits = each.request.prompt_waits(each.leg, self._first_s(peer, each.tokens), now)
-            if waits is not None and (waits.starved(self._patience_s) or not waits.in_time):
+            ahead_s = self._first_s(peer, each.tokens - each.leg.prompt_tokens_left)
+            waits = each.request.prompt_waits(each.leg, ahead_s, self._first_s(peer, each.tokens), now)
+            if waits is not None and not waits.soon and (waits.starved(self._patience_s) or not waits.in_time):
                 judged -= 1
                 self._judge(peer, each.request, waits)
 

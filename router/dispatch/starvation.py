@@ -16,6 +16,7 @@ _LATER: Final = 2.0
 """The first token is clearly later where it takes so many times as long as elsewhere,"""
 _LATER_S: Final = 1.0
 """and so many seconds more."""
+_SOON_S: Final = 2.0
 _UNSURE: Final = 1.25
 """What a wait may become of the one that is expected, before a client's deadline is at stake."""
 _HOPELESS: Final = 1.5
@@ -55,11 +56,12 @@ class Drain:
 @dataclass(frozen=True)
 class Waits:
     """A prompt of which nothing has been computed, in seconds: how long it has waited for its first token, how long
-    placement expected that to take, how long it will still take, what the answer takes after that, and until its
-    client's deadline."""
+    placement expected that to take, when its turn comes, when its first token, what the answer takes after that, and
+    until its client's deadline."""
 
     waited_s: float
     expected_s: float
+    turn_s: float
     here_s: float
     answer_s: float
     left_s: float
@@ -70,6 +72,11 @@ class Waits:
     def in_time(self) -> bool:
         """Whether its client is expected to have the whole answer in time where it is."""
         return _UNSURE * self.here_s + self.answer_s <= self.left_s
+
+    @property
+    def soon(self) -> bool:
+        """Whether its turn may come before a cancel does: what is known of it is as old as a heartbeat."""
+        return self.turn_s < _SOON_S
 
     def starved(self, patience_s: float) -> bool:
         """Whether its first token comes clearly later, and `patience_s` more, than placement expected."""

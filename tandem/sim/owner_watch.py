@@ -81,7 +81,7 @@ def _waited_for(leg: Leg) -> bool:
     """Whether more is to come: its report, or the tokens of a request that it generates."""
     if not leg.live:
         return False
-    request = leg._owner
+    request = leg.owner
     if not leg.reported or not isinstance(request, RunningRequest):
         return not leg.reported
     attempt = request._attempt

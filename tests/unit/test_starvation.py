@@ -1,0 +1,106 @@
+"""Which prompts leave a starved prefill worker, and how fast one is seen to compute what waits there."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.dispatch.starvation import MOVES_MAX, Drain, Elsewhere, Lot, Waits, better, last_resort
+
+PATIENCE_S = 5.0
+WAITS = Waits(waited_s=1.0, expected_s=1.0, turn_s=29.0, here_s=30.0, answer_s=4.0, left_s=600.0)
+THERE = Elsewhere("p1", first_s=2.0, others_s=0.0, answer_s=4.0)
+SECONDS = st.floats(0.0, 1000.0)
+
+
+def test_a_prompt_leaves_for_where_its_first_token_is_clearly_earlier() -> None:
+    verdict = better(WAITS, THERE, PATIENCE_S)
+    assert verdict.lot is Lot.MOVE
+    assert "expected in 30.0 s, in 2.0 s on p1" in verdict.reason
+
+
+@pytest.mark.parametrize("here_s", [3.0, 15.0, 20.9])
+def test_it_stays_where_elsewhere_is_not_clearly_earlier(here_s: float) -> None:
+    there = replace(THERE, first_s=10.0)
+    assert better(replace(WAITS, here_s=here_s), there, PATIENCE_S).lot is Lot.STAY
+
+
+def test_what_others_lose_elsewhere_counts() -> None:
+    assert better(WAITS, replace(THERE, others_s=20.0), PATIENCE_S).lot is Lot.STAY
+
+
+def test_it_stays_on_a_worker_that_is_as_busy_as_placement_took_it_to_be() -> None:
+    assert better(replace(WAITS, expected_s=28.0), THERE, PATIENCE_S).lot is Lot.STAY
+
+
+def test_it_stays_where_nobody_else_can_take_it() -> None:
+    assert better(WAITS, None, PATIENCE_S).lot is Lot.STAY
+
+
+def test_it_goes_where_the_policy_would_not_have_it_only_when_its_client_would_wait_in_vain() -> None:
+    assert last_resort(WAITS, THERE).lot is Lot.STAY
+    assert last_resort(replace(WAITS, left_s=35.0), THERE).lot is Lot.MOVE
+
+
+def test_a_client_that_nobody_can_answer_in_time_is_refused_and_one_in_doubt_is_not() -> None:
+    late = replace(THERE, first_s=25.0)
+    assert last_resort(replace(WAITS, left_s=10.0), late).lot is Lot.REFUSE
+    assert last_resort(replace(WAITS, left_s=20.0), late).lot is Lot.STAY
+    assert last_resort(replace(WAITS, left_s=10.0), None).lot is Lot.REFUSE
+
+
+@given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
+def test_two_workers_never_both_are_clearly_earlier_than_the_other(
+    here_s: float, there_s: float, waited_s: float, expected_s: float, others_s: float, left_s: float
+) -> None:
+    """So a prompt cannot go to and fro, also if nothing remembered where it came from."""
+    here = Waits(waited_s, expected_s, 3.0, here_s, 1.0, left_s)
+    there = Waits(waited_s, expected_s, 3.0, there_s, 1.0, left_s)
+    to = better(here, Elsewhere("b", there_s, others_s, 1.0), PATIENCE_S)
+    fro = better(there, Elsewhere("a", here_s, others_s, 1.0), PATIENCE_S)
+    assert Lot.STAY in (to.lot, fro.lot)
+
+
+@given(SECONDS, SECONDS, SECONDS, SECONDS, st.integers(MOVES_MAX, 9))
+def test_moves_are_bounded(here_s: float, there_s: float, expected_s: float, left_s: float, moves: int) -> None:
+    waits, there = Waits(1.0, expected_s, 3.0, here_s, 1.0, left_s, moves), Elsewhere("b", there_s, 0.0, 1.0)
+    assert better(waits, there, PATIENCE_S).lot is Lot.STAY
+    assert last_resort(waits, there).lot is not Lot.MOVE
+
+
+@given(SECONDS, SECONDS, SECONDS)
+def test_nobody_is_refused_who_could_be_answered_in_time(here_s: float, there_s: float, left_s: float) -> None:
+    verdict = last_resort(Waits(1.0, 1.0, 3.0, here_s, 1.0, left_s), Elsewhere("b", there_s, 0.0, 1.0))
+    assert verdict.lot is not Lot.REFUSE or min(here_s, there_s) > left_s
+
+
+@pytest.mark.parametrize("begins", [0.0, 1e6])
+def test_a_worker_that_runs_in_slices_is_as_fast_as_it_is_over_all_of_them(begins: float) -> None:
+    drain = Drain()
+    for second in range(40):
+        drain.look(begins + 0.5 * second, 100 * (second // 4), 5)
+    assert drain.token_s() == pytest.approx(0.02, rel=0.3)
+
+
+def test_a_worker_that_has_waited_for_work_is_not_slow_by_it() -> None:
+    drain = Drain()
+    drain.look(0.0, 100, 0)
+    drain.look(100.0, 100, 3)
+    assert drain.token_s() == 0.0
+    drain.look(104.0, 500, 3)
+    assert drain.token_s() == pytest.approx(0.01)
+
+
+def test_a_worker_that_computes_nothing_is_no_reason_to_divide_by_nothing() -> None:
+    drain = Drain()
+    for second in range(20):
+        drain.look(float(second), 7, 3)
+    assert drain.token_s() >= 9.0
+
+
+def test_a_cancelled_prompt_takes_nothing_back() -> None:
+    drain = Drain()
+    for second, computed in enumerate([0, 500, 1000, 600, 1100, 1600]):
+        drain.look(2.0 * second, computed, 4)
+    assert drain.token_s() == pytest.approx(0.004)
