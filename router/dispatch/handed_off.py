@@ -56,8 +56,8 @@ class HandedOffRequest(HeldRequest):
     # ---- off a starved worker ----
 
     def prompt_waits(self, leg: Leg, turn_s: float, here_s: float, now: float) -> Waits | None:
-        """How its prompt waits on prefill for its turn in `turn_s` and a first token in `here_s`; None when some of it
-        has been computed, or another attempt races it."""
+        """How its prompt waits on prefill for its turn in `turn_s` and a first token in `here_s`; None when some of
+        it has been computed, or another attempt races it."""
         attempt = self._attempt
         if attempt is None or attempt.prefill is not leg or leg.computed or self._hedging.second is not None:
             return None
@@ -72,6 +72,11 @@ class HandedOffRequest(HeldRequest):
     def prompt_moves(self) -> bool:
         """Whether its prompt is on its way to another worker."""
         return self._attempt is not None and self._attempt.moves_prompt
+
+    @property
+    def prompt_moved(self) -> bool:
+        """Whether its prompt has left a starved worker."""
+        return self._trials.prompt_moves > 0
 
     def move_prompt(self, reason: str, avoid: Sequence[tuple[str, int]]) -> None:
         """Have the prompt computed by others than `avoid` (id, epoch) as soon as its prefill worker has said that it

@@ -39,14 +39,17 @@ class Placing:
         self._begun: dict[int, tuple[Found, int]] = {}
         """By the request's key: its latest attempt, and the output tokens that had been accepted before."""
 
-    def find(self, request: RunningRequest, avoid: tuple[tuple[str, int], ...] = ()) -> Found | Unplaced:
-        """Workers for the request, none of them in `avoid` (id, epoch) if there are others."""
+    def find(
+        self, request: RunningRequest, avoid: tuple[tuple[str, int], ...] = (), *, moves: bool = False
+    ) -> Found | Unplaced:
+        """Workers for the request, none of them in `avoid` (id, epoch) if there are others. Where its prompt `moves`
+        nobody is taken to have soon what its last placement has promised."""
         generation, fleet = request.generation, self._fleet
         if not fleet.views(generation.model):
             return Unplaced("no_workers", (fleet.services.nobody(generation.model),))
         names, held = self._holders(generation)
         facts, here = fleet.services.of(generation.model), fleet.revisions(generation.model)
-        asked = request.placement_request(names, held, avoid, facts)
+        asked = request.placement_request({} if moves or request.prompt_moved else names, held, avoid, facts)
         workers = self._workers(generation.model, names)
         if ways := routes_of(generation, request.revision, facts, here, workers):
             return self._by_revision(ways, generation, asked, workers)

@@ -92,7 +92,7 @@ class Relief:
     ) -> Elsewhere | None:
         """The best place but for workers in `avoid`; None where there is none, or, unless it is `forced`, none that
         the policy would take while there are prefill workers."""
-        found = self._placing.find(request, avoid)
+        found = self._placing.find(request, avoid, moves=True)
         if isinstance(found, Unplaced):
             return None
         placement = found.placement

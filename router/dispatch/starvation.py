@@ -30,27 +30,30 @@ class Drain:
     """How fast a worker computes the prompts that wait there, whatever its steps say: one that gets little time, or
     loses time between steps, looks fast by these."""
 
-    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+    _gains: deque[tuple[float, int]] = field(default_factory=deque)
+    """When it was seen to have computed more than before, and how much in all: a long step shows nothing until it has
+    ended."""
+    _now: float = 0.0
 
     def look(self, now: float, computed: int, waiting: int) -> None:
-        """So many prompt tokens have been computed there in all, and so many wait."""
-        seen = self._seen
-        if seen and computed < seen[-1][1]:
-            # What was computed of a prompt that has been cancelled is not counted any more.
-            seen.clear()
-        seen.append((now, computed))
-        while len(seen) > 2 and seen[1][0] <= now - _WINDOW_S:
-            seen.popleft()
-        if not waiting:
-            seen.clear()
+        """So many prompt tokens have been computed there in all, and so many prompts wait."""
+        gains, self._now = self._gains, now
+        if not waiting or (gains and computed < gains[-1][1]):
+            # It has had nothing to do, or what it had computed of a prompt that was cancelled counts no more.
+            gains.clear()
+        if waiting and (not gains or computed > gains[-1][1]):
+            gains.append((now, computed))
+        while len(gains) > 2 and gains[1][0] <= gains[-1][0] - _WINDOW_S:
+            gains.popleft()
 
     def token_s(self) -> float:
-        """Seconds per token while prompts have waited, of the last ten seconds; 0 where that is not known yet. While
-        nothing is computed at all, as if one token had been."""
-        if not self._seen:
+        """Seconds per token of about the last ten seconds in which prompts have waited; 0 where that is not known."""
+        gains = self._gains
+        if len(gains) < 2 or gains[-1][0] - gains[0][0] < _WINDOW_LEAST_S:
             return 0.0
-        (since, before), (until, now) = self._seen[0], self._seen[-1]
-        return (until - since) / max(1, now - before) if until - since >= _WINDOW_LEAST_S else 0.0
+        since, gained = gains[0][0], gains[-1][1] - gains[0][1]
+        next_gain = gains[-1][1] - gains[-2][1]
+        return max((gains[-1][0] - since) / gained, (self._now - since) / (gained + next_gain))
 
 
 @dataclass(frozen=True)

@@ -92,11 +92,22 @@ def test_a_worker_that_has_waited_for_work_is_not_slow_by_it() -> None:
     assert drain.token_s() == pytest.approx(0.01)
 
 
-def test_a_worker_that_computes_nothing_is_no_reason_to_divide_by_nothing() -> None:
+def test_a_step_that_takes_long_is_not_taken_for_a_worker_that_computes_nothing() -> None:
+    """30,000 tokens in each step of 30 s, seen when it has ended."""
+    drain, paces = Drain(), list[float]()
+    for second in range(150):
+        drain.look(float(second), second // 30 * 30_000, 3)
+        paces.append(drain.token_s())
+    assert set(paces[:30]) == {0.0}
+    assert paces[35:] == [pytest.approx(0.001, rel=0.02)] * len(paces[35:])
+
+
+def test_a_worker_that_gets_slower_is_seen_to_before_its_next_step_ends() -> None:
     drain = Drain()
-    for second in range(20):
-        drain.look(float(second), 7, 3)
-    assert drain.token_s() >= 9.0
+    for second in range(10):
+        drain.look(float(second), second * 100, 3)
+    drain.look(60.0, 900, 3)
+    assert drain.token_s() >= 0.05
 
 
 def test_a_cancelled_prompt_takes_nothing_back() -> None:
