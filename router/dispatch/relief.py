@@ -43,7 +43,7 @@ class Relief:
         """A worker's figures are new: look at what waits there, once a heartbeat."""
         now, name = self._tools.clock.now(), peer.worker_id
         every_s = self._tools.settings.deadlines.heartbeat_every_s
-        if peer.view.role != "prefill" or now - self._looked.get(name, -every_s) < every_s:
+        if not peer.view.takes_prompts or now - self._looked.get(name, -every_s) < every_s:
             return
         self._looked[name] = now
         waiting = _waiting(peer)
@@ -76,7 +76,7 @@ class Relief:
         verdict = better(waits, there, self._patience_s)
         if verdict.lot is Lot.STAY and not waits.in_time:
             views = self._fleet.views(request.generation.model)
-            avoid = tuple((view.worker_id, view.epoch) for view in views if view.role == "prefill")
+            avoid = tuple((view.worker_id, view.epoch) for view in views if view.takes_prompts)
             there = self._elsewhere(request, avoid, forced=True)
             verdict = last_resort(waits, there)
         if verdict.lot is Lot.MOVE:
