@@ -172,12 +172,12 @@ def _runs(
     run: tuple[Promise, ...] | None = None
     promised = 0
     for promises, count in zip(map(known.get, names), counts, strict=True):
-        if promises is not run and promises is not None:
+        if promises is run:
+            promised = count
+        elif promises is not None:
             if run is not None:
                 runs.append((run, promised))
-            run = promises
-        if promises is not None:
-            promised = count
+            run, promised = promises, count
     if run is not None:
         runs.append((run, promised))
     return runs

@@ -35,12 +35,12 @@ def prompt_price(ask: Ask, worker: WorkerView, times: Times) -> tuple[float, Way
         promised = ask.promised.get((worker.root, worker_id), 0)
         blocks = promised if promised > blocks else blocks
     if held is not None and held.total > blocks:
-        way = _way(ask, worker, terms, blocks)
+        way = _way(ask, worker, terms, blocks, below=True)
     else:
         alike = worker.pairing, blocks, terms.token, terms.position
         known = ask.ways.get(alike)
         if known is None:
-            known = ask.ways[alike] = _way(ask, worker, terms, blocks)
+            known = ask.ways[alike] = _way(ask, worker, terms, blocks, below=False)
         way = known
     pieces = way.uncached * terms.pieces_token
     return times.queued_ms + (times.step_ms * pieces if pieces > 1.0 else times.step_ms), way
@@ -73,12 +73,13 @@ def with_tiers(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -
     return read_ms, there
 
 
-def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> Way:
-    """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does."""
+def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int, *, below: bool) -> Way:
+    """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does. `below`:
+    the worker has more of the prompt than its pool does."""
     total, size = ask.request.prompt_tokens, worker.block_tokens
     here = min(blocks * size, total - 1)
+    read_ms, there = with_tiers(ask, worker, terms, blocks) if below else (0.0, here)
     new_ms = terms.ms(total - here, here)
-    read_ms, there = with_tiers(ask, worker, terms, blocks)
     prefill_ms = new_ms if there == here else terms.ms(total - there, there)
     fetch_ms, cached, least_ms = read_ms, there, read_ms + prefill_ms
     known, left_ms = there, prefill_ms
