@@ -74,8 +74,8 @@ def with_tiers(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -
 
 
 def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int, *, below: bool) -> Way:
-    """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does. `below`:
-    the worker has more of the prompt than its pool does."""
+    """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does.
+    `below`: the worker has more of the prompt than its pool does."""
     total, size = ask.request.prompt_tokens, worker.block_tokens
     here = min(blocks * size, total - 1)
     read_ms, there = with_tiers(ask, worker, terms, blocks) if below else (0.0, here)
