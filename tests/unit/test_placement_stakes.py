@@ -43,7 +43,7 @@ def beside(found: Stakes, worker: WorkerView, prefill_ms: float) -> float:
 
 
 def stream(found: Stakes, worker: WorkerView) -> float:
-    return stream_stake(found, streaming_ms(worker, STEP), 0.1)
+    return stream_stake(found, worker, streaming_ms(worker, STEP), 0.1)
 
 
 def busy(worker_id: str, sequences: int, queued: int = 0, **more: object) -> WorkerView:
@@ -151,3 +151,28 @@ def test_whoever_is_late_wherever_he_goes_is_placed_by_what_it_takes() -> None:
 def test_age_counts_as_waiting(age: float, first: float) -> None:
     young, old = at_stake(ask(objective=HELD_TO)), at_stake(ask(objective=HELD_TO, age_ms=age))
     assert prompt_stake(old, 0.0, 0.0, first, 1.0) >= prompt_stake(young, 0.0, 0.0, first, 1.0)
+
+
+def test_streams_gather_where_the_objective_is_lost_rather_than_be_lost_everywhere() -> None:
+    """Steps of 20 ms are allowed, 100 sequences take just these. Many more on one worker are lost whatever comes."""
+    found = at_stake(ask(objective=HELD_TO))
+    free, edge, lost = (stream(found, busy("w1", rows)) for rows in (10, 95, 400))
+    assert free < 0.02 * found.own_stream_ms < lost < 1.1 * found.own_stream_ms < edge
+    own = stream_stake(found, busy("w1", 0), 10.0 + 0.1 * 95, 0.1)
+    assert edge > 2.0 * own, "those that are there count, too"
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_below_the_bound_the_smaller_batch_costs_less(one: int, other: int) -> None:
+    found = at_stake(ask(objective=Objective(tpot_ms=24.0)))
+    fewer, more = sorted((one, other))
+    assert stream(found, busy("w1", fewer)) <= stream(found, busy("w1", more)) + 1e-9
+
+
+def test_steps_that_prompts_make_longer_threaten_no_stream_where_they_are_held() -> None:
+    figures = load(running=10, queued_prompt_tokens=4_000, step_s=0.5)
+    for features, ms in (((), 25.0), (("itl_target",), 11.0)):
+        worker = view("w1", "unified", features=features)
+        for _ in range(5):
+            worker.loaded(figures, 1.0, 0.1)
+        assert (streaming_ms(worker, STEP) > ms) == (features == ())

@@ -90,7 +90,7 @@ def price_local(ask: Ask, worker: WorkerView) -> Priced:
         stakes_ms += beside_stake(stakes, worker, token_ms, ask.answer_tokens, prefill_ms)
         _, sequence_ms, position_ms = times.step
         grown_ms = sequence_ms + position_ms * ask.request.prompt_tokens
-        answer_stakes_ms = stream_stake(stakes, token_ms, grown_ms)
+        answer_stakes_ms = stream_stake(stakes, worker, token_ms, grown_ms)
         total_ms += stakes_ms + answer_stakes_ms
     return Priced(
         total_ms,
