@@ -2,6 +2,7 @@
 
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from router.placement.scorers.stakes import (
     prompt_stake,
     stakes,
     stream_stake,
+    unfair_ms,
 )
 from router.placement.scorers.times import streaming_ms
 from router.settings import CostPriors, PlacementSettings
@@ -141,9 +143,9 @@ def test_whoever_is_late_wherever_he_goes_is_placed_by_what_it_takes() -> None:
     plain = placed(ask(3000), *workers)
     late = placed(ask(3000, objective=Objective(ttft_ms=100.0), age_ms=60_000.0), *workers)
     assert late.decode == plain.decode
-    # The whole wait still counts, and its own miss the same everywhere.
-    missed = [cost.misses_ms for _, cost in late.costs]
-    assert max(missed) - min(missed) < 0.05 * max(missed)
+    # Its own miss costs the same everywhere; what it has waited too long makes its time dearer, up to a bound.
+    missed = [cost.misses_ms - 8.0 * (cost.queue_ms + cost.fetch_ms + cost.prefill_ms) for _, cost in late.costs]
+    assert all(rest == pytest.approx(100.0, rel=0.02) for rest in missed)
     assert any("is expected" in reason and "is to take 100 ms" in reason for reason in late.reasons)
 
 
@@ -176,3 +178,26 @@ def test_steps_that_prompts_make_longer_threaten_no_stream_where_they_are_held()
         for _ in range(5):
             worker.loaded(figures, 1.0, 0.1)
         assert (streaming_ms(worker, STEP) > ms) == (features == ())
+
+
+@given(times, times, st.floats(1.0, 1e5), st.floats(0.0, 1e5), st.floats(0.0, 5.0))
+def test_a_wait_that_is_unfair_costs_more_the_longer_it_is(
+    one: float, other: float, alone: float, age: float, slowdown: float
+) -> None:
+    found = stakes(ask(objective=HELD_TO, age_ms=age), 100.0, PlacementSettings(), slowdown=slowdown)
+    assert found is not None
+    shorter, longer = sorted((one, other))
+    costs = [unfair_ms(found, queue, queue + alone) for queue in (shorter, longer)]
+    assert 0.0 <= costs[0] <= costs[1] <= 8.0 * (longer + alone) * (1.0 + 1e-9)
+    if age + longer + alone <= max(1.0, 3.0 * slowdown) * max(1_000.0, alone):
+        assert costs[1] == 0.0
+
+
+def test_who_waits_too_long_for_what_it_takes_is_the_one_that_goes_first() -> None:
+    """Streams beside are many: without an objective they keep long prompts where these wait."""
+    waiting, crowded = busy("waiting", 2, queued=25_000), busy("crowded", 30)
+    request = ask(4_000, objective=Objective(ttft_ms=1e5))
+    assert placed(ask(4_000), waiting, crowded).decode == "waiting"
+    found = placed(request, waiting, crowded)
+    assert found.decode == "crowded"
+    assert placed(request, waiting, crowded, without=("first token",)).decode == "waiting"

@@ -40,7 +40,7 @@ def asking(
         lasting = progress.lasting(found.decodes, step_ms, costs.answers.of(request.max_tokens), now)
     if lasting:
         batches = _lasting(batches, found.decodes, lasting)
-    at_stake = stakes(request, tokens, settings, costs.sharpness(request.model))
+    at_stake = stakes(request, tokens, settings, costs.sharpness(request.model), trend.slowdown)
     weight = 1.0 if at_stake is not None else min(1.0, step_ms / settings.itl_target_ms)
     attended = request.sequences * (request.prompt_tokens + tokens / 2)
     return Ask(

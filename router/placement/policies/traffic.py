@@ -6,13 +6,14 @@ from typing import Final
 
 from router.placement.decision import Placement
 from router.placement.scorers.ask import Trend
+from router.placement.scorers.stakes import SHORT_MS
 
 _WINDOW_S: Final = 20.0
 """Time constant of the arrival rate."""
 _WARM: Final = 0.1
 """The least share of the window that a rate is taken from, however short the past is."""
 _SHARE: Final = 0.01
-"""Weight of one placement in the reused share."""
+"""Weight of one placement in the reused share, and in how much slower first tokens are than alone."""
 _FILLS: Final = 256.0
 """Placements per worker after which what they added to caches counts e times less."""
 _SCALE_MAX: Final = 1e9
@@ -34,11 +35,12 @@ class Traffic:
         self._beside = 0.0
         """A mean over what the caches have taken up, which counts e times less when they have been turned over."""
         self._turned = 0.0
+        self._slowdown = 0.0
 
     def trend(self, now: float) -> Trend:
         """As of now."""
         mean = self._filled / len(self._fills) if self._fills else 0.0
-        return Trend(self._rate(now) / 1e3, self._reuse, self._fills, mean, self._beside)
+        return Trend(self._rate(now) / 1e3, self._reuse, self._fills, mean, self._beside, self._slowdown)
 
     def placed(self, placement: Placement, now: float) -> None:
         """An attempt was sent."""
@@ -48,6 +50,10 @@ class Traffic:
         self._at = now
         prompt = placement.prefill_tokens + placement.cached_tokens
         self._reuse += _SHARE * (placement.cached_tokens / prompt - self._reuse)
+        if (first_ms := placement.first_ms) > 0.0:
+            cost = placement.costs[0][1]
+            alone_ms = max(SHORT_MS, cost.fetch_ms + cost.prefill_ms)
+            self._slowdown += _SHARE * (first_ms / alone_ms - self._slowdown)
         self._turned = min(1.0, self._turned + placement.turned)
         if self._turned > 0.0:
             self._beside += placement.turned / self._turned * (placement.beside - self._beside)

@@ -39,6 +39,8 @@ class Trend(msgspec.Struct, frozen=True, gc=False):
     beside: float = 0.0
     """Sequences that ran on the mean worker when prompts came, while the caches were turned over once; each counts as
     much as a millisecond of it did."""
+    slowdown: float = 0.0
+    """First tokens of late, expected: how many times as long as they take alone, or as a second."""
 
 
 class Batches(msgspec.Struct, frozen=True, gc=False):

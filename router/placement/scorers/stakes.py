@@ -5,6 +5,10 @@ is grows smoothly with the expected time, as expected times are off. So a choice
 it is over it, one far below pays nothing, and where the bound is lost anyway the expected completion decides, which
 is always paid in full. How smoothly follows from how far off first tokens have been lately (`FirstTokens`).
 
+A prompt that would wait long for what it takes pays more for its time than others do: streams beside and prompts
+behind are many, so their time would send long prompts to wherever they wait longest. How much more depends on how
+long all wait, compared to what they take alone: where all are slow nobody is favoured.
+
 Without parts of `PlacementSettings.without` the price lacks them, to show what each is worth.
 """
 
@@ -21,6 +25,12 @@ from router.settings import PlacementSettings
 _SURE: Final = 64.0
 """An expected time so many times below its bound is over it less than once in 30,000 times."""
 
+SHORT_MS: Final = 1e3
+"""Prompts that take less than that are not told apart by how much longer they wait."""
+_USUAL: Final = 3.0
+"""One in twenty waits longer than so many times the mean, where waits are spread as exponentially."""
+_PATIENCE: Final = 3.0
+"""A prompt that waits so many times longer than is usual does not pay more for yet longer waits."""
 _STREAMS: Final = 12.0
 """Sharpness for time per token, which is a mean over an answer: what a batch takes says it to about 12 %."""
 
@@ -40,12 +50,19 @@ class Stakes(msgspec.Struct, frozen=True, gc=False):
     behind_ms: float
     sharpness: float = SHARPNESS
     """Of the likelihood that a first token is late."""
+    usual: float = inf
+    """How many times longer than alone a prompt may wait before it pays more for its time."""
 
 
 def stakes(
-    request: PlacementRequest, answer_tokens: float, settings: PlacementSettings, sharpness: float = SHARPNESS
+    request: PlacementRequest,
+    answer_tokens: float,
+    settings: PlacementSettings,
+    sharpness: float = SHARPNESS,
+    slowdown: float = 0.0,
 ) -> Stakes | None:
-    """Of a request whose answer is expected to have so many tokens; None where it has no objective."""
+    """Of a request whose answer is expected to have so many tokens; None where it has no objective. `slowdown` is how
+    many times longer than alone prompts wait, on average."""
     held_to = request.objective
     if held_to is None or held_to.ttft_ms is held_to.tpot_ms is None:
         return None
@@ -63,6 +80,7 @@ def stakes(
         0.0 if token_ms == inf or "streams beside" in without else others_ms,
         0.0 if first_ms == inf or "prompts behind" in without else others_ms,
         sharpness,
+        inf if first_ms == inf or "first token" in without else max(1.0, _USUAL * slowdown),
     )
 
 
@@ -81,14 +99,27 @@ def prompt_stake(
 ) -> float:
     """By a prompt whose first token is expected after `first_ms`: the request's own miss, and those of prompts that
     arrive until it is computed, each of which waits `prefill_ms` more: the first of them behind all of it, the last
-    behind nothing, so on average as much is at stake as for half of them."""
+    behind nothing, so on average as much is at stake as for half of them. And what it pays for waiting longer than is
+    usual."""
     bound_ms, sharpness = stakes.first_ms, stakes.sharpness
     young = miss(first_ms, bound_ms, sharpness)
     own = miss(stakes.age_ms + first_ms, bound_ms, sharpness) if stakes.age_ms > 0.0 else young
     behind_ms = 0.5 * stakes.behind_ms * arrivals_per_ms * (queue_ms + prefill_ms)
     if behind_ms > 0.0:
         behind_ms *= miss(first_ms + prefill_ms, bound_ms, sharpness) - young
-    return stakes.own_first_ms * own + behind_ms
+    return stakes.own_first_ms * own + behind_ms + unfair_ms(stakes, queue_ms, first_ms)
+
+
+def unfair_ms(stakes: Stakes, queue_ms: float, first_ms: float) -> float:
+    """What a prompt pays beside its time for a first token after `first_ms`: 0 while it waits no longer than is usual
+    for what it takes behind the queue, then the more the longer, smoothly, at most `_PATIENCE` ** 2 - 1 times its
+    time. Its age counts."""
+    fair_ms = stakes.usual * max(SHORT_MS, first_ms - queue_ms)
+    waited_ms = stakes.age_ms + first_ms
+    if waited_ms <= fair_ms:
+        return 0.0
+    times = min(_PATIENCE, waited_ms / fair_ms)
+    return first_ms * (times * times - 1.0)
 
 
 def stream_stake(stakes: Stakes, worker: WorkerView, streaming_ms: float, grown_ms: float) -> float:
