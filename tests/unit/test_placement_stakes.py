@@ -171,15 +171,6 @@ def test_below_the_bound_the_smaller_batch_costs_less(one: int, other: int) -> N
     assert stream(found, busy("w1", fewer)) <= stream(found, busy("w1", more)) + 1e-9
 
 
-def test_steps_that_prompts_make_longer_threaten_no_stream_where_they_are_held() -> None:
-    figures = load(running=10, queued_prompt_tokens=4_000, step_s=0.5)
-    for features, ms in (((), 25.0), (("itl_target",), 11.0)):
-        worker = view("w1", "unified", features=features)
-        for _ in range(5):
-            worker.loaded(figures, 1.0, 0.1)
-        assert (streaming_ms(worker, STEP) > ms) == (features == ())
-
-
 @given(times, times, st.floats(1.0, 1e5), st.floats(0.0, 1e5), st.floats(0.0, 5.0))
 def test_a_wait_that_is_unfair_costs_more_the_longer_it_is(
     one: float, other: float, alone: float, age: float, slowdown: float

@@ -62,7 +62,6 @@ def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
 
 def streaming_ms(worker: WorkerView, terms: StepTerms) -> float:
     """Time per token of the streams there: what its batch takes, or what the worker has told of its steps lately, if
-    that is more: prompts are computed in some of them. Where steps are held to the objective prompts make nobody miss
-    it: the batch alone may."""
+    that is more: prompts are computed in some of them."""
     batch_ms = terms.base + terms.sequence * worker.sequences + terms.position * worker.attended_tokens
-    return batch_ms if worker.steps_held or batch_ms > worker.steps_ms else worker.steps_ms
+    return batch_ms if batch_ms > worker.steps_ms else worker.steps_ms
