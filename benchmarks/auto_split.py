@@ -77,19 +77,22 @@ class Played:
 
 def chosen_cell(kind: str, seed: int, warm_up_s: float, measured_s: float) -> tuple[Cell, dict[str, Figures]] | None:
     """The load of a kind at which a split is expected to gain most, and what is expected of every way; None where it
-    gains nowhere."""
-    best: tuple[float, Cell, dict[str, Figures]] | None = None
+    gains nowhere.
+
+    Of several loads that the best split holds the highest is left out: at it nothing is left to work off what a
+    fleet that begins unified has piled up.
+    """
+    held: list[tuple[float, Cell, dict[str, Figures]]] = []
     for scale in SCALES:
         cell = Cell(kind, scale, seed, warm_up_s, measured_s)
         fixed = {way.name: predicted(cell, way) for way in WAYS if way is not CHOSEN}
         most = max(each.attainment for each in fixed.values())
-        gain = most - fixed[UNIFIED.name].attainment
-        if most >= BEST_MIN and gain >= GAIN_MIN and (best is None or gain > best[0]):
-            best = gain, cell, fixed
-    if best is None:
+        if most >= BEST_MIN:
+            held.append((most - fixed[UNIFIED.name].attainment, cell, fixed))
+    if not held:
         return None
-    _, cell, fixed = best
-    return cell, {**fixed, CHOSEN.name: predicted(cell, CHOSEN)}
+    gain, cell, fixed = max(held[:-1] or held, key=lambda each: each[0])
+    return None if gain < GAIN_MIN else (cell, {**fixed, CHOSEN.name: predicted(cell, CHOSEN)})
 
 
 def service(way: Way, engine: str = "simulated") -> dict[str, object]:

@@ -32,12 +32,12 @@ TPOT_MS: Final = 25
 """The bound of the model at its own speed."""
 SLO: Final = Slo(ttft_s=2.0 * SLOW, tpot_s=TPOT_MS / 1e3 * SLOW)
 KINDS: Final = ("bimodal", "prompt_heavy", "answer_heavy")
-SCALES: Final = (0.5, 0.6, 0.7, 0.8, 0.9)
+SCALES: Final = (0.4, 0.5, 0.6, 0.7, 0.8)
 """Loads that are tried, as shares of the work of so many workers (`benchmarks.goodput_runs.unit_rate`)."""
 GAIN_MIN: Final = 0.03
 """A kind is played where the best split is expected to hold the SLO for so much more of the requests than unified
 workers do,"""
-BEST_MIN: Final = 0.9
+BEST_MIN: Final = 0.97
 """and for at least so much of them."""
 _TRANSFER_TOKENS_PER_S: Final = 5e6
 """Blocks of the simulated model are small, and travel through shared memory."""
