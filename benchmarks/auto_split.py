@@ -3,8 +3,9 @@ model's steps are waited for instead of computed.
 
 `python -m benchmarks.auto_split [--rounds N] [--kinds KIND…] [--demo]`. Four `auto` workers against four unified
 ones and every fixed split of four, one after the other in every round, on generated traffic where the simulator
-expects a split to gain. With the standard five rounds of two kinds it takes about two hours. `--demo` plays the torch
-demo with one prefill and one decode worker beside two unified ones, which is reported and not judged.
+expects a split to gain. With the standard five rounds of two kinds it takes about four hours. What a fleet that
+begins unified piles up before its router has seen enough belongs to the warm-up. `--demo` plays the torch demo with
+one prefill and one decode worker beside two unified ones, which is reported and not judged.
 """
 
 import argparse
@@ -197,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warm-up", type=float, default=45.0, metavar="S", help="seconds that do not count")
+    parser.add_argument("--warm-up", type=float, default=120.0, metavar="S", help="seconds that do not count")
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="seconds of traffic that count")
     parser.add_argument("--demo", action="store_true", help="play the torch demo, and nothing else")
     given = parser.parse_args(arguments)
