@@ -37,7 +37,7 @@ def waited(played: Played, chosen: Callable[[Request], bool], share: float) -> f
 # ---- scale-out ----
 
 
-@pytest.mark.parametrize(("before", "more", "seed"), [(4, 1, 1), (4, 1, 3), (2, 2, 1)])
+@pytest.mark.parametrize(("before", "more", "seed"), [(4, 1, 1), (4, 1, 4), (2, 2, 1)])
 def test_workers_that_join_with_empty_caches_get_their_share_and_no_more_than_helps(
     before: int, more: int, seed: int
 ) -> None:
