@@ -167,7 +167,7 @@ class SplitSettings:
     """How often it looks."""
     window_s: float = 60.0
     """The traffic of so long is replayed,"""
-    requests_max: int = 3000
+    requests_max: int = 1500
     """and of it at most so many requests, the latest."""
     requests_min: int = 20
     """With fewer nothing is decided."""
@@ -177,7 +177,7 @@ class SplitSettings:
     """One that is better by more than this is taken at once."""
     settle_s: float = 60.0
     """After a change nothing that is not urgent is changed for so long."""
-    itl_shares: tuple[float, ...] = (1.0, 0.8)
+    itl_shares: tuple[float, ...] = (1.0, 1.5)
     """What steps may take beside running sequences is tried at these shares of what the objective allows."""
     error_max: float = 0.15
     """Where forecasts promise more than was reached by this, twice running, they are not followed."""

@@ -16,9 +16,9 @@ from router.split.values import Outlook, Seen, Standing, Way, WorkTimes
 from tandem.core.slo import Slo
 
 SLICE_S: Final = 0.25
-_REQUESTS_PER_TURN: Final = 300
+_REQUESTS_PER_TURN: Final = 150
 """Requests replayed before the caller gets a turn: about a millisecond."""
-_SLICES_PER_TURN: Final = 60
+_SLICES_PER_TURN: Final = 30
 _MARGIN: Final = 1.02
 """Schedulers aim a little below the target, by what they learn of how steps vary."""
 _FLOOR_TOKENS: Final = 32

@@ -28,6 +28,12 @@ _DOUBLINGS: Final = 10.0
 _TOLD_MIN: Final = 0.7
 """Of the requests of a stretch whose end must be known before it is compared with its forecast."""
 _ERROR_WEIGHT: Final = 0.3
+_ENDING: Final = 0.25
+"""Of the window: younger requests may be under way still, and the slow ones are the last to be told."""
+_UNKNOWN: Final = 0.5
+"""Share in the objective that unified workers are taken to reach where that was not seen."""
+_OBSERVED_MAX: Final = 2000
+"""Outcomes of one number of workers that count; older ones weigh less."""
 _TOKENS_WEIGHT: Final = 0.01
 """What all of the output tokens count for beside the share of requests: a tie-break."""
 
@@ -65,6 +71,8 @@ class Planner:
         self._direction = 0
         """Of the last change: more of them, or fewer."""
         self._looks = 0
+        self._observed: dict[int, tuple[float, float]] = {}
+        """By how many took prompts: outcomes that were told, and those within the objective."""
         self._too_good = 0
         """Comparisons in a row that the model promised too much for."""
         self._distrusted_s = -inf
@@ -81,6 +89,9 @@ class Planner:
             if stretch.begin_s <= arrival_s:
                 stretch.told += 1
                 stretch.met += met
+                told, kept = self._observed.get(stretch.way.prefills, (0.0, 0.0))
+                weight = 1.0 if told < _OBSERVED_MAX else 0.5
+                self._observed[stretch.way.prefills] = weight * told + 1, weight * kept + met
                 return
 
     def look(
@@ -103,7 +114,7 @@ class Planner:
         if len(requests) < settings.requests_min:
             self._note(now, standings)
             return
-        yield from self._compare(now, times, slo, share)
+        yield from self._compare(now, standings, times, slo, share)
         seen = len(requests)
         latest = since_change(requests, now, settings.window_s, settings.requests_min)
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
@@ -246,16 +257,21 @@ class Planner:
         way = Way(len(self.split.prefills), self.split.itl_s)
         self._stretches.append(_Stretch(now, tuple(standings), way))
 
-    def _compare(self, now: float, times: WorkTimes, slo: Slo, share: float) -> Iterator[None]:
+    def _compare(
+        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float
+    ) -> Iterator[None]:
         """The traffic since a look half a window ago, replayed from how the fleet stood then, with its outcomes."""
         settings = self._settings
-        begins = [each for each in self._stretches if now - each.begin_s >= settings.window_s / 2]
+        begun_s = self._stretches[0].begin_s if self._stretches else now
+        # What ran and waited at the begin and after a change is of another way.
+        settled_s = max(begun_s, self._moved_s) + settings.window_s / 2
+        begins = [each for each in self._stretches if settled_s <= each.begin_s <= now - settings.window_s / 2]
         if not begins:
             return
-        begin = begins[-1]
-        came = [seen for seen in self._latest(now, share) if seen.arrival_s >= begin.begin_s]
-        # The youngest are still under way.
-        stretches = [each for each in self._stretches if each.begin_s >= begin.begin_s]
+        begin, until_s = begins[-1], now - _ENDING * settings.window_s
+        stretches = [each for each in self._stretches if begin.begin_s <= each.begin_s < until_s]
+        end_s = min((each.begin_s for each in self._stretches if each.begin_s >= until_s), default=now)
+        came = [seen for seen in self._latest(now, share) if begin.begin_s <= seen.arrival_s < end_s]
         told, met = sum(each.told for each in stretches), sum(each.met for each in stretches)
         if len(came) < settings.requests_min or told < _TOLD_MIN * share * len(came):
             return
@@ -267,17 +283,28 @@ class Planner:
         self.forecast_error = error if known is None else known + _ERROR_WEIGHT * (error - known)
         self._too_good = self._too_good + 1 if over > settings.error_max else 0
         if self._too_good >= 2 and now >= self._distrusted_s:
-            self._distrust(now, slo)
+            self._distrust(now, slo, standings)
         elif error < settings.error_max / 2 and now - self._distrusted_s > self._distrust_s:
             self._distrust_s = settings.distrust_s
 
-    def _distrust(self, now: float, slo: Slo) -> None:
-        """Back to the safest: every worker does both."""
+    def _distrust(self, now: float, slo: Slo, standings: Sequence[Standing]) -> None:
+        """Back to what was the best in truth, where it is not in force."""
         self._too_good = 0
         self._distrusted_s = now + self._distrust_s
         self._distrust_s = min(2 * self._distrust_s, _DOUBLINGS * self._settings.distrust_s)
+        shares = {
+            prefills: met / told
+            for prefills, (told, met) in self._observed.items()
+            if told >= self._settings.requests_min and prefills < max(1, len(standings))
+        }
+        here = len(self.split.prefills)
+        shares.setdefault(0, _UNKNOWN)
+        best = max(shares, key=lambda prefills: (shares[prefills], -prefills), default=here)
+        if shares.get(best, 0.0) <= shares.get(here, 0.0) + self._settings.ahead:
+            return
         self._itl_share = self._settings.itl_shares[0]
-        self._take(now, frozenset(), self._itl_s(slo, self._itl_share), "forecasts have promised too much")
+        told = f"forecasts have promised too much: back to {best} of {len(standings)} that take prompts"
+        self._take(now, who(best, self.split.prefills, standings), self._itl_s(slo, self._itl_share), told)
 
 
 def held_at_unified(standings: Sequence[Standing]) -> str | None:

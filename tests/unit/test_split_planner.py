@@ -137,27 +137,27 @@ def test_a_split_never_names_a_worker_that_is_gone(data: st.DataObject) -> None:
         assert not split.prefills or len(split.prefills) < len(standings)
 
 
-def test_forecasts_that_are_off_lead_back_to_unified_and_stay_there() -> None:
-    planner, requests = Planner(SplitSettings()), prompts(1, 0.0, 300.0)
-    splits, waiting = list[tuple[float, Split]](), list(requests)
-    now = 0.0
+def test_forecasts_that_are_off_are_not_followed_for_ever_longer() -> None:
+    """Nothing is met in truth but where all are unified: the planner goes back there, ever more rarely leaves it."""
+    planner, waiting = Planner(SplitSettings()), prompts(1, 0.0, 300.0)
+    splits, now = list[tuple[float, Split]](), 0.0
     while now < 300.0:
         now += LOOK_S
         came = [seen for seen in waiting if seen.arrival_s <= now]
         waiting = waiting[len(came) :]
+        unified = not planner.split.prefills
         for seen in came:
             planner.seen(seen)
         splits.append((now, look(planner, now, workers())))
         for seen in came:
-            planner.outcome(seen.arrival_s, False)
-    assert any(split.prefills for _, split in splits)
+            planner.outcome(seen.arrival_s, unified)
     assert planner.forecast_error is not None
     back = [at_s for (_, before), (at_s, after) in pairwise(splits) if before.prefills and not after.prefills]
     again = [at_s for (_, before), (at_s, after) in pairwise(splits) if after.prefills and not before.prefills]
+    assert back
     for place, at_s in enumerate(back):
         later = [each for each in again if each > at_s]
         assert not later or later[0] - at_s >= SplitSettings().distrust_s * 2**place
-    assert any("promised too much" in split.reason for _, split in splits)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_replay_ends_and_its_figures_make_sense(
     )
     turns = sum(1 for _ in replay.run())
     outlook = replay.outlook()
-    assert turns <= 200
+    assert turns <= 400
     assert 0.0 <= outlook.attainment <= 1.0
     assert outlook.tokens_per_s >= 0.0
     assert replay.met <= replay.ended <= len(requests)
