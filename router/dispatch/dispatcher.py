@@ -216,7 +216,8 @@ class Dispatcher:
         ended, generation = request.ended(), request.generation
         self._tallies.ended(ended, self._fleet.services.of(generation.model))
         if generation.pin is None:
-            self._splits.ended(generation.model, generation.received, ended.outcome, ended.times)
+            told = (ended.outcome, ended.times, ended.output_tokens)
+            self._splits.ended(generation.model, generation.received, *told)
         self._stranded.pop(request.key, None)
         self._placing.ended(request)
         self._admission.ended(request.key, self._tools.clock.now())

@@ -86,16 +86,18 @@ class SplitKeeper:
             uncached, cached = placement.prefill_tokens, placement.cached_tokens
             service.planner.seen(Seen(arrival_s, uncached + cached, uncached, placement.answer_tokens, sequences))
 
-    def ended(self, model: str, arrival_s: float, outcome: str, times: tuple[float, float] | None) -> None:
+    def ended(
+        self, model: str, arrival_s: float, outcome: str, times: tuple[float, float] | None, tokens: int = 0
+    ) -> None:
         """A request is over: `outcome` is an error code or `done`, `times` are seconds to its first token and per
-        token after it. What says nothing of the workers is not told to the planner."""
+        token after it, `tokens` those of its answers. What says nothing of the workers is not told to the planner."""
         service = self._services.get(model)
         if service is None or outcome in _NO_FAULT:
             return
         if outcome == "done":
             if times is not None:
                 met = self._fleet.services.slo(model).met_by(Latency(times[0], 0.0, times[1]))
-                service.planner.outcome(arrival_s, met)
+                service.planner.outcome(arrival_s, met, float(tokens) if tokens else None)
         elif outcome in KINDS and KINDS[outcome].http >= _FAULT_FROM:
             service.planner.outcome(arrival_s, False)
 

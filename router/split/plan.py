@@ -15,7 +15,7 @@ from typing import Final
 from router.settings import SplitSettings
 from router.split.outlook import Replay, demands, present
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
-from router.split.window import repeated, since_change
+from router.split.window import answers_in_truth, repeated, since_change
 from tandem.core.slo import Slo
 
 _NEAR: Final = (0, 1, -1, 2, -2)
@@ -30,6 +30,13 @@ _TOLD_MIN: Final = 0.7
 _ERROR_WEIGHT: Final = 0.3
 _ENDING: Final = 0.25
 """Of the window: younger requests may be under way still, and the slow ones are the last to be told."""
+_SHARE_MIN: Final = 0.05
+_EXPECTED: Final = 10
+"""Answers that count as much as what was expected of them."""
+_GOOD: Final = 0.9
+"""Where no way near promises this share, others are tried as well."""
+_PRESENT_S: Final = 10.0
+"""Requests that come so soon are not counted: what waits already decides about them, whatever is done."""
 _UNKNOWN: Final = 0.5
 """Share in the objective that unified workers are taken to reach where that was not seen."""
 _OBSERVED_MAX: Final = 2000
@@ -55,6 +62,8 @@ class Planner:
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
         self._seen: deque[Seen] = deque(maxlen=settings.requests_max)
+        self._answers: deque[tuple[float, float]] = deque(maxlen=settings.requests_max)
+        """(arrival, tokens) of requests that have ended."""
         self._stretches: deque[_Stretch] = deque(maxlen=max(1, ceil(2 * settings.window_s / settings.look_s)))
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
         self.outlooks: tuple[Outlook, ...] = ()
@@ -82,9 +91,11 @@ class Planner:
         """A request was placed for the first time."""
         self._seen.append(request)
 
-    def outcome(self, arrival_s: float, met: bool) -> None:
-        """A request that arrived then has ended, within its objective or not. Those that their clients cancelled are
-        not told."""
+    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None:
+        """A request that arrived then has ended, within its objective or not, with so many tokens of answers (None
+        where it failed). Those that their clients cancelled are not told."""
+        if answer_tokens is not None:
+            self._answers.append((arrival_s, answer_tokens))
         for stretch in reversed(self._stretches):
             if stretch.begin_s <= arrival_s:
                 stretch.told += 1
@@ -118,13 +129,20 @@ class Planner:
         seen = len(requests)
         latest = since_change(requests, now, settings.window_s, settings.requests_min)
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
+        factor = self._answers_factor(now - (now - latest[0].arrival_s) / min(1.0, max(share, _SHARE_MIN)))
+        requests = [seen._replace(answer_tokens=factor * seen.answer_tokens) for seen in requests]
         fleet = present(standings, requests, times)
         work = demands(requests, times, slo)
+        counted_s = min(_PRESENT_S, work[-1].at_s / 3)
         outlooks: list[Outlook] = []
-        for way in self._ways(len(standings), slo, bound_by_memory(standings)):
-            replay = Replay(way, work, fleet, times, slo)
+        ways = deque(self._ways(len(standings), slo, bound_by_memory(standings)))
+        while ways:
+            replay = Replay(ways.popleft(), work, fleet, times, slo, counted_s)
             yield from replay.run()
             outlooks.append(replay.outlook())
+            if not ways and max(each.attainment for each in outlooks) < _GOOD:
+                tried = {each.way for each in outlooks}
+                ways += [way for way in self._probes(standings, slo) if way not in tried]
         prices = {each.way: self._price(each.way, standings, times) for each in outlooks}
         changed_s = latest[0].arrival_s if len(latest) < seen else -inf
         self._decide(now, standings, outlooks, prices, slo, changed_s)
@@ -149,11 +167,21 @@ class Planner:
         begin_s = now - self._settings.window_s
         while self._seen and self._seen[0].arrival_s < begin_s:
             self._seen.popleft()
-        share = min(1.0, max(share, 0.05))
+        share = min(1.0, max(share, _SHARE_MIN))
         requests = sorted(self._seen)
         if share > 0.99:
             return requests
         return [seen._replace(arrival_s=now - (now - seen.arrival_s) * share) for seen in requests]
+
+    def _answers_factor(self, begin_s: float) -> float:
+        """How long answers are, of requests that came since then, over what was expected of them: what is learned by
+        kinds of request lags behind where traffic changes."""
+        came = sorted(seen for seen in self._seen if seen.arrival_s >= begin_s)
+        tokens, known = answers_in_truth(came, sorted(self._answers), begin_s)
+        expected = sum(seen.answer_tokens for seen in came) / len(came) if came else 0.0
+        if not known or expected <= 0.0:
+            return 1.0
+        return (known * tokens / expected + _EXPECTED) / (known + _EXPECTED)
 
     def _ways(self, workers: int, slo: Slo, prefills_max: int) -> list[Way]:
         """Those that are tried at this look; the one in force is first, all unified always among them."""
@@ -173,6 +201,12 @@ class Planner:
             share = other[self._looks % len(other)]
             ways += [Way(count, self._itl_s(slo, share)) for count in dict.fromkeys((prefills, 0))]
         return ways
+
+    def _probes(self, standings: Sequence[Standing], slo: Slo) -> list[Way]:
+        """Ways all over, for when nothing near promises enough."""
+        most, itl_s = bound_by_memory(standings), self._itl_s(slo, self._itl_share)
+        counts = dict.fromkeys(round(share * len(standings)) for share in _PROBES)
+        return [Way(count, itl_s) for count in counts if 0 < count <= most]
 
     def _itl_s(self, slo: Slo, share: float) -> float | None:
         return None if slo.step_s is None else slo.step_s * share

@@ -30,7 +30,7 @@ class Planning(Protocol):
 
     def seen(self, request: Seen) -> None: ...
 
-    def outcome(self, arrival_s: float, met: bool) -> None: ...
+    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None: ...
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
@@ -79,7 +79,8 @@ class AutoDecider(OursDecider):
     def finished(self, request: Request, now: float) -> None:
         super().finished(request, now)
         if request.ended or request.patience_s > request.deadline_s:
-            self.planner.outcome(request.arrival_s, met(request, self._slo))
+            tokens = float(request.emitted) if request.ended else None
+            self.planner.outcome(request.arrival_s, met(request, self._slo), tokens)
 
     def _look(self, now: float) -> None:
         """A planner's slices of work take no virtual time."""

@@ -44,7 +44,7 @@ class Scripted:
     def seen(self, request: Seen) -> None:
         self.told.append(request)
 
-    def outcome(self, arrival_s: float, met: bool) -> None:
+    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None:
         self.ended[met] += 1
 
     def look(

@@ -28,7 +28,7 @@ class Told(Planner):
     def seen(self, request: Seen) -> None:
         self.requests.append(request)
 
-    def outcome(self, arrival_s: float, met: bool) -> None:
+    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None:
         self.met.append(met)
 
     def look(
