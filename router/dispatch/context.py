@@ -1,7 +1,7 @@
 """What every running request uses, and what it needs of the dispatcher."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -10,7 +10,8 @@ from router.alarms import Alarms
 from router.fleet.peer import Peer
 from router.fleet.strangers import Stranger
 from router.placement import CostModel, Unplaced
-from router.settings import RouterSettings
+from router.settings import RouterSettings, SplitSettings
+from router.split.plan import Planner
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.metrics import Meter
@@ -31,6 +32,8 @@ class Tools:
     costs: CostModel
     recorder: Recorder
     meter: Meter
+    planner: Callable[[SplitSettings], Planner] = Planner
+    """What decides which workers of role `auto` take prompts for others, made anew for each service."""
     alarms: Alarms = field(init=False)
     """Where all of them set their timers."""
 

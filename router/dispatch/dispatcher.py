@@ -54,7 +54,7 @@ class Dispatcher:
         self._serving = Serving(fleet, tools.settings.placement.sequences_per_worker_max)
         self._tallies = Tallies()
         self._splits = SplitKeeper(
-            fleet, tools.costs, tools.settings, tools.loop, tools.clock, tools.entropy, tools.meter
+            fleet, tools.costs, tools.settings, tools.loop, tools.clock, tools.entropy, tools.meter, tools.planner
         )
         self._idle = asyncio.Event()
         self._idle.set()

@@ -53,6 +53,7 @@ class ServiceSplit:
         self,
         model: str,
         holder: str,
+        planner: Planner,
         fleet: Fleet,
         costs: CostModel,
         settings: RouterSettings,
@@ -61,7 +62,7 @@ class ServiceSplit:
         meter: Meter,
     ) -> None:
         self.model = model
-        self.planner = Planner(settings.split)
+        self.planner = planner
         self.lease = Lease(holder, _LEASE)
         self._fleet = fleet
         self._costs = costs

@@ -5,7 +5,7 @@ router without such workers does nothing here.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from router.fleet.fleet import Fleet
@@ -13,7 +13,8 @@ from router.fleet.peer import Peer
 from router.fleet.service_split import ServiceSplit
 from router.fleet.split_listing import FleetOutlook
 from router.placement import CostModel, Placement
-from router.settings import RouterSettings
+from router.settings import RouterSettings, SplitSettings
+from router.split.plan import Planner
 from router.split.standing import ROLE
 from router.split.values import Seen
 from tandem.core.clock import Clock
@@ -41,7 +42,10 @@ class SplitKeeper:
         clock: Clock,
         entropy: Entropy,
         meter: Meter,
+        planner: Callable[[SplitSettings], Planner] = Planner,
     ) -> None:
+        """`planner` makes what decides for one service."""
+        self._planner = planner
         self._fleet = fleet
         self._costs = costs
         self._settings = settings
@@ -116,6 +120,7 @@ class SplitKeeper:
             service = self._services[model] = ServiceSplit(
                 model,
                 self._holder,
+                self._planner(self._settings.split),
                 self._fleet,
                 self._costs,
                 self._settings,

@@ -24,7 +24,8 @@ class BreakPair:
 def draw_pair_fault(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> BreakPair:
     """Two different workers where there are two. As often as not they are no pair, and nothing happens."""
     holder = workers[below(entropy, len(workers))]
-    others = tuple(name for name in workers if name[0] != holder[0]) or workers
+    others = tuple(name for name in workers if name[0] != holder[0])
+    others = others or tuple(name for name in workers if name != holder) or workers
     receiver = others[below(entropy, len(others))]
     for_s = _FOR_S[0] + unit(entropy) * (_FOR_S[1] - _FOR_S[0])
     return BreakPair(at_s, holder, receiver, for_s, below(entropy, 2) == 0)

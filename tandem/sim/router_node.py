@@ -25,6 +25,7 @@ from tandem.service.memory_link import MemoryLinks
 from tandem.sim.checks import CheckingSink, Violation
 from tandem.sim.loop import Process, VirtualLoop
 from tandem.sim.redis_node import RedisNode
+from tandem.sim.restless import RestlessPlanner
 from tandem.sim.watch import Broken, WatchedIndex
 from tandem.sim.watch_shared import WatchedKnowledge, WatchedRedisIndex
 
@@ -110,6 +111,7 @@ class RouterNode:
             CostModel(settings.priors),
             ground.recorder,
             ground.meter,
+            RestlessPlanner,
         )
         dispatcher = Dispatcher(fleet, tools)
         fleet.set_members(ground.members)

@@ -40,6 +40,8 @@ def varied(base: WorldSettings, seed: int, *, plain: bool = False) -> WorldSetti
         settings = _tiered(settings, entropy.fork("own tiers"))
     if below(entropy.fork("leases"), 3) == 0:
         settings = _short_leases(settings)
+    if below(entropy.fork("auto role"), 8) == 0:
+        settings = replace(settings, auto=True)
     return settings if plain else _woven(settings, entropy.fork("fabric"))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kv_transfer.tiers.settings import TierSettings
-from router.settings import RouterSettings
+from router.settings import RouterSettings, SplitSettings
 from tandem.core.deadlines import Deadlines
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
@@ -35,6 +35,8 @@ _CALM_WITHIN_S: Final = 10.0
 _LEASE_S: Final = Deadlines().resumable_lease_s
 """How long a resumable attempt waits for another router when its own was lost."""
 _FREE_WITHIN_S: Final = 2.0
+_LOOK_S: Final = 0.4
+"""How often a split changes that does."""
 _PAIRED_WITHIN_S: Final = 30.0
 """The longest back-off of a pair, and the canaries of all others before its own."""
 _AGREED_WITHIN_S: Final = 20.0
@@ -47,6 +49,8 @@ class WorldSettings:
 
     prefill: int = 2
     decode: int = 2
+    auto: bool = False
+    """All of them are of role `auto`, and the split among them changes all the time."""
     model: SimulatedModel = field(
         default_factory=lambda: SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008, eos_rate=0.005)
     )
@@ -147,7 +151,7 @@ class World:
         self._script = script
         self._clock = LoopClock(loop)
         self._trace = Trace(self._clock.now)
-        self._router_settings = _router_settings(settings.router, seed)
+        self._router_settings = _router_settings(settings, seed)
         self._calm = draw_traffic(_CALM, seed, "calm")
         model = settings.model
         oracle = foresee(model, (*script.requests, *self._calm))
@@ -268,6 +272,8 @@ class World:
 
 def workers(settings: WorldSettings) -> tuple[tuple[str, str], ...]:
     """Names and roles of a world's workers."""
+    if settings.auto:
+        return tuple((f"a{index}", "auto") for index in range(settings.prefill + settings.decode))
     return named_workers(settings.prefill, settings.decode)
 
 
@@ -282,15 +288,17 @@ def features(settings: WorldSettings) -> tuple[str, ...]:
         "Redis never there": fabric.redis_down,
         "workers without events": bool(fabric.silent),
         "two routers": fabric.routers > 1,
+        "a split that changes": settings.auto,
     }
     return tuple(feature for feature, there in having.items() if there)
 
 
-def _router_settings(settings: RouterSettings, seed: int) -> RouterSettings:
+def _router_settings(settings: WorldSettings, seed: int) -> RouterSettings:
     """Every second seed hands off whatever can be handed off, so that short prompts travel too."""
+    router = replace(settings.router, split=SplitSettings(look_s=_LOOK_S)) if settings.auto else settings.router
     if seed % 2 == 0:
-        return settings
-    return replace(settings, placement=replace(settings.placement, prefer="disaggregated"))
+        return router
+    return replace(router, placement=replace(router.placement, prefer="disaggregated"))
 
 
 def _leaf(error: BaseException) -> BaseException:
