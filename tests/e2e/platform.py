@@ -22,7 +22,8 @@ from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
 from router.generation import Running
 from router.placement import CostModel
-from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from router.settings import PlacementSettings, RetrySettings, RouterSettings, SplitSettings
+from router.split.plan import Planner
 from tandem.core.deadlines import Deadlines
 from tandem.core.metrics import NullMeter
 from tandem.engine.local import LocalEngine
@@ -77,6 +78,10 @@ class PlatformSettings:
     decoder: Decoder
     prefill: int = 2
     decode: int = 2
+    auto: int = 0
+    planner: Callable[[SplitSettings], Planner] = Planner
+    """Decides which of the `auto` workers take prompts for others, with these settings."""
+    split: SplitSettings = field(default_factory=SplitSettings)
     schemes: tuple[str, ...] = ("tcp",)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     prefer: str = "disaggregated"
@@ -108,7 +113,15 @@ class Worker:
         self.service: WorkerService = (
             prefill_worker(parts, name, links, self.transports, keyring, begin)
             if role == "prefill"
-            else decode_worker(parts, name, links, self.transports, begin, role=role)
+            else decode_worker(
+                parts,
+                name,
+                links,
+                self.transports,
+                begin,
+                role=role,
+                keyring=keyring if role == "auto" else None,
+            )
         )
         self._stop = StopSignal()
         self._life: asyncio.Task[None] | None = None
@@ -162,20 +175,22 @@ class Platform:
         keyring = Keyring(TicketKey("platform", entropy.token(32)))
         self.keyring = keyring
         last = "decode" if settings.prefill else "unified"
-        roles = [("prefill", i) for i in range(settings.prefill)] + [(last, i) for i in range(settings.decode)]
+        counts = (("prefill", settings.prefill), (last, settings.decode), ("auto", settings.auto))
+        roles = [(role, i) for role, count in counts for i in range(count)]
         self.workers = {f"{role}-{i}": Worker(settings, f"{role}-{i}", role, keyring) for role, i in roles}
         router = RouterSettings(
             deadlines=settings.deadlines,
             placement=PlacementSettings(prefer=settings.prefer),
             retry=RetrySettings(share=1.0),
             usage_wait_s=1.0,
+            split=settings.split,
         )
         self.meter = CountingMeter()
         self.tap = Tap(TcpDialer("router", entropy))
         self._fleet = Fleet(self.tap, clock, router.deadlines, MemoryIndex(), self.meter, router.fleet)
         loop = asyncio.get_running_loop()
         costs = CostModel(router.priors)
-        tools = Tools(loop, clock, entropy, keyring, router, costs, self.recorder, self.meter)
+        tools = Tools(loop, clock, entropy, keyring, router, costs, self.recorder, self.meter, settings.planner)
         self.dispatcher = Dispatcher(self._fleet, tools)
         self._routing: asyncio.Task[None] | None = None
         self._asked = 0

@@ -1,0 +1,65 @@
+"""A split that changes under running streams: real engines, links and transfers, and a router that decides."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from router.settings import SplitSettings
+from router.split.plan import Planner
+from router.split.values import Split, Standing, WorkTimes
+from tandem.core.request import Stopping
+from tandem.core.slo import Slo
+from tests.e2e.asking import Ask
+from tests.e2e.platform import ANSWER_S, platform, until
+from tools.equality.models import demo
+from tools.equality.runs import Setting, truth
+
+SETTING = Setting(demo())
+LONG = Ask("long", SETTING.subject.prompt(48, 1), Stopping(max_tokens=400))
+SHORT = tuple(
+    Ask(f"prompt {number}", SETTING.subject.prompt(120 + 16 * number, 2 + number), Stopping(max_tokens=6))
+    for number in range(4)
+)
+
+
+class Turning(Planner):
+    """The worker that takes prompts for others is another one at every look."""
+
+    def look(
+        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+    ) -> Iterator[None]:
+        yield
+        ids = [standing.worker_id for standing in standings]
+        before = next(iter(self.split.prefills), ids[-1])
+        chosen = ids[(ids.index(before) + 1) % len(ids)] if before in ids else ids[0]
+        self.moves += 2
+        self.split = Split(frozenset((chosen,)), None, "its turn")
+
+
+async def test_a_stream_runs_on_while_the_split_changes() -> None:
+    settings = replace(SETTING.platform("tcp"), prefill=0, decode=0, auto=3, planner=Turning)
+    settings = replace(settings, split=SplitSettings(look_s=0.5))
+    (right,) = await truth(SETTING, ((LONG, *SHORT),))
+    async with platform(settings) as running:
+        changes = list[tuple[str, ...]]()
+
+        def changed(times: int) -> bool:
+            found = [outlook.prefills for outlook in running.dispatcher.outlooks() if outlook.prefills]
+            if found and (not changes or changes[-1] != found[0]):
+                changes.append(found[0])
+            return len(changes) >= times
+
+        await until(lambda: changed(1), ANSWER_S, "no split was decided")
+        stream = running.begin(LONG)
+        answers = []
+        for number, ask in enumerate(SHORT):
+            answers.append(await running.ask(ask))
+            await until(lambda seen=number: changed(2 + seen), ANSWER_S, "the split did not change")  # type: ignore[misc]
+        async with asyncio.timeout(ANSWER_S):
+            assert await stream.answer() == right[0]
+        assert tuple(answers) == right[1:]
+        assert running.meter.added["tandem_placements_total", "disaggregated"] >= 1
+        (outlook,) = running.dispatcher.outlooks()
+        assert outlook.decides_here
+        assert outlook.why == "its turn"
+        assert outlook.moves >= 4
