@@ -97,7 +97,8 @@ def carry_out(run: Run) -> Result:
     cpu_s = time.process_time() - began
     requests = workload.requests
     window = Window(WARM_UP_S * run.length, max((request.arrival_s for request in requests), default=0.0))
-    verdicts = {tpot_ms: judge(requests, slo(tpot_ms), window) for tpot_ms in TPOTS_MS}
+    bounds_ms = sorted({*TPOTS_MS, run.tpot_ms})
+    verdicts = {tpot_ms: judge(requests, slo(tpot_ms), window) for tpot_ms in bounds_ms}
     kept = {tpot_ms: each.by_arrival for tpot_ms, each in verdicts.items() if changes_s or surge is not None}
     return Result(
         run=run,
