@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.carry_out(lambda: iter(_checks(found)), "shares of the knee")
     rows = [_row(case, *found[case], file) for case in cases]
     print("\n".join(json.dumps(row) for row in rows))
-    gains = [row["gain"] for row in rows]
+    gains = [float(str(row["gain"])) for row in rows]
     better = sum(gain > 1.05 for gain in gains)
     print(f"a split carries over 5 % more than unified in {better} of {len(rows)} cases", file=sys.stderr)
     return 0
