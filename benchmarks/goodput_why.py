@@ -21,6 +21,7 @@ from benchmarks.goodput import Bench
 from benchmarks.goodput_capacity import LADDER, SEEDS, SHARE, Points, length_of, next_probe
 from benchmarks.goodput_cells import CALM, SHARES, TRAFFICS, Run, prefills
 from benchmarks.goodput_code import code_hash
+from benchmarks.goodput_plan import Results
 from benchmarks.goodput_results import ResultsFile
 from tandem.fleetsim.contenders import OURS
 from tandem.fleetsim.goodput import knee
@@ -67,31 +68,31 @@ class Best:
     knee: float
 
 
-def points_of(case: Case, ways: Sequence[tuple[int, float]], file: ResultsFile) -> Points:
+def points_of(case: Case, ways: Sequence[tuple[int, float]], results: Results) -> Points:
     """By (place of the way, rung), the mean attainment of rungs that ran with all seeds of the search."""
     found: dict[tuple[int, int], float] = {}
     for place, way in enumerate(ways):
         for rung, scale in enumerate(LADDER):
-            each = [file.results.get(case.run(way, scale, seed, length_of(case.traffic))) for seed in SEEDS]
+            each = [results.get(case.run(way, scale, seed, length_of(case.traffic))) for seed in SEEDS]
             known = [result.attainment(case.tpot_ms) for result in each if result is not None]
             if len(known) == len(SEEDS):
                 found[place, rung] = fmean(known)
     return found
 
 
-def probes(case: Case, unified: bool, file: ResultsFile) -> Iterator[Run]:
+def probes(case: Case, unified: bool, results: Results) -> Iterator[Run]:
     """What the search of the best way still needs."""
     ways = case.ways(unified)
-    following = next_probe(points_of(case, ways, file), range(len(ways)))
+    following = next_probe(points_of(case, ways, results), range(len(ways)))
     if following is not None:
         place, rung = following
         yield from (case.run(ways[place], LADDER[rung], seed, length_of(case.traffic)) for seed in SEEDS)
 
 
-def best_of(case: Case, unified: bool, file: ResultsFile) -> Best:
+def best_of(case: Case, unified: bool, results: Results) -> Best:
     """Once the search is over."""
     ways = case.ways(unified)
-    points = points_of(case, ways, file)
+    points = points_of(case, ways, results)
     knees = {
         place: knee([(LADDER[rung], share) for (each, rung), share in points.items() if each == place], SHARE)
         for place in range(len(ways))
@@ -120,11 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = ResultsFile(options.results, code_hash())
     bench = Bench(file, options.jobs)
     bench.carry_out(
-        lambda: (run for case in cases for unified in (True, False) for run in probes(case, unified, file)), "knees"
+        lambda: (run for case in cases for unified in (True, False) for run in probes(case, unified, file.results)),
+        "knees",
     )
-    found = {case: (best_of(case, True, file), best_of(case, False, file)) for case in cases}
+    found = {case: (best_of(case, True, file.results), best_of(case, False, file.results)) for case in cases}
     bench.carry_out(lambda: iter(_checks(found)), "shares of the knee")
-    rows = [_row(case, *found[case], file) for case in cases]
+    rows = [_row(case, *found[case], file.results) for case in cases]
     print("\n".join(json.dumps(row) for row in rows))
     gains = [float(str(row["gain"])) for row in rows]
     better = sum(gain > 1.05 for gain in gains)
@@ -142,15 +144,14 @@ def _checks(found: dict[Case, tuple[Best, Best]]) -> list[Run]:
     ]
 
 
-def _row(case: Case, unified: Best, split: Best, file: ResultsFile) -> dict[str, object]:
+def _row(case: Case, unified: Best, split: Best, results: Results) -> dict[str, object]:
     capacity = max(unified.knee, split.knee)
 
     def shares(best: Best) -> list[float]:
         return [
             round(
                 fmean(
-                    file.results[at_load(case, best.way, capacity, load, seed)].compared(case.tpot_ms)
-                    for seed in HELD_OUT
+                    results[at_load(case, best.way, capacity, load, seed)].compared(case.tpot_ms) for seed in HELD_OUT
                 ),
                 3,
             )
