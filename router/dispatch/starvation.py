@@ -17,8 +17,8 @@ _LATER: Final = 2.0
 _LATER_S: Final = 1.0
 """and so many seconds more."""
 _SOON_S: Final = 2.0
-_UNSURE: Final = 1.25
-"""What a wait may become of the one that is expected, before a client's deadline is at stake."""
+_SPARE_S: Final = 5.0
+"""A prompt is looked at once a heartbeat, so it may stay until so much time is left, and still be moved."""
 _HOPELESS: Final = 1.5
 """A request is refused where its answer is expected to take so many times as long as its client waits."""
 _WINDOW_S: Final = 10.0
@@ -74,7 +74,7 @@ class Waits:
     @property
     def in_time(self) -> bool:
         """Whether its client is expected to have the whole answer in time where it is."""
-        return _UNSURE * self.here_s + self.answer_s <= self.left_s
+        return self.here_s + self.answer_s + _SPARE_S <= self.left_s
 
     @property
     def soon(self) -> bool:
