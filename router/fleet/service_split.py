@@ -160,7 +160,9 @@ class ServiceSplit:
         self._share += _SHARE * (self._observed_share(views) - self._share)
         share = 1.0 if self._share > _ALONE else self._share
         pairs = self._fleet.pairs
-        standing = standings(views, pairs, self._barred(views), carrying(pairs))
+        most = self._settings.placement.sequences_per_worker_max
+        found = standings(views, pairs, self._barred(views), carrying(pairs))
+        standing = tuple(each._replace(sequences_max=most) for each in found)
         times = work_times(self._costs, views, self._settings.placement)
         self._slices = self.planner.look(now, standing, times, self._fleet.services.slo(self.model), share)
         self._slice()
