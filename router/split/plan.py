@@ -140,7 +140,7 @@ class Planner:
             replay = Replay(ways.popleft(), work, fleet, times, slo, counted_s)
             yield from replay.run()
             outlooks.append(replay.outlook())
-            if not ways and max(each.attainment for each in outlooks) < _GOOD:
+            if not ways and (len(latest) < seen or max(each.attainment for each in outlooks) < _GOOD):
                 tried = {each.way for each in outlooks}
                 ways += [way for way in self._probes(standings, slo) if way not in tried]
         prices = {each.way: self._price(each.way, standings, times) for each in outlooks}
