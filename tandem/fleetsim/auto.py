@@ -8,9 +8,9 @@ Requests under way stay where they are. It knows what the router knows: views, w
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from router.placement import WorkerView
 from router.settings import SplitSettings
 from router.split.plan import Planner
+from router.split.standing import ROLE, standings
 from router.split.times import work_times
 from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
 from tandem.core.slo import DEFAULT, Slo
@@ -62,7 +62,7 @@ class AutoDecider(OursDecider):
         """Every split that there was, in order."""
         self._look_s = 0.0
         self._split: Split | None = None
-        self._autos = [view for view in self.views if view.role == "auto"]
+        self._autos = [view for view in self.views if view.role == ROLE]
 
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
         if now >= self._look_s:
@@ -88,7 +88,7 @@ class AutoDecider(OursDecider):
         if not self._autos:
             return
         times = work_times(self.costs, self._autos, self._placing)
-        for _ in self.planner.look(now, [standing(view) for view in self._autos], times, self._slo):
+        for _ in self.planner.look(now, standings(self._autos, None, {}, frozenset()), times, self._slo):
             pass
         self._take(self.planner.split, now)
 
@@ -102,21 +102,6 @@ class AutoDecider(OursDecider):
             for view in self._autos:
                 self.tune(view.worker_id, split.itl_s, now)
         self.history.append(Held(now, len(split.prefills), split.itl_s, self.planner.moves, split.reason))
-
-
-def standing(view: WorkerView) -> Standing:
-    """One worker as a planner is told of it."""
-    return Standing(
-        worker_id=view.worker_id,
-        prefill=view.takes_prompts,
-        running=view.decoding,
-        attended_tokens=view.attended_tokens,
-        queued_prompt_tokens=view.queued_prompt_tokens,
-        blocks=view.blocks,
-        blocks_free=view.blocks_free,
-        block_tokens=view.block_tokens,
-        itl_target=view.steps_held,
-    )
 
 
 def auto(
