@@ -7,7 +7,6 @@ force changes where requests are placed from now on: streams that run stay and e
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -169,7 +168,7 @@ class ServiceSplit:
 
     def _slice(self) -> None:
         """One slice of a look; the loop gets its turn before the next."""
-        slices, began = self._slices, time.thread_time()
+        slices, began = self._slices, self._clock.now()
         self._slice_timer = None
         if slices is None:
             return
@@ -185,7 +184,7 @@ class ServiceSplit:
             self._slices = slices
             self._slice_timer = self._loop.call_later(_PAUSE_S, self._slice)
         finally:
-            self._meter.add("tandem_split_planner_seconds_total", time.thread_time() - began, self.model)
+            self._meter.add("tandem_split_planner_seconds_total", self._clock.now() - began, self.model)
 
     def _end_look(self) -> None:
         self._slices = None

@@ -74,7 +74,12 @@ _METRICS: Final = (
         "Mean difference of the share of requests in their objective that was forecast from the one observed.",
         ("model",),
     ),
-    Metric("tandem_split_planner_seconds_total", "counter", "CPU time of the planner of splits.", ("model",)),
+    Metric(
+        "tandem_split_planner_seconds_total",
+        "counter",
+        "Seconds of the event loop that the planner of splits takes.",
+        ("model",),
+    ),
     Metric("tandem_discovery_lost", "gauge", "1 while the API server that tells of workers does not answer."),
     Metric("tandem_discovery_age_seconds", "gauge", "Time since the API server that tells of workers said anything."),
     Metric("tandem_health", "gauge", "1 for the state this service is in, 0 for the others.", ("state",)),
