@@ -222,7 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checks += checks_of(cell, played)
     for check in checks:
         say(f"{check.line()}{'' if check.met else '  NOT MET'}")
-    return 0 if all(check.met for check in checks) else 1
+    if not checks:
+        say("NOT JUDGED: no kind was played")
+    return 0 if checks and all(check.met for check in checks) else 1
 
 
 if __name__ == "__main__":

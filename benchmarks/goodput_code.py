@@ -14,8 +14,8 @@ _PLACING: Final = ("kv_transfer", "router/placement", "router/settings.py", "rou
 """What decides where requests go, but not how much a fleet can carry."""
 _PLACING_FLEETSIM: Final = ("auto.py", "peers", "contenders.py", "ours.py", "router.py")
 """The same within the simulator."""
-_READING: Final = ("goodput_auto.py", "goodput_judge.py", "goodput_report.py")
-"""Parts of the bench that read results and decide none."""
+_READING: Final = ("goodput_auto.py", "goodput_judge.py", "goodput_report.py", "goodput_why.py")
+"""Parts of the bench that read results, or ask for runs, and decide none."""
 _BENCH: Final = "goodput_*.py"
 
 

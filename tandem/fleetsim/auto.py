@@ -97,7 +97,7 @@ class AutoDecider(OursDecider):
         if before is not None and (before.prefills, before.itl_s) == (split.prefills, split.itl_s):
             return
         for view in self._autos:
-            view.takes_prompts = view.worker_id in split.prefills
+            view.take_prompts(view.worker_id in split.prefills)
         if before is None or before.itl_s != split.itl_s:
             for view in self._autos:
                 self.tune(view.worker_id, split.itl_s, now)
