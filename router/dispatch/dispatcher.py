@@ -133,13 +133,14 @@ class Dispatcher:
 
     def close(self, error: TandemError) -> None:
         """End every request with `error`, typed, and let go of all handles. Resumable ones stay with the workers."""
-        self._splits.close()
         self._returns.close()
         for request in tuple(self._requests.values()):
             if request.generation.resume is None:
                 request.fail(error)
             else:
                 request.let_go(error)
+        # Last: whatever comes of it, no request waits for it.
+        self._splits.close()
 
     # ---- router.fleet.peer.PeerListener ----
 

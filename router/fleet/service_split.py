@@ -16,9 +16,9 @@ from router.fleet.split_listing import FleetOutlook, WayListing
 from router.placement import CostModel
 from router.placement.view import WorkerView
 from router.settings import RouterSettings
-from router.split.lease import Lease, LeaseSettings
+from router.split.lease import FORECASTS_MAX, REASON_MAX, Lease, LeaseSettings, plausible
 from router.split.plan import Planner
-from router.split.standing import ROLE, carrying, of_role_auto, standings
+from router.split.standing import ROLE, able, carrying, left_out, of_role_auto, standings
 from router.split.times import work_times
 from router.split.values import Split
 from tandem.core.clock import Clock
@@ -41,7 +41,7 @@ _SHARE: Final = 0.2
 """Weight of one look in what share of the service's requests comes by this router."""
 _ALONE: Final = 0.9
 """A share that large is all: figures of workers are late."""
-_FORECASTS_MAX: Final = 16
+_BESIDE: Final = "; whole requests are served beside it by "
 _NONE_YET: Final = "nothing is decided yet: every worker takes prompts and decodes"
 
 
@@ -80,6 +80,8 @@ class ServiceSplit:
         self._renew_at = 0.0
         self._share = 1.0
         self._moves = 0
+        self._left_out = ""
+        """Who takes part in no split, as of the latest look."""
 
     # ---- what the router tells ----
 
@@ -93,6 +95,8 @@ class ServiceSplit:
 
     def published(self, told: SplitPublished) -> None:
         """A worker keeps this record."""
+        if not plausible(told, self.lease.term):
+            return
         now = self._clock.now()
         if self.lease.heard(told.record, told.left_s, now):
             event(_log, "split_yielded", model=self.model, holder=told.record.holder)
@@ -142,12 +146,14 @@ class ServiceSplit:
     # ---- deciding ----
 
     def _begin_deciding(self, now: float) -> None:
-        """Go on from the split that is in force."""
-        known = self._record
+        """Go on from the split that is in force. One that another router decided stays until the pairs of this one,
+        which may have just started, are proved."""
+        known, self._left_out, self._next_look = self._record, "", now
         split = Split(frozenset(), None, _NONE_YET)
         if known is not None:
-            split = Split(frozenset(known.prefills), known.itl_target_s, known.reason)
-        self.planner.split, self._next_look, self._moves = split, now, self.planner.moves
+            split = Split(frozenset(known.prefills), known.itl_target_s, known.reason.partition(_BESIDE)[0])
+            self._next_look = now + self._settings.split.look_s
+        self.planner.split, self._moves = split, self.planner.moves
         event(_log, "split_decides", model=self.model, holder=self.lease.holder, term=self.lease.term)
         self._decided(split, now)
 
@@ -161,7 +167,8 @@ class ServiceSplit:
         pairs = self._fleet.pairs
         most = self._settings.placement.sequences_per_worker_max
         found = standings(views, pairs, self._barred(views), carrying(pairs))
-        standing = tuple(each._replace(sequences_max=most) for each in found)
+        standing = tuple(each._replace(sequences_max=most) for each in able(found))
+        self._left_out = left_out(found)
         times = work_times(self._costs, views, self._settings.placement)
         self._slices = self.planner.look(now, standing, times, self._fleet.services.slo(self.model), share)
         self._slice()
@@ -199,16 +206,17 @@ class ServiceSplit:
         before = self._record
         if before is None or (before.prefills, before.itl_target_s) != (prefills, split.itl_s):
             self._since = now
+        beside = _BESIDE + self._left_out if self._left_out else ""
         self._record = SplitRecord(
             self.lease.term,
             self.lease.holder,
             prefills,
             split.itl_s,
-            split.reason,
+            (split.reason + beside)[:REASON_MAX],
             now - self._since,
             self.planner.moves,
             self.planner.forecast_error,
-            tuple(Forecast(*each.way, *each[1:]) for each in self.planner.outlooks[:_FORECASTS_MAX]),
+            tuple(Forecast(*each.way, *each[1:]) for each in self.planner.outlooks[:FORECASTS_MAX]),
         )
         self._put_in_force(self._record, before)
         self._publish(_LEASE.lease_s)

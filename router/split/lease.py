@@ -7,9 +7,22 @@ listens: what happened meanwhile may still be on its way.
 """
 
 from dataclasses import dataclass
+from math import isfinite
+from typing import Final
 from zlib import crc32
 
-from tandem.core.messages import SplitRecord
+from tandem.core.messages import SplitPublished, SplitRecord
+
+REASON_MAX: Final = 4096
+"""Characters of a record's reason."""
+FORECASTS_MAX: Final = 16
+_TERM_MAX: Final = 2**53
+_LEFT_MAX_S: Final = 61.0
+"""Workers lend for 60 s at most."""
+_ITL_MAX_S: Final = 1e6
+_AGE_MAX_S: Final = 1e12
+_NAMED_MAX: Final = 4096
+_NAME_MAX: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -19,6 +32,26 @@ class LeaseSettings:
 
     lease_s: float = 15.0
     listen_s: float = 1.0
+
+
+def plausible(told: SplitPublished, term: int) -> bool:
+    """Whether a worker can keep such a record, as far as a router of this term knows. One that it cannot is not heard:
+    it would bind every router to what a single broken worker says."""
+    record, target_s, error = told.record, told.record.itl_target_s, told.record.forecast_error
+    # Comparisons with what is no number are false.
+    return (
+        0.0 <= told.left_s <= _LEFT_MAX_S
+        and 0 <= record.term <= max(_TERM_MAX, term)
+        and (target_s is None or 0.0 < target_s < _ITL_MAX_S)
+        and 0.0 <= record.age_s < _AGE_MAX_S
+        and (error is None or isfinite(error))
+        and len(record.reason) <= REASON_MAX
+        and len(record.holder) <= _NAME_MAX
+        and len(record.prefills) <= _NAMED_MAX
+        and all(len(each) <= _NAME_MAX for each in record.prefills)
+        and len(record.forecasts) <= FORECASTS_MAX
+        and all(isfinite(each.attainment) and isfinite(each.tokens_per_s) for each in record.forecasts)
+    )
 
 
 class Lease:

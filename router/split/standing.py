@@ -45,6 +45,23 @@ def standings(
     )
 
 
+def able(found: Sequence[Standing]) -> tuple[Standing, ...]:
+    """Those that a split is among: a worker that exchanges no KV, or is not proved yet, serves whole requests beside
+    it. All of them where those that can are not the most, so that the planner says why nothing is split."""
+    can = tuple(each for each in found if not each.barred)
+    return can if len(can) > 1 and 2 * len(can) > len(found) else tuple(found)
+
+
+def left_out(found: Sequence[Standing]) -> str:
+    """Who serves whole requests beside the split, and why; empty where nobody does."""
+    among = {each.worker_id for each in able(found)}
+    beside = [each for each in found if each.worker_id not in among]
+    if not beside:
+        return ""
+    others = f" and {len(beside) - 1} others" if len(beside) > 1 else ""
+    return f"{beside[0].worker_id}{others} (of {beside[0].worker_id}: {beside[0].barred})"
+
+
 def _barred(worker_id: str, barred: Mapping[str, str], carrying: frozenset[str] | None) -> str:
     if worker_id in barred:
         return barred[worker_id]

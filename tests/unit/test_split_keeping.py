@@ -3,12 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from router.fleet.service_split import ServiceSplit
+from router.fleet.split_listing import FleetOutlook
 from router.settings import PlacementSettings, RouterSettings
 from router.split.plan import Planner
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
-from tandem.core.messages import ITL_TARGET, PublishSplit, SplitRecord, Tune
+from tandem.core.errors import TandemError
+from tandem.core.messages import ITL_TARGET, Forecast, PublishSplit, SplitPublished, SplitRecord, Tune
 from tandem.core.slo import Slo
+from tandem.service.link_messages import COMMANDS
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
@@ -165,7 +173,7 @@ def test_without_auto_workers_nothing_is_kept() -> None:
     scenario(body, ("prefill", "decode", "unified"))
 
 
-def test_a_worker_without_a_proved_pair_is_barred_and_says_so() -> None:
+def test_a_worker_without_a_proved_pair_takes_no_part_and_it_is_said_why() -> None:
     async def body(world: World) -> None:
         for name in NAMES:
             world.workers[name].transfer = lambda holder: ("mem", "transfer_failed" if holder == "a1" else "")
@@ -174,10 +182,130 @@ def test_a_worker_without_a_proved_pair_is_barred_and_says_so() -> None:
             world.workers[name].die()
             await world.workers[name].revive()
         await asyncio.sleep(5)
-        service_of(world).planner = planner = Told()
-        await asyncio.sleep(6)
+        service_of(world).planner = planner = Told(frozenset(("a2",)))
+        await asyncio.sleep(12)
         standings = planner.looks[-1][0]
-        assert [bool(standing.barred) for standing in standings] == [True, False, False]
-        assert "no pair with it" in standings[0].barred
+        assert [(each.worker_id, each.barred) for each in standings] == [("a2", ""), ("a3", "")]
+        assert takers(world) == {"a2"}
+        (outlook,) = world.dispatcher.outlooks()
+        assert outlook.why.startswith("as told; whole requests are served beside it by a1 ")
+        assert "no pair with it" in outlook.why
+
+    scenario(body)
+
+
+def test_where_most_workers_have_no_proved_pair_the_planner_says_why_nothing_is_split() -> None:
+    async def body(world: World) -> None:
+        for name in NAMES:
+            world.workers[name].transfer = lambda _holder: ("mem", "transfer_failed")
+            world.workers[name].die()
+            await world.workers[name].revive()
+        await asyncio.sleep(12)
+        assert not takers(world)
+        (outlook,) = world.dispatcher.outlooks()
+        assert outlook.why.startswith("every worker takes prompts and decodes: a1 no pair with it")
+
+    scenario(body)
+
+
+def test_a_worker_that_joins_leaves_the_split_of_the_others_as_it_is() -> None:
+    async def body(world: World) -> None:
+        service = service_of(world)
+        assert type(service.planner) is Planner
+        await asyncio.sleep(6)
+        service.planner.split = Split(frozenset(("a1",)), 0.02, "given")
+        await asyncio.sleep(6)
+        assert takers(world) == {"a1"}
+        # Nobody can fetch from the new one, nor it from others, for as long as it takes: its canaries are silent.
+        joining = world.worker("a4", "auto")
+        joining.features, joining.transfer = (ITL_TARGET,), lambda _holder: None
+        for name in NAMES:
+            world.workers[name].transfer = lambda holder: None if holder == "a4" else ("mem", "")
+        await joining.start()
+        world.fleet.set_members(world.workers)
+        for _ in range(40):
+            await asyncio.sleep(0.2)
+            assert takers(world) == {"a1"}
+        assert len(service.outlook().workers) == 4
+        assert service.planner.moves == 0
+        for worker in world.workers.values():
+            worker.transfer = lambda _holder: ("mem", "")
+        await asyncio.sleep(60)  # Until no canary is silent.
+
+    scenario(body)
+
+
+def test_a_router_that_takes_over_leaves_the_split_until_its_pairs_are_proved() -> None:
+    async def body(world: World) -> None:
+        now = world.clock.now()
+        for name in NAMES:
+            world.workers[name].transfer = lambda _holder: None
+            world.workers[name].die()
+            board = world.workers[name].board
+            board.record, board._until = SplitRecord(7, "elsewhere", ("a3",), 0.03, "of another", 4.0), now + 10.0
+            await world.workers[name].revive()
+        service = service_of(world)
+        while not service.lease.holds:
+            assert world.clock.now() < now + 60.0
+            await asyncio.sleep(0.1)
+        for _ in range(20):
+            assert takers(world) == {"a3"}
+            await asyncio.sleep(0.2)
+        assert service.outlook().decides_here
+
+    scenario(body)
+
+
+_NUMBERS = st.floats() | st.sampled_from([0.0, 0.02, 5.0, 61.0, 1e12])
+_RECORDS = st.builds(
+    SplitRecord,
+    term=st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2, 50, 2**53 - 1, 2**64 - 1]),
+    holder=st.sampled_from(["", "a-router", "z-router", "h" * 100_000]),
+    prefills=st.sampled_from([(), ("a1",), ("a1", "a2", "a3"), ("gone",) * 10_000, ("a" * 100_000,)]),
+    itl_target_s=st.none() | _NUMBERS,
+    reason=st.sampled_from(["", "as told", "r" * 100_000]),
+    age_s=_NUMBERS,
+    moves=st.integers(0, 2**64 - 1),
+    forecast_error=st.none() | _NUMBERS,
+    forecasts=st.lists(st.builds(Forecast, st.integers(0, 9), st.none() | _NUMBERS, _NUMBERS, _NUMBERS)).map(tuple),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=st.lists(st.tuples(_RECORDS, _NUMBERS, st.sampled_from([0.0, 0.5, 20.0])), min_size=1, max_size=5))
+def test_whatever_a_worker_tells_the_router_decides_again(told: list[tuple[SplitRecord, float, float]]) -> None:
+    async def body(world: World) -> None:
+        await asyncio.sleep(6)
+        liar, honest, service = world.workers["a3"], world.workers["a1"], service_of(world)
+        for record, left_s, wait_s in told:
+            liar.send(SplitPublished(record, left_s))
+            await asyncio.sleep(wait_s)
+        before = len(honest.commands)
+        # Until what was told has lapsed, and the router has listened.
+        await asyncio.sleep(75.0)
+        published = [one for one in honest.commands[before:] if isinstance(one, PublishSplit)]
+        assert service.lease.holds
+        assert published
+        for one in honest.commands:
+            assert len(COMMANDS.encode(one)) < 100_000
+        for tuned in (one.itl_target_s for one in honest.commands if isinstance(one, Tune)):
+            assert tuned is None or 0.0 < tuned < float("inf")
+        msgspec.json.decode(msgspec.json.encode(service.outlook()), type=FleetOutlook)
+
+    scenario(body)
+
+
+def test_requests_end_even_where_others_cannot_be_told() -> None:
+    async def body(world: World) -> None:
+        def fails() -> None:
+            raise OverflowError
+
+        service_of(world).close = fails  # type: ignore[method-assign]
+        client = world.ask(max_tokens=2000)
+        await asyncio.sleep(1.0)
+        with pytest.raises(OverflowError):
+            world.dispatcher.close(TandemError("draining", "the router stops"))
+        assert client.error is not None
+        assert client.error.code == "draining"
 
     scenario(body)
