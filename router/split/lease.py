@@ -35,7 +35,7 @@ class LeaseSettings:
 
 
 def plausible(told: SplitPublished, term: int) -> bool:
-    """Whether a worker can keep such a record, as far as a router of this term knows. One that it cannot is not heard:
+    """Whether a worker can keep such a record, as far as a router of this term knows. Another is not heard:
     it would bind every router to what a single broken worker says."""
     record, target_s, error = told.record, told.record.itl_target_s, told.record.forecast_error
     # Comparisons with what is no number are false.
