@@ -14,7 +14,8 @@ from router.fleet.peer import Peer
 from router.placement import Unplaced
 
 _JUDGED_MAX: Final = 16
-"""For how many prompts another place is looked for at one look, or for a quarter of those that wait."""
+"""For how many prompts another place is looked for at one look, however many wait: twice at most for each. Placement
+stands still meanwhile."""
 
 
 class _Waiting(NamedTuple):
@@ -38,39 +39,57 @@ class Relief:
         self._under_way: dict[int, tuple[RunningRequest, float]] = {}
         """Prompts that are being moved, by their request's key, with the seconds that computing each takes: they are
         in no worker's figures."""
+        self._queued: dict[str, int] = {}
+        """Prompt tokens that wait on other prefill workers, of which each is walked over once a look."""
+        self._passed: dict[str, int] = {}
+        """How many prompts at the end of a worker's queue stay there by the looks before. The next look begins with
+        those ahead of them, so all have their turn, however few are judged at once."""
 
     def loaded(self, peer: Peer) -> None:
         """A worker's figures are new: look at what waits there, once a heartbeat."""
         now, name = self._tools.clock.now(), peer.worker_id
         every_s = self._tools.settings.deadlines.heartbeat_every_s
-        if not peer.view.takes_prompts or now - self._looked.get(name, -every_s) < every_s:
+        if not peer.view.takes_prompts:
+            # Time in which it computed no prompts tells nothing of how fast it computes them.
+            self.gone(name)
+            return
+        if now - self._looked.get(name, -every_s) < every_s:
             return
         self._looked[name] = now
         waiting = _waiting(peer)
         computed = peer.view.prompt_tokens_computed + sum(each.leg.computed for each in waiting)
         self._drains.setdefault(name, Drain()).look(now, computed, len(waiting))
+        self._under_way = {key: each for key, each in self._under_way.items() if each[0].prompt_moves}
         if len(waiting) > 1:
-            self._under_way = {key: each for key, each in self._under_way.items() if each[0].prompt_moves}
+            self._queued.clear()
             self._relieve(peer, waiting, now)
 
     def gone(self, worker_id: str) -> None:
-        """A worker is lost."""
+        """A worker is lost, or takes no prompts any more."""
         self._drains.pop(worker_id, None)
         self._looked.pop(worker_id, None)
+        self._passed.pop(worker_id, None)
 
     def _relieve(self, peer: Peer, waiting: Sequence[_Waiting], now: float) -> None:
-        """The last have most to gain by another place, and take nobody's by it."""
-        judged = max(_JUDGED_MAX, len(waiting) // 4)
-        for each in reversed(waiting):
-            if judged == 0:
+        """The last have most to gain by another place, and take nobody's by it. A look costs a walk over what waits,
+        and a bounded number of placements."""
+        judged, passed = 0, self._passed.pop(peer.worker_id, 0)
+        if passed >= len(waiting):
+            passed = 0
+        for each in reversed(waiting[: len(waiting) - passed]):
+            if judged == _JUDGED_MAX:
+                self._passed[peer.worker_id] = passed
                 return
             ahead_s = self._first_s(peer, each.tokens - each.leg.prompt_tokens_left)
             waits = each.request.prompt_waits(each.leg, ahead_s, self._first_s(peer, each.tokens), now)
             if waits is not None and not waits.soon and (waits.starved(self._patience_s) or not waits.in_time):
-                judged -= 1
-                self._judge(peer, each.request, waits)
+                judged += 1
+                if self._judge(peer, each.request, waits):
+                    continue
+            passed += 1
 
-    def _judge(self, peer: Peer, request: RunningRequest, waits: Waits) -> None:
+    def _judge(self, peer: Peer, request: RunningRequest, waits: Waits) -> bool:
+        """Whether the prompt leaves."""
         avoid: tuple[tuple[str, int], ...] = ((peer.worker_id, peer.epoch),)
         there = self._elsewhere(request, avoid, forced=False)
         verdict = better(waits, there, self._patience_s)
@@ -83,9 +102,12 @@ class Relief:
             assert there is not None, "a prompt moves to somewhere"
             self._under_way[request.key] = request, there.computing_s
             request.move_prompt(verdict.reason, avoid)
-        elif verdict.lot is Lot.REFUSE and request.accepted == 0:
+            return True
+        if verdict.lot is Lot.REFUSE and request.accepted == 0:
             self._tools.meter.add("tandem_starved_prompts_total", 1.0, "refused")
             request.fail(not_in_time(verdict.reason, waits.here_s - waits.left_s))
+            return True
+        return False
 
     def _elsewhere(
         self, request: RunningRequest, avoid: tuple[tuple[str, int], ...], *, forced: bool
@@ -103,11 +125,18 @@ class Relief:
         first_s = cost.queue_ms / 1e3 + computing_s
         prefill = None if placement.prefill is None else self._fleet.peer(placement.prefill)
         if prefill is not None:
-            queued = sum(each.leg.prompt_tokens_left for each in _waiting(prefill))
-            first_s = max(first_s, self._first_s(prefill, queued + placement.prefill_tokens))
+            queued = self._queued_on(prefill) + placement.prefill_tokens
+            first_s = max(first_s, self._first_s(prefill, queued))
         first_s += cost.transfer_ms / 1e3 + sum(seconds for _, seconds in self._under_way.values())
         others_s = (cost.interference_ms + cost.misses_ms) / 1e3
         return Elsewhere(placement.computing, first_s, others_s, cost.decode_ms / 1e3, computing_s)
+
+    def _queued_on(self, peer: Peer) -> int:
+        """Prompt tokens that this router has waiting there."""
+        queued = self._queued.get(peer.worker_id)
+        if queued is None:
+            queued = self._queued[peer.worker_id] = sum(each.leg.prompt_tokens_left for each in _waiting(peer))
+        return queued
 
     def _first_s(self, peer: Peer, tokens: int) -> float:
         """Until so many tokens have been computed: as learned from its steps, or as seen of late, whichever is
@@ -118,10 +147,16 @@ class Relief:
 
 
 def _waiting(peer: Peer) -> list[_Waiting]:
-    """The prompts that this router has on a worker, in the order in which they were sent."""
+    """The prompts that this router has on a worker, in the order in which it computes them: what it has begun, then
+    by priority, and by when they were sent."""
+    legs = [
+        (target.owner, target)
+        for _, target in peer.targets()
+        if isinstance(target, Leg) and target.prompt_tokens_left and isinstance(target.owner, RunningRequest)
+    ]
+    legs.sort(key=lambda each: (not each[1].computed, -each[0].generation.priority))
     tokens, waiting = 0, list[_Waiting]()
-    for _, target in peer.targets():
-        if isinstance(target, Leg) and target.prompt_tokens_left and isinstance(target.owner, RunningRequest):
-            tokens += target.prompt_tokens_left
-            waiting.append(_Waiting(target.owner, target, tokens))
+    for request, leg in legs:
+        tokens += leg.prompt_tokens_left
+        waiting.append(_Waiting(request, leg, tokens))
     return waiting

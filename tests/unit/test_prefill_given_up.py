@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-import pytest
-
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
 from tandem.core.messages import Cancel, Load, SampleFirst, WorkerCommand
 from tandem.sim.counting import CountingMeter
@@ -234,98 +232,3 @@ def test_what_a_lost_worker_had_told_to_have_computed_counts_as_computed_twice()
         assert stuck.twice == 48
 
     scenario(body)
-
-
-# ---- prompts of which nothing has been computed ----
-
-
-def starved(
-    body: Callable[[World, CountingMeter], Awaitable[None]], workers: str, settings: RouterSettings = PAIRED
-) -> None:
-    """Prefill worker `p1` and decode worker `d1`, and more, compute ten tokens of prompts a second, but for `p2`, and
-    say so once a heartbeat."""
-
-    async def main(loop: VirtualLoop) -> None:
-        meter = CountingMeter()
-        world = World(loop, settings, meter=meter)
-        for name in workers.split():
-            worker = world.worker(name, {"p": "prefill", "d": "decode"}[name[0]])
-            worker.gets_on, worker.prefill_s = True, 10.0 if name != "p2" else 0.05
-            worker.load = pace(worker)
-        await world.start()
-        telling = loop.create_task(tell(world))
-        await body(world, meter)
-        telling.cancel()
-        await world.stop()
-
-    run(main, limit_s=3000.0)
-
-
-def pace(worker: ScriptedWorker) -> Load:
-    return Load(0, 0, 0, 900, 0, 0, 0.0, 1e4 if worker.worker_id == "p2" else 10.0, 0.0, 0)
-
-
-async def tell(world: World) -> None:
-    while True:
-        await asyncio.sleep(0.5)
-        for worker in world.workers.values():
-            if worker.link is not None:
-                worker.link.state.send(pace(worker))
-
-
-def test_who_cannot_be_answered_in_time_is_refused_with_the_estimate_long_before() -> None:
-    async def body(world: World, meter: CountingMeter) -> None:
-        clients = [world.ask(tokens=1000, timeout_s=40.0) for _ in range(6)]
-        for client in clients:
-            await ended(client)
-        errors = [client.error for client in clients if client.error is not None]
-        refused = [error for error in errors if error.code == "queue_full"]
-        assert meter.sum("tandem_starved_prompts_total", "refused") == len(refused) > 0
-        for error in refused:
-            assert error.retry_after_s is not None
-            assert error.retry_after_s >= 1.0
-            assert "its first token is expected in" in error.message
-
-    starved(body, "p1 d1")
-
-
-@pytest.mark.parametrize(("workers", "timeout_s"), [("p1 d1", 600.0), ("p1 p2 d1", 20.0)])
-def test_a_prompt_that_is_expected_in_time_or_not_clearly_later_stays(workers: str, timeout_s: float) -> None:
-    async def body(world: World, meter: CountingMeter) -> None:
-        clients = [world.ask(tokens=100, timeout_s=timeout_s) for _ in range(3)]
-        for client in clients:
-            (await ended(client)).check_whole()
-        assert meter.sum("tandem_starved_prompts_total", "moved") == 0
-        assert meter.sum("tandem_placements_total", "local") == 0
-
-    starved(body, workers)
-
-
-async def until(world: World, holds: Callable[[], bool]) -> float:
-    """When it does."""
-    for _ in range(10_000):
-        if holds():
-            return world.clock.now()
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never does")
-
-
-def test_a_prompt_is_submitted_elsewhere_only_after_prefill_has_said_that_it_has_ended() -> None:
-    """Placement learns how slow `p1` is when the prompts are there already."""
-
-    async def body(world: World, meter: CountingMeter) -> None:
-        slow, decode = world.workers["p1"], world.workers["d1"]
-        slow.end_s, slow.prefill_s = 1.0, 1000.0
-        clients = [world.ask(tokens=100, timeout_s=25.0) for _ in range(4)]
-        cancelled = await until(world, lambda: told(slow, Cancel) > 0)
-        again = await until(world, lambda: any(submit.mode == "local" for submit in decode.submits))
-        assert again - cancelled >= 0.95
-        moved = [submit.request_id for submit in decode.submits if submit.mode == "local"]
-        assert moved
-        for client in clients:
-            await ended(client)
-            if client.generation.request_id in moved:
-                client.check_whole()
-        assert meter.sum("tandem_starved_prompts_total", "moved") >= len(moved)
-
-    starved(body, "p1 d1")

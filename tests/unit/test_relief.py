@@ -1,0 +1,202 @@
+"""Prompts of which nothing has been computed leave a starved prefill worker: when, where to, and at what cost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.dispatch import relief
+from router.dispatch.running import RunningRequest
+from router.fleet.peer import Peer
+from router.settings import AdmissionSettings, RouterSettings
+from tandem.core.messages import Cancel, Load
+from tandem.sim.counting import CountingMeter
+from tandem.sim.loop import VirtualLoop, run
+from tests.unit.router_world import Client, ScriptedWorker, World
+from tests.unit.test_prefill_given_up import PAIRED, ended, told
+
+
+def starved(
+    body: Callable[[World, CountingMeter], Awaitable[None]],
+    workers: str,
+    settings: RouterSettings = PAIRED,
+    *,
+    paces: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Prefill worker `p1` and decode worker `d1`, and more, compute ten tokens of prompts a second, but for `p2` and
+    those in `paces`, and say so once a heartbeat."""
+
+    async def main(loop: VirtualLoop) -> None:
+        meter = CountingMeter()
+        world = World(loop, settings, meter=meter)
+        for name in workers.split():
+            worker = world.worker(name, {"p": "prefill", "d": "decode"}[name[0]])
+            worker.gets_on, worker.prefill_s = True, 10.0 if name != "p2" else 0.05
+            worker.load = pace(worker, paces)
+        await world.start()
+        telling = loop.create_task(tell(world, paces))
+        await body(world, meter)
+        telling.cancel()
+        await world.stop()
+
+    run(main, limit_s=3000.0)
+
+
+def pace(worker: ScriptedWorker, paces: Mapping[str, float]) -> Load:
+    tokens_a_second = paces.get(worker.worker_id, 1e4 if worker.worker_id == "p2" else 10.0)
+    return Load(0, 0, 0, 900, 0, 0, 0.0, tokens_a_second, 0.0, 0)
+
+
+async def tell(world: World, paces: Mapping[str, float]) -> None:
+    while True:
+        await asyncio.sleep(0.5)
+        for worker in world.workers.values():
+            if worker.link is not None:
+                worker.link.state.send(pace(worker, paces))
+
+
+def test_who_cannot_be_answered_in_time_is_refused_with_the_estimate_long_before() -> None:
+    async def body(world: World, meter: CountingMeter) -> None:
+        clients = [world.ask(tokens=1000, timeout_s=40.0) for _ in range(6)]
+        for client in clients:
+            await ended(client)
+        errors = [client.error for client in clients if client.error is not None]
+        refused = [error for error in errors if error.code == "queue_full"]
+        assert meter.sum("tandem_starved_prompts_total", "refused") == len(refused) > 0
+        for error in refused:
+            assert error.retry_after_s is not None
+            assert error.retry_after_s >= 1.0
+            assert "its first token is expected in" in error.message
+
+    starved(body, "p1 d1")
+
+
+@pytest.mark.parametrize(("workers", "timeout_s"), [("p1 d1", 600.0), ("p1 p2 d1", 20.0)])
+def test_a_prompt_that_is_expected_in_time_or_not_clearly_later_stays(workers: str, timeout_s: float) -> None:
+    async def body(world: World, meter: CountingMeter) -> None:
+        clients = [world.ask(tokens=100, timeout_s=timeout_s) for _ in range(3)]
+        for client in clients:
+            (await ended(client)).check_whole()
+        assert meter.sum("tandem_starved_prompts_total", "moved") == 0
+        assert meter.sum("tandem_placements_total", "local") == 0
+
+    starved(body, workers)
+
+
+async def until(world: World, holds: Callable[[], bool]) -> float:
+    """When it does."""
+    for _ in range(10_000):
+        if holds():
+            return world.clock.now()
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never does")
+
+
+def test_a_prompt_is_submitted_elsewhere_only_after_prefill_has_said_that_it_has_ended() -> None:
+    """Placement learns how slow `p1` is when the prompts are there already."""
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        slow, decode = world.workers["p1"], world.workers["d1"]
+        slow.end_s, slow.prefill_s = 1.0, 1000.0
+        clients = [world.ask(tokens=100, timeout_s=25.0) for _ in range(4)]
+        cancelled = await until(world, lambda: told(slow, Cancel) > 0)
+        again = await until(world, lambda: any(submit.mode == "local" for submit in decode.submits))
+        assert again - cancelled >= 0.95
+        moved = [submit.request_id for submit in decode.submits if submit.mode == "local"]
+        assert moved
+        for client in clients:
+            await ended(client)
+            if client.generation.request_id in moved:
+                client.check_whole()
+        assert meter.sum("tandem_starved_prompts_total", "moved") >= len(moved)
+
+    starved(body, "p1 d1")
+
+
+def of_priority(world: World, priority: int, timeout_s: float) -> Client:
+    client = Client(
+        world, msgspec.structs.replace(world.generation(tokens=100, timeout_s=timeout_s), priority=priority)
+    )
+    world.dispatcher.start(client.generation, client)
+    return client
+
+
+def test_a_prompt_is_judged_by_its_turn_as_its_priority_has_it() -> None:
+    """Twenty prompts of ten seconds each wait; the one that comes last is computed next, the twenty-first would be
+    refused."""
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        clients = [world.ask(tokens=100) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        urgent = of_priority(world, 5, 30.0)
+        await asyncio.sleep(3.0)
+        assert urgent.error is None
+        assert meter.sum("tandem_starved_prompts_total") == 0
+        usual = of_priority(world, 0, 30.0)
+        await asyncio.sleep(1.0)
+        assert usual.error is not None
+        assert usual.error.code == "queue_full"
+        for client in (*clients, urgent):
+            (await ended(client)).check_whole()
+
+    starved(body, "p1 d1", paces={"d1": 1.0})
+
+
+class Looks:
+    """What looks at waiting prompts ask for."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch) -> None:
+        self._world = world
+        self.asked = list[str]()
+        """Requests for which another place was looked for."""
+        self.walks = 0
+        find, walk = world.dispatcher._placing.find, relief._waiting
+
+        def found(request: RunningRequest, *given: Any, **named: Any) -> Any:
+            self.asked.append(request.generation.request_id)
+            return find(request, *given, **named)
+
+        def walked(peer: Peer) -> Any:
+            self.walks += 1
+            return walk(peer)
+
+        patch.setattr(world.dispatcher._placing, "find", found)
+        patch.setattr(relief, "_waiting", walked)
+
+    def look(self, worker_id: str) -> list[str]:
+        """The next look at a worker's prompts, now; for which of them another place was looked for."""
+        (peer,) = (peer for peer in self._world.fleet.peers() if peer.worker_id == worker_id)
+        self.asked, self.walks = [], 0
+        self._world.dispatcher._relief._looked.clear()
+        self._world.dispatcher._relief.loaded(peer)
+        return self.asked
+
+
+@pytest.mark.parametrize("waiting", [100, 400])
+def test_a_look_costs_no_more_the_more_prompts_wait_and_all_have_their_turn(
+    waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second each on two workers. Three in ten are not in time, and stay: nobody has them earlier, and they are not
+    late enough to be refused."""
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        clients = [world.ask(tokens=10, timeout_s=0.7 * waiting) for _ in range(2 * waiting)]
+        await asyncio.sleep(0.3)
+        looks, asked = Looks(world, monkeypatch), set[str]()
+        for _ in range(waiting // relief._JUDGED_MAX + 1):
+            found = looks.look("p1")
+            assert 0 < len(found) <= 2 * relief._JUDGED_MAX
+            assert looks.walks <= 2, "one of each prefill worker"
+            asked |= set(found)
+        assert len(asked) >= 0.3 * waiting
+        assert meter.sum("tandem_starved_prompts_total") == 0
+        for client in clients:
+            await ended(client)
+
+    slow = {f"d{number}": 0.01 for number in range(1, 5)}
+    settings = replace(PAIRED, admission=AdmissionSettings(requests_max=1000))
+    starved(body, "p1 p3 d1 d2 d3 d4", settings, paces=slow)
