@@ -73,7 +73,8 @@ class Dispatcher:
         room = self._fleet.regrouping(generation.model) is None and self._serving.has_room(generation.model)
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
         if isinstance(decision, Refused):
-            self._splits.ended(generation.model, generation.received, decision.code, None)
+            if generation.pin is None:
+                self._splits.ended(generation.model, generation.received, decision.code, None)
             raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
         request = RunningRequest(self, self._tools, generation, log or sink, key)
@@ -114,8 +115,9 @@ class Dispatcher:
     # ---- life of the process ----
 
     def drain(self) -> None:
-        """Refuse new requests; those that are held run to their end."""
+        """Refuse new requests; those that are held run to their end. What others see of the traffic decides now."""
         self._admission.drain()
+        self._splits.drain()
 
     @property
     def held(self) -> int:
@@ -307,7 +309,8 @@ class Dispatcher:
         if not request.attempts:
             generation = request.generation
             self._tallies.placed(generation.model, placement.prefill_tokens)
-            self._splits.seen(generation.model, generation.received, placement, generation.n)
+            if generation.pin is None:
+                self._splits.seen(generation.model, generation.received, placement, generation.n)
         request.begin(placement, *self._chosen(placement))
         self._placing.begun(request, found)
         return None

@@ -78,7 +78,9 @@ class ServiceSplit:
         self._next_look = 0.0
         self._last_look = float("-inf")
         self._renew_at = 0.0
-        self._share = 1.0
+        self._share: float | None = None
+        """Of the service's requests, what comes by this router; None until something of it was seen."""
+        self._draining = False
         self._moves = 0
         self._left_out = ""
         """Who takes part in no split, as of the latest look."""
@@ -107,18 +109,23 @@ class ServiceSplit:
         if newest is not None and newest is told.record and newest.holder != self.lease.holder:
             self._follow(newest, now)
 
-    def close(self) -> None:
-        """Nothing is decided here any more; others may at once."""
+    def drain(self) -> None:
+        """Nothing is decided here any more; others may at once. What they decide is followed."""
+        self._draining = True
         if self.lease.holds and self._record is not None:
             self._publish(0.0)
+        self.lease.holds = False
         self._end_look()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._meter.set("tandem_split_decides", 0.0, self.model)
 
     # ---- time ----
 
     def _set_timer(self, now: float) -> None:
+        if self._draining:
+            return
         if self._timer is not None:
             self._timer.cancel()
         wait_s = min(_TICK_S, max(0.0, self._next_look - now)) if self.lease.holds else _TICK_S
@@ -127,6 +134,9 @@ class ServiceSplit:
     def _tick(self) -> None:
         self._timer = None
         if not self._members():
+            self._end_look()
+            for gauge in ("tandem_split_decides", "tandem_split_prefill_workers"):
+                self._meter.set(gauge, 0.0, self.model)
             return  # Until one joins.
         now = self._clock.now()
         before = self.lease.holds
@@ -148,7 +158,7 @@ class ServiceSplit:
     def _begin_deciding(self, now: float) -> None:
         """Go on from the split that is in force. One that another router decided stays until the pairs of this one,
         which may have just started, are proved."""
-        known, self._left_out, self._next_look = self._record, "", now
+        known, self._left_out, self._share, self._next_look = self._record, "", None, now
         split = Split(frozenset(), None, _NONE_YET)
         if known is not None:
             split = Split(frozenset(known.prefills), known.itl_target_s, known.reason.partition(_BESIDE)[0])
@@ -162,8 +172,7 @@ class ServiceSplit:
         self._last_look, self._next_look = now, now + self._settings.split.look_s
         if not views:
             return
-        self._share += _SHARE * (self._observed_share(views) - self._share)
-        share = 1.0 if self._share > _ALONE else self._share
+        share = self._learned_share(views)
         pairs = self._fleet.pairs
         most = self._settings.placement.sequences_per_worker_max
         found = standings(views, pairs, self._barred(views), carrying(pairs))
@@ -277,11 +286,14 @@ class ServiceSplit:
     def _members(self) -> list[WorkerView]:
         return [view for view in self._fleet.views(self.model) if view.role == ROLE]
 
-    def _observed_share(self, views: tuple[WorkerView, ...]) -> float:
-        """Of the sequences on these workers, those that came by this router."""
-        here = sum(view.sequences_in_flight for view in views)
-        everywhere = sum(view.sequences for view in views)
-        return here / everywhere if here else 1.0 if not everywhere else self._share
+    def _learned_share(self, views: tuple[WorkerView, ...]) -> float:
+        """Of the service's requests, what comes by this router: as of the sequences on these workers."""
+        here, everywhere = sum(view.sequences_in_flight for view in views), sum(view.sequences for view in views)
+        if here:
+            observed = here / everywhere
+            known = observed if self._share is None else self._share
+            self._share = known + _SHARE * (observed - known)
+        return 1.0 if self._share is None or self._share > _ALONE else self._share
 
     def _barred(self, views: tuple[WorkerView, ...]) -> dict[str, str]:
         """Workers whose KV nobody can fetch, with the reason."""

@@ -55,6 +55,7 @@ class SplitKeeper:
         self._meter = meter
         self._holder = ""
         self._services: dict[str, ServiceSplit] = {}
+        self._draining = False
         self._closed = False
 
     # ---- workers ----
@@ -75,11 +76,17 @@ class SplitKeeper:
         if peer.view.role == ROLE and not self._closed:
             self._of(peer.view.model).published(told)
 
+    def drain(self) -> None:
+        """Decide nothing any more, as new requests go elsewhere; follow who does."""
+        self._draining = True
+        for service in self._services.values():
+            service.drain()
+
     def close(self) -> None:
         """Let go of what this router decides."""
         self._closed = True
         for service in self._services.values():
-            service.close()
+            service.drain()
 
     # ---- requests ----
 
@@ -108,9 +115,10 @@ class SplitKeeper:
     # ---- showing ----
 
     def outlooks(self, models: Collection[str] = ()) -> tuple[FleetOutlook, ...]:
-        """Of these models, or of all if none is named, in order of their names."""
+        """Of these models, or of all if none is named, in order of their names, where there are such workers."""
         chosen = [model for model in sorted(self._services) if not models or model in models]
-        return tuple(self._services[model].outlook() for model in chosen)
+        outlooks = (self._services[model].outlook() for model in chosen)
+        return tuple(outlook for outlook in outlooks if outlook.workers)
 
     def _of(self, model: str) -> ServiceSplit:
         service = self._services.get(model)
@@ -128,4 +136,6 @@ class SplitKeeper:
                 self._clock,
                 self._meter,
             )
+            if self._draining:
+                service.drain()
         return service

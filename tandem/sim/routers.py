@@ -59,6 +59,17 @@ class Routers:
         pairs = [pair for life in self.lives() for worker in life.fleet.listing() for pair in worker.pairs]
         return all(pair.state == "closed" for pair in pairs)
 
+    def deciding(self) -> tuple[str, ...]:
+        """The names of those that decide who takes prompts for others."""
+        return tuple(
+            life.name for life in self.lives() for outlook in life.dispatcher.outlooks() if outlook.decides_here
+        )
+
+    def agreed(self) -> bool:
+        """Whether one of them decides, and what it decides is in force at all."""
+        splits = {tuple(outlook.prefills) for life in self.lives() for outlook in life.dispatcher.outlooks()}
+        return len(self.deciding()) == len(splits) == 1
+
     def problems(self) -> dict[str, dict[str, str]]:
         """Why somebody is not connected, by router."""
         return {life.name: found for life in self.lives() if (found := life.fleet.problems())}

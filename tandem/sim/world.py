@@ -39,6 +39,8 @@ _LOOK_S: Final = 0.4
 """How often a split changes that does."""
 _PAIRED_WITHIN_S: Final = 30.0
 """The longest back-off of a pair, and the canaries of all others before its own."""
+_DECIDED_WITHIN_S: Final = 60.0
+"""A lease that nobody renews, what one listens before claiming it, and twice as much to spare."""
 _AGREED_WITHIN_S: Final = 20.0
 """How long until Redis says of everybody what is so: the longest wait between two attempts, then all blocks anew."""
 
@@ -210,6 +212,9 @@ class World:
         platform = self._platform
         await platform.until(platform.ready, _CALM_WITHIN_S, "the platform has not recovered")
         await platform.until(platform.routers.paired, _PAIRED_WITHIN_S, "a pair of workers has not been proved again")
+        if self._settings.auto:
+            what = "not one router alone decides who takes prompts for others"
+            await platform.until(platform.routers.agreed, _DECIDED_WITHIN_S, what, platform.routers.deciding)
         began, outcomes = self._clock.now(), list[Outcome]()
         async with asyncio.TaskGroup() as group:
             for request in self._calm:

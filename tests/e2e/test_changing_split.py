@@ -41,22 +41,33 @@ async def test_a_stream_runs_on_while_the_split_changes() -> None:
     settings = replace(settings, split=SplitSettings(look_s=0.5))
     (right,) = await truth(SETTING, ((LONG, *SHORT),))
     async with platform(settings) as running:
-        changes = list[tuple[str, ...]]()
+        changes, under = list[tuple[str, ...]](), set[tuple[str, ...]]()
+
+        def in_force() -> tuple[str, ...]:
+            return next((outlook.prefills for outlook in running.dispatcher.outlooks()), ())
 
         def changed(times: int) -> bool:
-            found = [outlook.prefills for outlook in running.dispatcher.outlooks() if outlook.prefills]
-            if found and (not changes or changes[-1] != found[0]):
-                changes.append(found[0])
+            found = in_force()
+            if found and (not changes or changes[-1] != found):
+                changes.append(found)
             return len(changes) >= times
 
+        def heard(_tokens: int) -> None:
+            under.add(in_force())
+
         await until(lambda: changed(1), ANSWER_S, "no split was decided")
-        stream = running.begin(LONG)
+        stream = running.begin(LONG, heard)
         answers = []
         for number, ask in enumerate(SHORT):
             answers.append(await running.ask(ask))
             await until(lambda seen=number: changed(2 + seen), ANSWER_S, "the split did not change")  # type: ignore[misc]
         async with asyncio.timeout(ANSWER_S):
             assert await stream.answer() == right[0]
+        # However fast the engine is: at last the split changes under one of them.
+        async with asyncio.timeout(10 * ANSWER_S):
+            while len(under) < 2:
+                under.clear()
+                assert await running.begin(LONG, heard).answer() == right[0]
         assert tuple(answers) == right[1:]
         assert running.meter.added["tandem_placements_total", "disaggregated"] >= 1
         (outlook,) = running.dispatcher.outlooks()

@@ -1,12 +1,16 @@
 """Workers of role `auto` among which the split changes all the time, while they die: nothing is lost or wrong."""
 
+import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from router.fleet import service_split
+from tandem.service.logs import event
 from tandem.sim.fabric import Fabric
-from tandem.sim.faults import FaultProfile
-from tandem.sim.world import WorldSettings, simulate
+from tandem.sim.faults import FaultProfile, RestartRouter
+from tandem.sim.world import WorldSettings, script, simulate
 
 WORLD = WorldSettings(auto=True, faults=FaultProfile(kills=2, corrupt_share=1.0))
 TWO_ROUTERS = replace(WORLD, fabric=Fabric(routers=2), faults=FaultProfile(kills=1, corrupt_share=0.0, routers=2))
@@ -20,9 +24,25 @@ def test_a_split_that_changes_while_workers_die_loses_nothing(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_routers_that_die_and_stop_hand_the_decision_over(seed: int) -> None:
+def test_routers_that_die_and_stop_leave_one_that_decides(seed: int) -> None:
+    """The world itself waits in the end for one that decides, and for all others to follow it."""
     report = simulate(TWO_ROUTERS, seed)
     assert report.handed_off > 0
+
+
+def test_a_router_that_dies_hands_the_decision_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    deciding = list[str]()
+
+    def heard(log: logging.Logger, name: str, **facts: Any) -> None:
+        if name == "split_decides":
+            deciding.append(facts["holder"])
+        event(log, name, **facts)
+
+    monkeypatch.setattr(service_split, "event", heard)
+    # By then one of them decides, whichever it is, and neither process is there in the end.
+    deaths = (RestartRouter(8.0, 0.2, "router"), RestartRouter(8.5, 0.2, "router2"))
+    simulate(TWO_ROUTERS, 0, replace(script(TWO_ROUTERS, 0), faults=deaths))
+    assert len(set(deciding)) > 1
 
 
 def test_a_seed_repeats_itself() -> None:

@@ -70,6 +70,16 @@ def test_who_takes_prompts_decodes_before_who_failed_the_request() -> None:
     )
 
 
+def test_who_failed_the_request_and_is_full_keeps_nobody_from_it() -> None:
+    full = load(running=PlacementSettings().sequences_per_worker_max)
+    busy = auto("a2")
+    busy.loaded(full, 0.0, 0.1)
+    assert found_of([auto("a1", True), busy], excluded=(("a2", 1),)) == (["a1"], [], _LAST)
+    found = decide(ask(excluded=(("a2", 1),)), [busy])
+    assert isinstance(found, Unplaced)
+    assert found.code == "queue_full", "alone it is waited for"
+
+
 def test_an_overdue_one_comes_last_of_all() -> None:
     late = auto("a1", True)
     late.loaded(load(overdue_s=3.0), 0.0, 0.1)

@@ -14,11 +14,13 @@ from router.settings import PlacementSettings, RouterSettings
 from router.split.plan import Planner
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
 from tandem.core.errors import TandemError
-from tandem.core.messages import ITL_TARGET, Forecast, PublishSplit, SplitPublished, SplitRecord, Tune
+from tandem.core.messages import ITL_TARGET, Forecast, Pin, PublishSplit, SplitPublished, SplitRecord, Tune
+from tandem.core.metrics import Meter, NullMeter
 from tandem.core.slo import Slo
 from tandem.service.link_messages import COMMANDS
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
+from tests.unit.test_router_placement import load
 
 NAMES = ("a1", "a2", "a3")
 
@@ -63,9 +65,12 @@ def service_of(world: World) -> ServiceSplit:
     return world.dispatcher._splits._services["demo"]
 
 
-def scenario(body: Callable[[World], Awaitable[None]], roles: Sequence[str] = ("auto",) * 3) -> None:
+def scenario(
+    body: Callable[[World], Awaitable[None]], roles: Sequence[str] = ("auto",) * 3, meter: Meter | None = None
+) -> None:
     async def main(loop: VirtualLoop) -> None:
-        world = World(loop, RouterSettings(placement=PlacementSettings(prefer="disaggregated")), canaries=True)
+        settings = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))
+        world = World(loop, settings, canaries=True, meter=meter)
         for name, role in zip(NAMES, roles, strict=False):
             world.worker(name, role).features = (ITL_TARGET,)
         await world.start()
@@ -295,12 +300,98 @@ def test_whatever_a_worker_tells_the_router_decides_again(told: list[tuple[Split
     scenario(body)
 
 
+def test_a_router_that_drains_decides_no_more_and_follows() -> None:
+    async def body(world: World) -> None:
+        service_of(world).planner = planner = Told(frozenset(("a1",)))
+        await asyncio.sleep(8)
+        assert takers(world) == {"a1"}
+        world.dispatcher.drain()
+        await asyncio.sleep(0.1)
+        told = [one for one in world.workers["a1"].commands if isinstance(one, PublishSplit)]
+        assert told[-1].lease_s == 0.0
+        looks = len(planner.looks)
+        await asyncio.sleep(60)
+        assert len([one for one in world.workers["a1"].commands if isinstance(one, PublishSplit)]) == len(told)
+        assert len(planner.looks) == looks
+        assert takers(world) == {"a1"}, "the last split stays"
+        for name in ("a2", "a3"):
+            worker = world.workers[name]
+            record = PublishSplit(SplitRecord(9, "elsewhere", ("a3",)), 15.0)
+            worker.board.publish(record, _Teller(worker.send), (_Teller(worker.send),), world.clock.now())
+        await asyncio.sleep(0.1)
+        assert takers(world) == {"a3"}
+        (outlook,) = world.dispatcher.outlooks()
+        assert not outlook.decides_here
+
+    scenario(body)
+
+
+def test_a_service_without_workers_is_not_shown() -> None:
+    class Gauges(NullMeter):
+        def __init__(self) -> None:
+            self.values: dict[tuple[str, ...], float] = {}
+
+        def set(self, name: str, value: float, *labels: str) -> None:
+            self.values[(name, *labels)] = value
+
+    gauges = Gauges()
+
+    async def body(world: World) -> None:
+        service_of(world).planner = Told(frozenset(("a1",)))
+        await asyncio.sleep(8)
+        names = ("tandem_split_decides", "tandem_split_prefill_workers")
+        assert [gauges.values[name, "demo"] for name in names] == [1.0, 1.0]
+        world.fleet.set_members(())
+        await asyncio.sleep(5)
+        assert [gauges.values[name, "demo"] for name in names] == [0.0, 0.0]
+        assert world.dispatcher.outlooks() == ()
+        world.fleet.set_members(NAMES)
+        await asyncio.sleep(30)
+        assert [gauges.values[name, "demo"] for name in names] == [1.0, 1.0]
+        assert len(world.dispatcher.outlooks()) == 1
+
+    scenario(body, meter=gauges)
+
+
+def test_what_comes_by_other_routers_counts_from_the_first_look_on() -> None:
+    async def body(world: World) -> None:
+        for name in NAMES:
+            world.workers[name].load = load(running=4)
+            world.workers[name].die()
+            await world.workers[name].revive()
+        await asyncio.sleep(1)
+        clients = [world.ask(max_tokens=3000) for _ in range(4)]
+        service_of(world).planner = planner = Told()
+        await asyncio.sleep(8)
+        assert planner.looks
+        for _, _, _, share in planner.looks:
+            assert 0.2 <= share <= 0.5, "of twelve sequences four came by this router"
+        await all_end(clients)
+
+    scenario(body)
+
+
+def test_prefixes_that_are_pinned_are_no_traffic() -> None:
+    async def body(world: World) -> None:
+        service_of(world).planner = planner = Told()
+        generation = msgspec.structs.replace(world.generation(tokens=640), pin=Pin(1, 60.0))
+        client = Client(world, generation)
+        world.dispatcher.start(generation, client)
+        await client.ended.wait()
+        assert planner.requests == []
+        assert planner.met == []
+        await all_end([world.ask()])
+        assert (len(planner.requests), len(planner.met)) == (1, 1)
+
+    scenario(body)
+
+
 def test_requests_end_even_where_others_cannot_be_told() -> None:
     async def body(world: World) -> None:
         def fails() -> None:
             raise OverflowError
 
-        service_of(world).close = fails  # type: ignore[method-assign]
+        service_of(world).drain = fails  # type: ignore[method-assign]
         client = world.ask(max_tokens=2000)
         await asyncio.sleep(1.0)
         with pytest.raises(OverflowError):

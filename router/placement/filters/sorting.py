@@ -80,12 +80,14 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
                 either.append(worker)
         elif failure is None and worker.sequences <= room:
             found.decodes.append(worker)
+        elif failure is None:
+            _add_decode(request, worker, settings, found.decodes, found)
         else:
-            _add_decode(request, worker, settings, found.decodes if failure is None else before, found)
+            before.append(worker)
     if either and not found.decodes and not found.saturated:
         _let_decode(request, either, settings, found)
-    if not found.decodes and before:
-        found.decodes, found.last_resort = before, "only workers that already failed this request are left"
+    if before:
+        _let_try_again(request, before, settings, found)
     _sort_overdue(request, late, settings, found)
     if request.needs is not None and request.needs.adapter:
         found.decodes = prefer_warm(request.needs, found.decodes, found.leave_out)
@@ -130,6 +132,17 @@ def _let_decode(
     found.prefills = [worker for worker in found.prefills if worker.role == "prefill"]
     if found.decodes:
         found.last_resort = "only workers that take prompts for others are left"
+
+
+def _let_try_again(
+    request: PlacementRequest, before: Sequence[WorkerView], settings: PlacementSettings, found: Suitable
+) -> None:
+    """Those that failed the request decode where nobody else does."""
+    again = list[WorkerView]()
+    for worker in before:
+        _add_decode(request, worker, settings, again, found)
+    if again and not found.decodes:
+        found.decodes, found.last_resort = again, "only workers that already failed this request are left"
 
 
 def _sort_overdue(
