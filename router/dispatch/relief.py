@@ -89,15 +89,20 @@ class Relief:
             passed += 1
 
     def _judge(self, peer: Peer, request: RunningRequest, waits: Waits) -> bool:
-        """Whether the prompt leaves."""
+        """Whether the prompt leaves. It is refused only where neither other prefill workers nor decode have it in
+        time."""
         avoid: tuple[tuple[str, int], ...] = ((peer.worker_id, peer.epoch),)
         there = self._elsewhere(request, avoid, forced=False)
         verdict = better(waits, there, self._patience_s)
         if verdict.lot is Lot.STAY and not waits.in_time:
-            views = self._fleet.views(request.generation.model)
-            avoid = tuple((view.worker_id, view.epoch) for view in views if view.takes_prompts)
-            there = self._elsewhere(request, avoid, forced=True)
             verdict = last_resort(waits, there)
+            if verdict.lot is not Lot.MOVE:
+                views = self._fleet.views(request.generation.model)
+                beyond = tuple((view.worker_id, view.epoch) for view in views if view.takes_prompts)
+                decode = self._elsewhere(request, beyond, forced=True)
+                last = last_resort(waits, decode)
+                if last.lot is Lot.MOVE or verdict.lot is Lot.REFUSE:
+                    verdict, there, avoid = last, decode, beyond
         if verdict.lot is Lot.MOVE:
             assert there is not None, "a prompt moves to somewhere"
             self._under_way[request.key] = request, there.computing_s

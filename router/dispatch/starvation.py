@@ -129,8 +129,8 @@ def better(waits: Waits, elsewhere: Elsewhere | None, patience_s: float) -> Verd
 
 
 def last_resort(waits: Waits, elsewhere: Elsewhere | None) -> Verdict:
-    """For a prompt whose client will not have its answer in time from here: whether it goes where the policy would
-    not have it, or is refused."""
+    """For a prompt whose client is not sure to have its answer in time from here: whether it goes to another place
+    where it is earlier and in time, however little earlier and whatever others lose, or is refused."""
     if waits.in_time:
         return Verdict(Lot.STAY, "its client will have its answer in time")
     told = f"its first token is expected in {waits.here_s:.1f} s, its client waits {waits.left_s:.1f} s more"
@@ -138,7 +138,8 @@ def last_resort(waits: Waits, elsewhere: Elsewhere | None) -> Verdict:
     if elsewhere is not None:
         soonest_s = min(soonest_s, elsewhere.first_s)
         there = f"{told}; {elsewhere.name} has it in {elsewhere.first_s:.1f} s"
-        if elsewhere.first_s + elsewhere.answer_s <= waits.left_s and waits.moves < MOVES_MAX:
+        earlier = elsewhere.first_s < waits.here_s
+        if earlier and elsewhere.first_s + elsewhere.answer_s <= waits.left_s and waits.moves < MOVES_MAX:
             return Verdict(Lot.MOVE, there)
     if soonest_s > _HOPELESS * waits.left_s:
         return Verdict(Lot.REFUSE, f"{told}; nobody else has it in time")

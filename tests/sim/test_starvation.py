@@ -192,7 +192,9 @@ def test_where_nothing_but_hand_offs_is_wanted_no_client_waits_in_vain(how: Star
 
 @pytest.mark.parametrize("prefer", ["auto", "disaggregated"])
 def test_prompts_leave_a_starved_worker_for_one_that_is_well(prefer: str) -> None:
-    starved = starve(SHORT[0], prefer=prefer, workers="p0 p1 d0 d1", timeout_s=3600.0)
+    """They come faster than placement learns how slow the worker has become: at two a second none waits there."""
+    starved = starve(SHORT[0], prefer=prefer, workers="p0 p1 d0 d1", timeout_s=3600.0, rate=30.0)
     assert starved.ends == {"done": 60}
+    assert starved.moved > 0
     assert starved.placed("local") == 0 or prefer == "auto"
     check_nothing_twice(starved)

@@ -11,6 +11,7 @@ import pytest
 
 from router.dispatch import relief
 from router.dispatch.running import RunningRequest
+from router.dispatch.starvation import Elsewhere
 from router.fleet.peer import Peer
 from router.settings import AdmissionSettings, RouterSettings
 from tandem.core.messages import Cancel, Load
@@ -200,3 +201,52 @@ def test_a_look_costs_no_more_the_more_prompts_wait_and_all_have_their_turn(
     slow = {f"d{number}": 0.01 for number in range(1, 5)}
     settings = replace(PAIRED, admission=AdmissionSettings(requests_max=1000))
     starved(body, "p1 p3 d1 d2 d3 d4", settings, paces=slow)
+
+
+def test_a_prompt_goes_to_another_prefill_worker_that_has_it_in_time_before_anybody_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten seconds each. The third on `p1` is too late there, and not twice as early on `p2`; decode is no help."""
+
+    def elsewhere(_: RunningRequest, __: object, *, forced: bool) -> Elsewhere:
+        return Elsewhere("d1", 25.0, 0.0, 0.2) if forced else Elsewhere("p2", 14.0, 0.0, 0.2)
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        monkeypatch.setattr(world.dispatcher._relief, "_elsewhere", elsewhere)
+        clients = [world.ask(tokens=100, timeout_s=15.0) for _ in range(6)]
+        await asyncio.sleep(0.3)
+        p1, p2 = world.workers["p1"], world.workers["p2"]
+        here, there = ([submit.request_id for submit in worker.submits] for worker in (p1, p2))
+        Looks(world, monkeypatch).look("p1")
+        monkeypatch.undo()
+        await asyncio.sleep(0.1)
+        moved = [submit.request_id for submit in p2.submits if submit.request_id not in there]
+        assert moved == here[-1:0:-1], "all but the one that is computed now, the last first"
+        assert meter.sum("tandem_starved_prompts_total", "moved") == len(moved)
+        assert meter.sum("tandem_starved_prompts_total", "refused") == 0
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 p2 d1", paces={"p2": 10.0})
+
+
+def test_time_in_which_a_worker_took_no_prompts_does_not_make_it_slow() -> None:
+    async def body(world: World, _: CountingMeter) -> None:
+        world.workers["p1"].prefill_s = 500.0
+        clients = [world.ask(tokens=10, timeout_s=3600.0) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        (peer,) = (peer for peer in world.fleet.peers() if peer.worker_id == "p1")
+        drains, paces = world.dispatcher._relief._drains, list[float]()
+        for takes in (True, False, True):
+            peer.view.take_prompts(takes)
+            for _ in range(20):
+                await asyncio.sleep(0.5 if takes else 10.0)
+                if takes:
+                    peer.view.prompt_tokens_computed += 500
+                    paces.append(drains["p1"].token_s())
+        assert paces[-1] == pytest.approx(0.001, rel=0.01)
+        assert max(paces) <= 0.0021
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})

@@ -75,6 +75,24 @@ def test_nobody_is_refused_who_could_be_answered_in_time(here_s: float, there_s:
     assert verdict.lot is not Lot.REFUSE or min(here_s, there_s) > left_s
 
 
+def test_nobody_leaves_a_worker_that_is_well_for_one_that_has_it_later() -> None:
+    """Its client waits 8 s more, so it has less to spare than it should, and is in time where it is."""
+    waits = Waits(waited_s=0.1, expected_s=3.0, turn_s=2.5, here_s=3.0, answer_s=1.0, left_s=8.0)
+    assert last_resort(waits, Elsewhere("d1", 6.9, 0.0, 1.0)).lot is Lot.STAY
+    assert last_resort(waits, Elsewhere("d1", 2.9, 0.0, 1.0)).lot is Lot.MOVE
+
+
+@given(SECONDS, SECONDS, SECONDS, st.floats(-9.0, 9.0), st.floats(-9.0, 9.0))
+def test_who_moves_has_its_first_token_earlier_there(
+    here_s: float, expected_s: float, others_s: float, later_s: float, spare_s: float
+) -> None:
+    there_s = max(0.0, here_s + later_s)
+    waits = Waits(1.0, expected_s, 3.0, here_s, 1.0, here_s + spare_s)
+    there = Elsewhere("b", there_s, others_s, 1.0)
+    for verdict in (better(waits, there, PATIENCE_S), last_resort(waits, there)):
+        assert verdict.lot is not Lot.MOVE or there_s < here_s
+
+
 @pytest.mark.parametrize("begins", [0.0, 1e6])
 def test_a_worker_that_runs_in_slices_is_as_fast_as_it_is_over_all_of_them(begins: float) -> None:
     drain = Drain()
