@@ -231,7 +231,7 @@ def test_a_prompt_goes_to_another_prefill_worker_that_has_it_in_time_before_anyb
 
 
 def test_time_in_which_a_worker_took_no_prompts_does_not_make_it_slow() -> None:
-    async def body(world: World, _: CountingMeter) -> None:
+    async def body(world: World, __: CountingMeter) -> None:
         world.workers["p1"].prefill_s = 500.0
         clients = [world.ask(tokens=10, timeout_s=3600.0) for _ in range(3)]
         await asyncio.sleep(0.3)
