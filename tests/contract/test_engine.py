@@ -214,7 +214,8 @@ async def test_a_local_work_emits_its_positions_in_order_and_ends_once(factory: 
         assert stats.finished is not None
         assert stats.submitted <= stats.admitted <= stats.prefilled <= stats.first_token <= stats.finished
         assert stats.chunks >= 2
-        assert one.loads >= 1
+        # Figures come at intervals: the last ones may have gone to whoever had a lent engine before.
+        await one.until(lambda: one.loads)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 31, 40])
