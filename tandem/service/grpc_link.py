@@ -32,6 +32,8 @@ from tandem.service.link_queue import LinkLimits
 _SERVICE: Final = "tandem.worker.v1.WorkerLink"
 TOKENS: Final = f"/{_SERVICE}/Tokens"
 STATE: Final = f"/{_SERVICE}/State"
+# In the metadata of both sides: the router's version when it calls, the worker's when it serves the link.
+_PROTOCOL: Final = "tandem-protocol"
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -89,7 +91,7 @@ class GrpcDialer:
         `bad_setting` for an address that is none."""
         channel = self._channel(parse_address(address).target)
         metadata = (
-            ("tandem-protocol", str(self._protocol)),
+            (_PROTOCOL, str(self._protocol)),
             ("tandem-link", self._entropy.token(16).hex()),
             ("tandem-router", self._name),
         )
@@ -123,9 +125,12 @@ def _call(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str
 
 
 async def _opened(call: Any, address: str) -> None:
-    """Wait for the worker's initial metadata; an early end of the call says why there is none."""
-    await call.initial_metadata()
-    if not call.done():
+    """Wait until the worker says that it serves the link; the end of the call tells why it does not.
+
+    A refused call has initial metadata too, without our key, and may have it before it is done.
+    """
+    begun = await call.initial_metadata()
+    if any(key == _PROTOCOL for key, _ in begun or ()):
         return
     code, details = await call.code(), await call.details()
     if code == grpc.StatusCode.FAILED_PRECONDITION:
@@ -264,7 +269,7 @@ class GrpcLinkServer:
             await context.write(END_FRAME)
 
         try:
-            await context.send_initial_metadata((("tandem-protocol", str(self._protocol)),))
+            await context.send_initial_metadata(((_PROTOCOL, str(self._protocol)),))
             await link.pump(channel, Stream(context.read, context.write, reason, end))
             context.set_trailing_metadata((("tandem-reason", _header(link.reason)),))
         except BaseException:
@@ -274,7 +279,7 @@ class GrpcLinkServer:
     async def _meet(self, stream: str, context: Any) -> _WorkerEnd:
         """The link both streams belong to, once both have arrived. Ends the call otherwise."""
         metadata = dict(context.invocation_metadata() or ())
-        await self._check_protocol(metadata.get("tandem-protocol", ""), context)
+        await self._check_protocol(metadata.get(_PROTOCOL, ""), context)
         key = str(metadata.get("tandem-link", ""))
         if key not in self._meetings:
             self._meetings[key] = _Meeting(_worker_end(str(metadata.get("tandem-router", "")), self._limits))

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from tandem.core.entropy import SeededEntropy
@@ -313,13 +315,36 @@ async def test_strangers_versions_are_refused_and_neighbours_work(server_of: Any
 
     server = server_of("127.0.0.1:0", LIMITS, protocol=4)
     address = await server.start(accept)
-    with pytest.raises(TandemError) as caught:
-        await dialer_of("old", SeededEntropy(1), LIMITS, protocol=2).dial(address, 5.0)
-    assert caught.value.code == "protocol_mismatch"
-    assert "protocol 2" in caught.value.message
-    neighbour = await dialer_of("n-1", SeededEntropy(2), LIMITS, protocol=3).dial(address, 5.0)
-    neighbour.close("done")
-    await server.stop()
+    try:
+        with pytest.raises(TandemError) as caught:
+            await dialer_of("old", SeededEntropy(1), LIMITS, protocol=2).dial(address, 5.0)
+        assert caught.value.code == "protocol_mismatch"
+        assert "protocol 2" in caught.value.message
+        neighbour = await dialer_of("n-1", SeededEntropy(2), LIMITS, protocol=3).dial(address, 5.0)
+        neighbour.close("done")
+    finally:
+        await server.stop()
+
+
+async def test_a_refusal_that_comes_in_two_parts_is_no_link() -> None:
+    """What a loaded worker's refusal looks like: headers first, the reason a moment later."""
+
+    async def refuse(_requests: object, context: Any) -> None:
+        await context.send_initial_metadata(())
+        await asyncio.sleep(0.05)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker speaks protocol 4")
+
+    handlers = {name: grpc.stream_stream_rpc_method_handler(refuse) for name in ("Tokens", "State")}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.worker.v1.WorkerLink", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        with pytest.raises(TandemError, match="speaks protocol 4") as caught:
+            await GrpcDialer("old", SeededEntropy(1), LIMITS).dial(f"grpc://127.0.0.1:{port}", 20.0)
+        assert caught.value.code == "protocol_mismatch"
+    finally:
+        await server.stop(None)
 
 
 @real
