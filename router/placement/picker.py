@@ -1,6 +1,7 @@
 """Orders priced candidates and makes the placement of the best. Pure."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter, sub
 from typing import Final
 
@@ -27,7 +28,7 @@ def by_cost(priced: list[Priced], favourite: str = "") -> list[Priced]:
     apart = list(map(sub, totals[1:], totals))
     if apart and min(apart) <= _EQUAL_MS:
         for first, end in _runs(apart):
-            ordered[first:end] = sorted(ordered[first:end], key=lambda each: _rank(each, favourite))
+            ordered[first:end] = sorted(ordered[first:end], key=partial(_rank, favourite))
     return ordered
 
 
@@ -45,7 +46,7 @@ def _runs(apart: Sequence[float]) -> list[tuple[int, int]]:
     return runs
 
 
-def _rank(each: Priced, favourite: str) -> tuple[int, bool, int, str, str]:
+def _rank(favourite: str, each: Priced) -> tuple[int, bool, int, str, str]:
     decode, prefill, rounded = each.decode, each.prefill, round(each.total_ms / _EQUAL_MS)
     worker_id, busy = decode.worker_id, decode.sequences_in_flight
     if prefill is None:

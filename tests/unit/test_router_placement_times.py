@@ -1,13 +1,16 @@
-"""What follows from a worker's figures is worked out once per change, and is never of figures that have changed."""
+"""What follows from a worker's figures, and from what is learned of it, is worked out once per change, and is never
+of what has changed."""
 
 import copy
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.placement import CostModel, Objective, Placement, WorkerView
 from router.placement.decision import Work
 from router.settings import CostPriors, PlacementSettings
+from tandem.core.messages import StepFit, StepSums
 from tandem.core.spans import Attribute, Span
 from tests.unit.test_router_placement import ask, decide, load, view
 
@@ -57,6 +60,54 @@ def test_a_decision_is_the_same_as_over_workers_that_were_never_looked_at(drawn:
             each.times = None
         assert isinstance(looked, Placement)
         assert looked == decide(request, fresh, costs, PlacementSettings())
+
+
+learned = st.lists(
+    st.tuples(st.sampled_from(["fit", "steps", "prompts", "rate", "forget"]), st.integers(0, 3), st.integers(1, 4)),
+    max_size=12,
+)
+
+
+def teach(costs: CostModel, what: str, number: int, amount: int) -> None:
+    """One of the things that are learned of a worker: 0 and 1 tell of their steps, 2 and 3 do not; 0 to 2 are alike,
+    3 is of another engine."""
+    name, kind = f"w{number}", ("gpu", "m", "r", "other" if number == 3 else "engine")
+    match what:
+        case "fit":
+            plain = StepSums(40 * amount, 0.4 * amount, 400.0 * amount, 1e6 * amount)
+            prompts = StepSums(9 * amount, 0.9 * amount, 90.0, 1e5, 9.0 * amount, 9e3 * amount, 9e6)
+            fit = StepFit(0.004 + 0.001 * amount, 1e-4, 1e-9, 1e-3, 4e-5 * amount, 1e-9, plain, prompts)
+            costs.observe_load(name, structs.replace(load(), fit=fit if number < 2 else None), 0, kind)
+        case "steps":
+            for _ in range(110):
+                costs.observe_load(name, load(running=10 * amount, step_s=0.01 * amount), 5000 * amount, kind)
+        case "prompts":
+            computed: dict[str, Attribute] = {"tokens_computed": 700 * amount, "tokens_reused": 0, "chunks": amount}
+            for _ in range(22):
+                span = Span("", "", "", "prefill", "worker", 0.0, 0.05 * amount, computed)
+                costs.observe_spans(name, [span], alone=True)
+        case "rate":
+            costs.observe_load(name, load(prefill_tokens_per_s=9000 * amount), 0, kind)
+        case "forget":
+            costs.forget(name)
+
+
+@given(learned)
+@example([("fit", 0, 1), ("rate", 2, 1), ("prompts", 2, 1)])
+@example([("fit", 0, 1), ("prompts", 0, 2)])
+@example([(what, number, number) for what in ("prompts", "steps") for number in (1, 2, 3, 1)])
+def test_what_is_known_of_a_worker_is_the_same_for_whoever_asked_before(drawn: list[tuple[str, int, int]]) -> None:
+    asked, silent = CostModel(CostPriors()), CostModel(CostPriors())
+    names = [f"w{number}" for number in range(4)]
+    for event in drawn:
+        teach(asked, *event)
+        teach(silent, *event)
+        for name in names:
+            asked.prefill.terms(name)
+            asked.steps.terms(name)
+    for name in names:
+        assert asked.prefill.terms(name) == silent.prefill.terms(name)
+        assert asked.steps.terms(name) == silent.steps.terms(name)
 
 
 def test_attention_that_costs_more_on_one_worker_is_not_taken_for_the_same() -> None:

@@ -11,10 +11,12 @@ time is their own. Before a worker has had one, its pace follows the best rate t
 full of prompts.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
 from router.placement.learning.pace import Faded, Judged, Paces
+from router.placement.learning.when_asked import WhenAsked
 
 _SHARE: Final = 0.1
 """Weight of a prompt in what follows all of them: positions attended to, tokens per piece."""
@@ -70,22 +72,27 @@ class PrefillCosts:
         """Of workers that tell nothing, but are of a kind that does."""
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
-        self._terms: dict[str, PrefillTerms] = {}
+        self._terms = WhenAsked[PrefillTerms](self._worked_out)
         self._pieces_token = 0.0
         self._solved = self._shape.coefficients
 
     def terms(self, worker_id: str) -> PrefillTerms:
+        return self.all_terms()[worker_id]
+
+    def all_terms(self) -> Mapping[str, PrefillTerms]:
+        """By worker id, of any worker, until something is learned."""
+        if self._solved is not self._shape.coefficients or self._version != self._paces.version:
+            self._solved, self._version = self._shape.coefficients, self._paces.version
+            self._terms.clear()
+        return self._terms
+
+    def _worked_out(self, worker_id: str) -> PrefillTerms:
         fitted = self._fitted.get(worker_id)
         if fitted is not None:
             return fitted
-        if self._solved is not self._shape.coefficients or self._version != self._paces.version:
-            self._solved, self._version, self._terms = self._shape.coefficients, self._paces.version, {}
-        known = self._terms.get(worker_id)
-        if known is None:
-            pace = self._paces.beside(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
-            steps, token, position = self._solved
-            known = self._terms[worker_id] = PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
-        return known
+        pace = self._paces.beside(worker_id) if worker_id in self._paces else self._told_pace(worker_id)
+        steps, token, position = self._solved
+        return PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
 
     def tell(self, worker_id: str, token: float, position: float, piece: float, *, guessed: bool = False) -> None:
         """What a worker tells of the prompts in its steps: milliseconds per token, per token and attended position,
@@ -98,6 +105,7 @@ class PrefillCosts:
         else:
             self._guessed.pop(worker_id, None)
         self._fitted[worker_id] = terms
+        self._terms.pop(worker_id, None)
 
     def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
         """What a worker says of its steps that had prompts in them."""
@@ -125,6 +133,7 @@ class PrefillCosts:
             added_ms = told.token * computed + told.position * computed * attended + told.piece * steps
             guess.observe(ms, steps_ms + added_ms, _OUTLIER)
             self._fitted[worker_id] = _scaled(told, guess.pace)._replace(pieces_token=self._pieces_token)
+            self._terms.pop(worker_id, None)
         elif worker_id not in self._fitted:
             self._observe_alone(worker_id, (steps_ms, computed, computed * attended), ms)
 

@@ -7,10 +7,12 @@ prediction, which may still have such steps in it, counts for less than one belo
 their steps take nothing is inferred: what they tell holds. One that tells nothing is judged beside its kind's.
 """
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
 from router.placement.learning.pace import Faded, Judged, Paces
+from router.placement.learning.when_asked import WhenAsked
 from tandem.core.messages import Load
 
 _WINDOW: Final = 100.0
@@ -55,7 +57,7 @@ class StepCosts:
         """Of workers that tell, which model they compute."""
         self._guessed: dict[str, Judged[StepTerms]] = {}
         """Of workers that tell nothing, but are of a kind that does."""
-        self._terms: dict[str, StepTerms] = {}
+        self._terms = WhenAsked[StepTerms](self._worked_out)
         self._solved = self._fit.coefficients
 
     def general(self, model: str = "") -> StepTerms:
@@ -67,16 +69,21 @@ class StepCosts:
         return self.general(self._models.get(worker_id, ""))
 
     def terms(self, worker_id: str) -> StepTerms:
+        return self.all_terms()[worker_id]
+
+    def all_terms(self) -> Mapping[str, StepTerms]:
+        """By worker id, of any worker, until something is learned."""
+        if self._solved is not self._fit.coefficients or self._version != self._paces.version:
+            self._solved, self._version = self._fit.coefficients, self._paces.version
+            self._terms.clear()
+        return self._terms
+
+    def _worked_out(self, worker_id: str) -> StepTerms:
         told = self._told.get(worker_id)
         if told is not None:
             return told
-        if self._solved is not self._fit.coefficients or self._version != self._paces.version:
-            self._solved, self._version, self._terms = self._fit.coefficients, self._paces.version, {}
-        known = self._terms.get(worker_id)
-        if known is None:
-            pace = self._paces.beside(worker_id)
-            known = self._terms[worker_id] = StepTerms(*(pace * term for term in self._solved))
-        return known
+        pace = self._paces.beside(worker_id)
+        return StepTerms(*(pace * term for term in self._solved))
 
     def tell(
         self, worker_id: str, terms: StepTerms, model: str, general: StepTerms, *, guessed: bool = False
@@ -91,6 +98,7 @@ class StepCosts:
         else:
             self._guessed.pop(worker_id, None)
             self._told[worker_id] = terms
+        self._terms.pop(worker_id, None)
 
     def observe(self, worker_id: str, load: Load, attended_tokens: int) -> None:
         """A worker's mean step. Prompts that are being computed beside, or have just been, make it say nothing."""
@@ -107,6 +115,7 @@ class StepCosts:
             told_ms = guess.told.ms(load.running, attended_tokens)
             guess.observe(load.step_s * 1e3, told_ms, _OUTLIER)
             self._told[worker_id] = _scaled(guess.told, guess.pace)
+            self._terms.pop(worker_id, None)
             return
         ms = load.step_s * 1e3
         pace = self._paces.beside(worker_id)

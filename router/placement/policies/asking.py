@@ -47,8 +47,8 @@ def asking(
         request=request,
         costs=costs,
         settings=settings,
-        prefill_terms=costs.prefill.terms,
-        step_terms=costs.steps.terms,
+        prefill_terms=costs.prefill.all_terms(),
+        step_terms=costs.steps.all_terms(),
         held=request.held,
         holders=_holders(request, found, costs, settings) if settings.fetch else {},
         promised=promised,
@@ -111,4 +111,5 @@ def _holder(request: PlacementRequest, worker: WorkerView, costs: CostModel, set
     held, kind = request.held[worker.worker_id], "store" if worker.role == "store" else "peer"
     below = held.dram or held.nvme
     begin_ms = settings.transfer_setup_ms + (tiers_ms(costs, worker, held.dram, held.nvme) if below else 0.0)
-    return Holder(worker.worker_id, kind, held.total, begin_ms, costs.transfer_ms(worker.block_bytes, kind))
+    tokens = min(held.total * worker.block_tokens, request.prompt_tokens - 1)
+    return Holder(worker.worker_id, kind, held.total, tokens, begin_ms, costs.transfer_ms(worker.block_bytes, kind))

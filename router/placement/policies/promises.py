@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import compress
+from operator import is_not
 from typing import Final, NamedTuple
 
 from kv_transfer.index import Held
@@ -138,9 +140,9 @@ class Promises:
         """Forget names that have not been promised again since."""
         known, last = self._known, batch.last
         for name in batch.names:
-            promises = known.pop(name, None)
-            if promises is not None and promises[-1] is not last:
-                known[name] = promises
+            promises = known.get(name)
+            if promises is not None and promises[-1] is last:
+                del known[name]
 
     def _remembered(self, names: Sequence[bytes]) -> Sequence[bytes]:
         looked, told = self._looked
@@ -168,19 +170,9 @@ def _runs(
     known: dict[bytes, tuple[Promise, ...]], names: Sequence[bytes], counts: Sequence[int]
 ) -> list[tuple[tuple[Promise, ...], int]]:
     """What is promised for names one after the other, and how many leading blocks it is promised for."""
-    runs = list[tuple[tuple[Promise, ...], int]]()
-    run: tuple[Promise, ...] | None = None
-    promised = 0
-    for promises, count in zip(map(known.get, names), counts, strict=True):
-        if promises is run:
-            promised = count
-        elif promises is not None:
-            if run is not None:
-                runs.append((run, promised))
-            run, promised = promises, count
-    if run is not None:
-        runs.append((run, promised))
-    return runs
+    promised = list(map(known.get, names))
+    ends = map(is_not, promised, [*promised[1:], None])
+    return [(run, count) for run, count in compress(zip(promised, counts, strict=True), ends) if run is not None]
 
 
 def remembered(names: Sequence[bytes]) -> Sequence[bytes]:

@@ -1,6 +1,6 @@
 """What all scorers of one decision share: everything a price depends on besides the worker, worked out once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -58,12 +58,13 @@ class Batches(msgspec.Struct, frozen=True, gc=False):
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Somebody who has the prompt's first `blocks` blocks. Bringing some of them takes `begin_ms`, and `block_ms`
-    each."""
+    """Somebody who has the prompt's first `blocks` blocks, of which `tokens` need not be computed: all but the last
+    one of the prompt at most. Bringing some of them takes `begin_ms`, and `block_ms` each."""
 
     worker_id: str
     kind: str
     blocks: int
+    tokens: int
     begin_ms: float
     block_ms: float
 
@@ -76,9 +77,9 @@ class Ask:
     request: PlacementRequest
     costs: CostModel
     settings: PlacementSettings
-    prefill_terms: Callable[[str], PrefillTerms]
+    prefill_terms: Mapping[str, PrefillTerms]
     """By worker id, as `costs` knows them; likewise `step_terms`."""
-    step_terms: Callable[[str], StepTerms]
+    step_terms: Mapping[str, StepTerms]
     held: Mapping[str, Held]
     holders: Mapping[int, tuple[Holder, ...]]
     promised: Promised

@@ -130,7 +130,8 @@ def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> li
     priced = []
     for prefill in prefills:
         queue_ms, way = prefill.queue_ms, prefill.way
-        transfer_ms = setup_ms + max(0.0, whole_ms - overlap * way.prefill_ms)
+        left_ms = whole_ms - overlap * way.prefill_ms
+        transfer_ms = setup_ms + left_ms if left_ms > 0.0 else setup_ms
         total_ms = prefill.total_ms + transfer_ms + answer_ms + others_ms + missed_ms
         priced.append(
             Priced(

@@ -77,14 +77,14 @@ def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int, *, belo
     """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does.
     `below`: the worker has more of the prompt than its pool does."""
     total, size = ask.request.prompt_tokens, worker.block_tokens
-    here = min(blocks * size, total - 1)
+    here = blocks * size if blocks * size < total else total - 1
     read_ms, there = with_tiers(ask, worker, terms, blocks) if below else (0.0, here)
     new_ms = terms.ms(total - here, here)
     prefill_ms = new_ms if there == here else terms.ms(total - there, there)
     fetch_ms, cached, least_ms = read_ms, there, read_ms + prefill_ms
     known, left_ms = there, prefill_ms
     for holder in ask.holders.get(worker.pairing, ()):
-        theirs = min(holder.blocks * size, total - 1)
+        theirs = holder.tokens
         # The longest come first.
         if theirs <= there:
             break

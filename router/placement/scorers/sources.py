@@ -15,16 +15,16 @@ def sources(ask: Ask, worker: WorkerView) -> tuple[SourceChoice, ...]:
     holders = ask.holders.get(worker.pairing)
     if not holders:
         return ()
-    terms, total, size = ask.prefill_terms(worker.worker_id), ask.request.prompt_tokens, worker.block_tokens
+    terms, total, size = ask.prefill_terms[worker.worker_id], ask.request.prompt_tokens, worker.block_tokens
     held = ask.held.get(worker.worker_id)
     blocks = max(held.hbm if held is not None else 0, ask.promised.get((worker.root, worker.worker_id), 0))
     _, there = with_tiers(ask, worker, terms, blocks)
-    if min(holders[0].blocks * size, total - 1) <= there:
+    if holders[0].tokens <= there:
         return ()
     alone_ms = terms.ms(total - there, there)
     found: list[tuple[float, str, SourceChoice]] = []
     for holder in holders:
-        cached = min(holder.blocks * size, total - 1)
+        cached = holder.tokens
         if cached <= there or holder.worker_id == worker.worker_id:
             continue
         brought_ms = holder.begin_ms + (cached - there) / size * holder.block_ms

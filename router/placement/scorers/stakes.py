@@ -114,7 +114,8 @@ def unfair_ms(stakes: Stakes, queue_ms: float, first_ms: float) -> float:
     """What a prompt pays beside its time for a first token after `first_ms`: 0 while it waits no longer than is usual
     for what it takes behind the queue, then the more the longer, smoothly, at most `_PATIENCE` ** 2 - 1 times its
     time. Its age counts."""
-    fair_ms = stakes.usual * max(SHORT_MS, first_ms - queue_ms)
+    alone_ms = first_ms - queue_ms
+    fair_ms = stakes.usual * (alone_ms if alone_ms > SHORT_MS else SHORT_MS)
     waited_ms = stakes.age_ms + first_ms
     if waited_ms <= fair_ms:
         return 0.0

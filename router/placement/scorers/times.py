@@ -13,7 +13,7 @@ from router.placement.view import Times, WorkerView
 def times_of(ask: Ask, worker: WorkerView) -> Times:
     """As of now. The view drops what it knows with every change of its figures; what has been learned is compared."""
     worker_id = worker.worker_id
-    prefill, step = ask.prefill_terms(worker_id), ask.step_terms(worker_id)
+    prefill, step = ask.prefill_terms[worker_id], ask.step_terms[worker_id]
     known = worker.times
     if (
         known is not None
