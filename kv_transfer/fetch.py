@@ -8,7 +8,7 @@ does not verify, is computed by the engine instead: a fetch never fails a reques
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -50,8 +50,16 @@ _NOTHING = Bringing()
 Whole = Callable[[FetchReport], None]
 
 
+Failed = Callable[[FetchReport], Awaitable[None]]
+"""Hears of a hand-off that has failed, and returns when what is missing may be computed here."""
+
+
 def unheard(_report: FetchReport) -> None:
     """Nobody wants to know."""
+
+
+async def unasked(_report: FetchReport) -> None:
+    """Nobody is to be asked."""
 
 
 class Fetcher:
@@ -87,12 +95,15 @@ class Fetcher:
         bringing: Bringing = _NOTHING,
         whole: Whole = unheard,
         prefilled: Prefilled | None = None,
+        failed: Failed = unasked,
     ) -> FetchReport:
         """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
 
         `whole` hears what a hand-off has brought when its last block has landed, right before the engine does, or at
         once where nothing was left for it to bring: what is still to be said to the holder then may take longer than
         a short answer. While `prefilled` does not say that the prompt is computed the holder may be silent longer.
+        The report of a hand-off that has failed goes to `failed` first: until that returns, or the fetch is
+        cancelled, the engine computes nothing of what is missing.
 
         Always ends with `fetch_ended` on the block space, also when cancelled; if something is not closed by then,
         the slots it could still write are quarantined until it is. Never raises a `TandemError`: the report says
@@ -102,15 +113,20 @@ class Fetcher:
         try:
             await self._bring(run, bringing)
             if remote is None or run.stuck:
-                report, settling = self._ended(run, remote)
+                report = self._ended(run, remote)
             else:
-                report, settling = await self._hand_over(run, remote, whole, prefilled)
+                report = await self._hand_over(run, remote, whole, prefilled)
+            report = replace(report, brought=tuple(run.brought))
+            if remote is not None and report.reason is not None:
+                run.failed = report.reason
+                await failed(report)
         except asyncio.CancelledError:
-            self._end(run, "cancelled")
+            self._end(run, run.failed or "cancelled")
             raise
+        settling = self._end(run, report.reason)
         if settling is not None:
             await asyncio.wait((settling,))
-        return replace(report, brought=tuple(run.brought))
+        return report
 
     async def close(self) -> None:
         """Wait until everything that was abandoned is closed."""
@@ -159,7 +175,7 @@ class Fetcher:
 
     async def _hand_over(
         self, run: "_Fetch", remote: RemoteKv, whole: Whole, prefilled: Prefilled | None
-    ) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
+    ) -> FetchReport:
         progress = self._progress(run, run.open_below(None), inf)
         progress.prefilled = prefilled
 
@@ -175,14 +191,13 @@ class Fetcher:
         if reason is not None:
             await leg.let_go()
             await leg.close_within(self._settings.close_grace_s)
-        settling = self._end(run, reason)
         code = "" if failure is None else failure.code
         report = progress.report(reason, acknowledged, self._clock.now(), code)
         if report.passed_over and reason is None:
             self._fell_back(report, remote)
         if reason is None or report.blocks:
             self._meter.observe("tandem_kv_transfer_seconds", report.seconds, report.path)
-        return report, settling
+        return report
 
     def _fell_back(self, report: FetchReport, remote: RemoteKv) -> None:
         """The holder prefers a transport that did not carry: that must not go unseen."""
@@ -194,7 +209,7 @@ class Fetcher:
 
     # -- ends --
 
-    def _ended(self, run: "_Fetch", remote: RemoteKv | None) -> tuple[FetchReport, "asyncio.Task[None] | None"]:
+    def _ended(self, run: "_Fetch", remote: RemoteKv | None) -> FetchReport:
         """The fetch ends without a hand-off: there is none, or something cannot be closed that may still write."""
         failure = None
         if remote is not None:
@@ -203,10 +218,9 @@ class Fetcher:
             failure = TandemError("kv_gone", f"{left} blocks were found nowhere")
         progress = self._progress(run, run.open_below(None), inf)
         reason = None if failure is None else _told(failure)
-        settling = self._end(run, reason)
         code = "" if failure is None else failure.code
         report = progress.report(reason, False, self._clock.now(), code)
-        return replace(report, handed_over=remote is not None), settling
+        return replace(report, handed_over=remote is not None)
 
     def _progress(self, run: "_Fetch", targets: tuple[FetchTarget, ...], until: float) -> FetchProgress:
         job = replace(run.job, targets=targets)
@@ -242,6 +256,8 @@ class _Fetch:
         self.started = started
         self.leg: PullLeg | TierLeg | None = None
         self.brought: list[Brought] = []
+        self.failed: str | None = None
+        """Why its hand-off has failed."""
         self._landed: dict[int, None] = {}
 
     @property

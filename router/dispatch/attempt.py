@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from router.dispatch.missing import Missing
 from router.dispatch.positions import Mismatch, Positions
 from router.fleet.peer import Peer
 from router.placement import Placement, Work
@@ -133,7 +134,7 @@ class Leg:
 
     def on_report(self, report: AttemptReport) -> None:
         if not self.reported:
-            self.reported = True
+            self.reported, self.computed = True, report.tokens_computed
             self.owner.leg_reported(self, report)
 
     def on_progress(self, now: float, tokens: int) -> None:
@@ -223,6 +224,8 @@ class Attempt:
     """Once that has ended, the whole attempt goes elsewhere: nothing had been computed."""
     transferred: bool = False
     """Decode's fetch has ended: nobody wants prefill's blocks any more."""
+    missing: Missing | None = None
+    """What decode's fetch has not brought: decode waits for the word to compute it."""
     notes: list[str] = field(default_factory=list)
 
     @property

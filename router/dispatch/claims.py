@@ -25,7 +25,7 @@ class Claimant:
         self._outputs: list[SequenceOutput] = []
         self._failure: AttemptFailed | None = None
         self._report: AttemptReport | None = None
-        self._transferred = False
+        self._transferred: str | None = None
 
     def on_output(self, output: SequenceOutput, now: float) -> None:
         self._outputs.append(output)
@@ -40,7 +40,7 @@ class Claimant:
         """Its bounds are its own."""
 
     def on_transferred(self, code: str) -> None:
-        self._transferred = True
+        self._transferred = code
 
     def on_claimed(self, claimed: Claimed | None) -> None:
         self.claimed = claimed
@@ -52,7 +52,7 @@ class Claimant:
 
     def share(self, claimed: Claimed) -> Share:
         """What the worker has handed over."""
-        transferred = claimed.transferred or self._transferred
+        transferred = "" if self._transferred is None and claimed.transferred else self._transferred
         said = tuple(self._outputs)
         return Share(self.peer, self.handle, claimed, said, transferred, self._failure, self._report)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.held import HeldRequest
+from router.dispatch.missing import Missing, judge
 from router.dispatch.patience import call_off_s
 from router.dispatch.starvation import Waits
 from tandem.core.messages import SampleFirst
@@ -28,16 +29,39 @@ class HandedOffRequest(HeldRequest):
     # ---- what is told of the hand-off ----
 
     def transferred(self, leg: Leg, code: str) -> None:
-        """Decode has of the blocks what it will get. Where that is not all, it computes the rest, and then needs
-        nobody to tell it the first token: prefill may still be far from its turn."""
+        """Decode has of the blocks what it will get. Where that is not all it waits for the word to compute the rest,
+        and then needs nobody to tell it the first token: prefill may still be far from its turn."""
         attempt = self._attempt
         if attempt is None or leg is not attempt.decode:
+            if code:
+                # What races another attempt has been charged when it began.
+                leg.send(SampleFirst(leg.handle))
             return
         attempt.transferred = True
-        if code and attempt.prefill is not None and self._sequences.lacks_first(attempt):
-            self._go_on_without_prefill(attempt, attempt.prefill, f"its blocks did not come: {code}")
-        else:
+        if not code:
             self._let_prefill_go(attempt)
+        elif attempt.prefill is not None:
+            if attempt.missing is None:
+                now = self._tools.clock.now()
+                attempt.missing = Missing(code, now, now)
+                self._judge_missing(attempt, attempt.prefill, attempt.missing, now)
+        elif attempt.calls_off is None:
+            leg.send(SampleFirst(leg.handle))
+
+    def _judge_missing(self, attempt: Attempt, prefill: Leg, missing: Missing, now: float) -> None:
+        """Whether decode may compute now what it could not fetch: a retry."""
+        if now < missing.ask_at:
+            self._await_progress(attempt)
+            return
+        settings = self._tools.settings
+        verdict = judge(missing, now, self._host.may_retry(), settings.retry, settings.deadlines.prefill_progress_s)
+        if verdict.compute:
+            self._call_off_prefill(attempt, prefill, verdict.reason)
+            return
+        if missing.refused == 0:
+            attempt.notes.append(verdict.reason)
+        attempt.missing = missing.again(verdict.ask_at)
+        self._await_progress(attempt)
 
     def _let_prefill_go(self, attempt: Attempt) -> None:
         """End prefill's lease as soon as nothing is wanted of it: a fetch that failed could not always say so."""
@@ -151,10 +175,13 @@ class HandedOffRequest(HeldRequest):
         self._exclude(leg)
         attempt.notes.append(f"went on without prefill on {leg.peer.worker_id} ({reason})")
         lacks_first = self._sequences.lacks_first(attempt)
-        if lacks_first or attempt.decode.watched:
+        if lacks_first or attempt.decode.watched or attempt.missing is not None:
             attempt.decode.send(SampleFirst(attempt.decode.handle))
-        if lacks_first:
+        if lacks_first or attempt.missing is not None:
             leg.given_up = True
+            if leg.reported:
+                self._computed_twice(leg, leg.computed)
+        if lacks_first:
             attempt.patient_since = self._tools.clock.now()
             attempt.decode.computes_prompt = True
             self._tools.meter.add("tandem_attempts_total", 1.0, "prefill_lost")

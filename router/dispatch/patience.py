@@ -70,7 +70,10 @@ def earliest(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadl
 def next_look(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines, now: float) -> float:
     """When to look for stalls again. Progress can bring a deadline nearer (from first token to inter-token), and
     nobody is told of it on the hot path; looking four times per inter-token deadline notices soon enough. A prefill
-    that is called off has a bound of its own."""
+    that is called off has a bound of its own, and so has a decode that waits for the word to compute what it could
+    not fetch."""
     if attempt.calls_off is not None:
         return attempt.calls_off_until
+    if attempt.missing is not None and attempt.prefill is not None:
+        return attempt.missing.ask_at
     return min(earliest(attempt, unfinished, deadlines)[0], now + deadlines.inter_token_s / 4)

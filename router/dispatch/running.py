@@ -268,6 +268,9 @@ class RunningRequest(HandedOffRequest):
                 leg = attempt.calls_off
                 self._after_call_off(attempt, leg, leg.computed, "it did not say that it has ended")
             return
+        if attempt.missing is not None and attempt.prefill is not None:
+            self._judge_missing(attempt, attempt.prefill, attempt.missing, now)
+            return
         due, each = earliest(attempt, self._sequences.unfinished(), self._tools.settings.deadlines)
         if now < due:
             self._await_progress(attempt)

@@ -146,4 +146,5 @@ def _submit(
         adapter=generation.adapter,
         special_text=generation.special_text,
         images=generation.images,
+        confirm_recompute=mode == "decode",
     )

@@ -14,14 +14,14 @@ _UNKNOWN_COST = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker handed over: the attempt under `handle`, everything said of it, whether its fetch is over, and
-    how it ended if it has."""
+    """What one worker handed over: the attempt under `handle`, everything said of it, the code with which its fetch
+    ended (None while it goes on), and how it ended if it has."""
 
     peer: Peer
     handle: int
     claimed: Claimed
     outputs: tuple[SequenceOutput, ...]
-    transferred: bool
+    transferred: str | None
     failure: AttemptFailed | None
     report: AttemptReport | None
 
@@ -40,8 +40,8 @@ class Share:
         """Say everything again, to the leg that the handle belongs to now."""
         for output in self.outputs:
             leg.on_output(output, now)
-        if self.transferred:
-            leg.on_transferred("")
+        if self.transferred is not None:
+            leg.on_transferred(self.transferred)
         if self.failure is not None:
             leg.on_failed(self.failure)
         if self.report is not None:

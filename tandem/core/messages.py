@@ -113,6 +113,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     images: tuple[bytes, ...] = ()
     """Files of the images that the prompt has places for; only with mode `local`, for workers whose `Hello.features`
     has `images`."""
+    confirm_recompute: bool = False
+    """With mode `decode`: where the fetch fails, the worker says so first (`Transferred`) and computes nothing of
+    what is missing before `SampleFirst` comes, for a bounded time."""
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False):
@@ -131,7 +134,8 @@ class ProvideFirst(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampleFirst(msgspec.Struct, frozen=True):
-    """Prefill is lost: compute whatever is missing and sample the next position here."""
+    """Prefill is lost, or its blocks did not come: compute whatever is missing and sample the next position here if
+    it is not known."""
 
     handle: int
 

@@ -1,5 +1,6 @@
 """The attempts a worker is running, found by the engine's work id or by a link's handle. No I/O, no clock."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,8 @@ class Attempt:
     """Where leading blocks of its prompt may come from besides a hand-off."""
     prefilled: Prefilled = field(default_factory=Prefilled)
     """Whether the prompt of a hand-off has been computed."""
+    confirmed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the router has said that what its hand-off has not brought is to be computed here."""
     reuse: str = ""
     """What was decided about that, and why."""
     pinned: int = 0
@@ -72,6 +75,12 @@ class Attempt:
     def transferred(self) -> bool:
         """Whether its hand-off has ended."""
         return self.fetch is not None and self.fetch.handed_over
+
+    @property
+    def asks(self) -> bool:
+        """Whether its hand-off has failed, and its router is to say what becomes of its prompt."""
+        failed = self.fetch is not None and self.fetch.handed_over and self.fetch.code != ""
+        return failed and self.submit.confirm_recompute and not self.confirmed.is_set()
 
 
 def new_outputs(submit: Submit, decoder: Decoder) -> dict[int, Output]:

@@ -17,13 +17,12 @@ from tandem.core.messages import (
     RouterMessage,
     StepOutputs,
     Submit,
-    Transferred,
 )
 from tandem.engine.protocol import FirstTokens, StepReport, Work, WorkStats
 from tandem.worker.attempt_spans import SpanMaker, Stamp
 from tandem.worker.attempts import Attempt, AttemptTable, new_outputs
 from tandem.worker.figures import Figures
-from tandem.worker.handover import Handover
+from tandem.worker.handover import Handover, transferred
 from tandem.worker.holding import Holding
 from tandem.worker.identity import MODES, Identity, root_name
 from tandem.worker.keeper import Keeper
@@ -135,9 +134,10 @@ class AttemptDesk:
         self._engine.provide_first(attempt.work_id, first.sequence, first.token)
 
     def sample_first(self, session_id: int, handle: int) -> None:
-        """Prefill is lost."""
+        """Prefill is lost, or what it has computed cannot be fetched."""
         attempt = self._table.by_handle(session_id, handle)
         if attempt is not None:
+            attempt.confirmed.set()
             attempt.prefilled.known(self._clock.now())
             self._engine.sample_first(attempt.work_id)
 
@@ -230,19 +230,7 @@ class AttemptDesk:
     def _transferred(self, attempt: Attempt, fetched: FetchReport) -> None:
         """A hand-off has ended. A canary that was not brought ends too."""
         submit = attempt.submit
-        assert submit.remote is not None, "nothing is fetched for a work without a remote"
-        told = Transferred(
-            handle=submit.handle,
-            holder=submit.remote.worker_id,
-            holder_epoch=submit.remote.epoch,
-            path=fetched.path,
-            seconds=fetched.seconds,
-            bytes=fetched.bytes,
-            code=fetched.code,
-            message=fetched.message,
-            passed_over=fetched.passed_over,
-        )
-        self._say(attempt.session_id, told)
+        self._say(attempt.session_id, transferred(submit, fetched))
         if fetched.first is not None:
             self._relay_first(attempt, fetched.first)
         if submit.canary and fetched.code:

@@ -1,8 +1,10 @@
 """Running fetches: one task per work that waits for blocks of its prompt."""
 
 import asyncio
+from contextlib import suppress
 
-from kv_transfer.fetch import Bringing, unheard
+from kv_transfer.fetch import Bringing, unasked, unheard
+from kv_transfer.fetch_progress import FetchReport
 from tandem.core.messages import RemoteKv
 from tandem.engine.protocol import FetchJob
 from tandem.worker.attempts import Attempt
@@ -15,6 +17,7 @@ class Fetches:
 
     def __init__(self, parts: Parts, desk: AttemptDesk, fetcher: KvFetcher | None) -> None:
         self._engine = parts.engine
+        self._unjudged_s = parts.deadlines.unjudged_s
         self._desk = desk
         self._fetcher = fetcher
         self._group: asyncio.TaskGroup | None = None
@@ -60,12 +63,36 @@ class Fetches:
 
     async def _fetch(self, attempt: Attempt, job: FetchJob, remote: RemoteKv | None, fetcher: KvFetcher) -> None:
         self._running[job.work_id] = task = self._waiting.pop(job.work_id)
+
+        async def failed(report: FetchReport) -> None:
+            await self._ask(attempt, report)
+
         try:
-            attempt.fetch = await fetcher.fetch(job, remote, attempt.bringing, attempt.landed, attempt.prefilled)
+            report = await fetcher.fetch(
+                job,
+                remote,
+                attempt.bringing,
+                attempt.landed,
+                attempt.prefilled,
+                failed if attempt.submit.confirm_recompute else unasked,
+            )
         finally:
             if self._running.get(job.work_id) is task:
                 del self._running[job.work_id]
-        self._desk.fetched(attempt, attempt.fetch)
+        if report is not attempt.fetch:
+            self._told(attempt, report)
+
+    async def _ask(self, attempt: Attempt, report: FetchReport) -> None:
+        """The hand-off of an attempt has failed: tell its router, and wait for its word. Without one what is missing
+        is computed all the same once its router should have judged."""
+        self._told(attempt, report)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._unjudged_s):
+                await attempt.confirmed.wait()
+
+    def _told(self, attempt: Attempt, report: FetchReport) -> None:
+        attempt.fetch = report
+        self._desk.fetched(attempt, report)
 
     def _refuse(self, work_id: int, reason: str) -> None:
         space = self._engine.kv
@@ -74,4 +101,4 @@ class Fetches:
 
 
 async def _guest(fetcher: KvFetcher, job: FetchJob, bringing: Bringing) -> None:
-    await fetcher.fetch(job, None, bringing, unheard, None)
+    await fetcher.fetch(job, None, bringing, unheard, None, unasked)

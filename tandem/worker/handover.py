@@ -4,8 +4,19 @@ from collections.abc import Callable
 
 import msgspec
 
+from kv_transfer.fetch_progress import FetchReport
 from tandem.core.clock import Clock
-from tandem.core.messages import AttemptFailed, AttemptReport, Claim, Claimed, Keep, RouterMessage, Unclaimed
+from tandem.core.messages import (
+    AttemptFailed,
+    AttemptReport,
+    Claim,
+    Claimed,
+    Keep,
+    RouterMessage,
+    Submit,
+    Transferred,
+    Unclaimed,
+)
 from tandem.worker.attempts import Attempt, AttemptTable
 from tandem.worker.holding import Held, Holding
 from tandem.worker.output_log import OutputLog
@@ -59,11 +70,13 @@ class Handover:
         self._holding.ended(attempt, report, self._clock.now())
 
     def _tell(self, held: Held) -> None:
-        """All outputs, `Claimed`, and how the attempt ended if it has."""
+        """All outputs, what its router is to judge, `Claimed`, and how the attempt ended if it has."""
         attempt, submit = held.attempt, held.attempt.submit
         assert attempt.log is not None, "a resumable attempt has a log"
         for message in attempt.log.messages(submit.handle):
             self._say(attempt.session_id, message)
+        if attempt.asks and attempt.fetch is not None:
+            self._say(attempt.session_id, transferred(submit, attempt.fetch))
         left_s = submit.deadline_s - (self._clock.now() - attempt.submitted)
         starts = tuple((branch.sequence, len(branch.forced) + 1) for branch in submit.branches)
         told = (submit.handle, submit.resume, submit.attempt, submit.mode, left_s, starts)
@@ -72,3 +85,19 @@ class Handover:
             self._say(attempt.session_id, msgspec.structs.replace(held.failure, handle=submit.handle))
         if held.report is not None:
             self._say(attempt.session_id, msgspec.structs.replace(held.report, handle=submit.handle))
+
+
+def transferred(submit: Submit, fetched: FetchReport) -> Transferred:
+    """What a router hears of a hand-off that has ended."""
+    assert submit.remote is not None, "nothing is fetched for a work without a remote"
+    return Transferred(
+        handle=submit.handle,
+        holder=submit.remote.worker_id,
+        holder_epoch=submit.remote.epoch,
+        path=fetched.path,
+        seconds=fetched.seconds,
+        bytes=fetched.bytes,
+        code=fetched.code,
+        message=fetched.message,
+        passed_over=fetched.passed_over,
+    )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kv_transfer.fetch import Bringing, Whole
+from kv_transfer.fetch import Bringing, Failed, Whole
 from kv_transfer.fetch_progress import FetchReport, Prefilled
 from kv_transfer.tiers.tiers import Tiers
 from tandem.core.clock import Clock
@@ -23,10 +23,17 @@ class KvFetcher(Protocol):
     """Brings the blocks of a work (`kv_transfer.fetch.Fetcher`)."""
 
     async def fetch(
-        self, job: FetchJob, remote: RemoteKv | None, bringing: Bringing, whole: Whole, prefilled: Prefilled | None
+        self,
+        job: FetchJob,
+        remote: RemoteKv | None,
+        bringing: Bringing,
+        whole: Whole,
+        prefilled: Prefilled | None,
+        failed: Failed,
     ) -> FetchReport:
         """Always ends with `fetch_ended` on the block space, also when cancelled. `whole` hears what a hand-off has
-        brought once its last block has landed; `prefilled` says once its prompt is computed."""
+        brought once its last block has landed; `prefilled` says once its prompt is computed; `failed` is asked before
+        the engine computes what a hand-off has not brought."""
         ...
 
 

@@ -1,0 +1,50 @@
+"""What becomes of blocks of a prompt that decode could not fetch. Pure.
+
+Computing them again is a retry: a fault that all hand-offs have would otherwise have every prompt computed twice at
+once. Where too much is being retried decode waits, and the budget is asked again for a bounded time: nothing else
+brings the blocks any more, and failing the request helps nobody.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from router.dispatch.retry_budget import backoff_s
+from router.settings import RetrySettings
+
+_ASK_LEAST_S: Final = 0.02
+"""How long to wait at least before the budget is asked again."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Decode has said at `since` that its fetch failed with `code`. The budget has refused `refused` times to have
+    the rest computed, and is asked next at `ask_at`."""
+
+    code: str
+    since: float
+    ask_at: float
+    refused: int = 0
+
+    def again(self, ask_at: float) -> "Missing":
+        """The budget has refused once more."""
+        return replace(self, ask_at=ask_at, refused=self.refused + 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether decode computes what is missing now, and why; otherwise the budget is asked again at `ask_at`."""
+
+    compute: bool
+    reason: str
+    ask_at: float = 0.0
+
+
+def judge(missing: Missing, now: float, granted: bool, settings: RetrySettings, bound_s: float) -> Verdict:
+    """`granted`: the budget has a retry for it. It is asked for at most `bound_s`."""
+    told, until = f"its blocks did not come: {missing.code}", missing.since + bound_s
+    if granted:
+        return Verdict(True, told)
+    if now >= until:
+        return Verdict(True, f"{told}; nothing else brings them, and no retry was granted within {bound_s:.1f} s")
+    wait_s = max(_ASK_LEAST_S, backoff_s(settings, missing.refused + 2))
+    return Verdict(False, f"{told}; decode waits, as others are retried", min(now + wait_s, until))
