@@ -1,6 +1,11 @@
 """The share of traffic that may be retries. Pure; one owner changes it in place."""
 
+from typing import Final
+
 from router.settings import RetrySettings
+
+
+_DOUBLED_MAX: Final = 64
 
 
 class RetryBudget:
@@ -37,4 +42,4 @@ def backoff_s(settings: RetrySettings, fruitless: int) -> float:
     first retry, then doubling."""
     if fruitless <= 1:
         return 0.0
-    return min(settings.backoff_max_s, settings.backoff_first_s * 2.0 ** (fruitless - 2))
+    return min(settings.backoff_max_s, settings.backoff_first_s * 2.0 ** min(fruitless - 2, _DOUBLED_MAX))

@@ -27,6 +27,8 @@ from tandem.sim.platform import Platform, Shape
 from tandem.sim.trace import Trace
 
 MODEL: Final = SimulatedModel(blocks=400, base_s=0.01, token_s=0.0001)
+CALL_OFF_S: Final = 1.0
+"""How long a prefill that is called off may take to say that it has ended, before decode computes its prompt."""
 LINE_S: Final = 0.6
 """What may be added to a deadline: the wait for the next heartbeat, a few messages and a few steps."""
 
@@ -322,14 +324,15 @@ async def a_hand_off_that_prefill_never_hears_of_is_given_up(stalled: Stalled) -
     stalled.platform.network.block(("router", "p0"))
     heard, _ = stalled.ask(tokens=600)
     decode = stalled.platform.nodes["d0"], stalled.platform.nodes["d1"]
-    await asyncio.sleep(stalled.deadlines.unknown_name_s + LINE_S)
+    found_s = stalled.deadlines.unknown_name_s + CALL_OFF_S
+    await asyncio.sleep(found_s + LINE_S)
     for node in decode:
         assert node.incarnation is not None
         fetches = node.incarnation.service.host._fetches._running
         assert not fetches, "its fetch still waits for a lease that nobody knows"
     await heard.ended.wait()
     heard.check_whole(20)
-    assert stalled.deadlines.unknown_name_s <= heard.times[0] <= stalled.deadlines.unknown_name_s + 2 * LINE_S
+    assert stalled.deadlines.unknown_name_s <= heard.times[0] <= found_s + 2 * LINE_S
     stalled.platform.network.unblock(("router", "p0"))
     stalled.platform.links.reconsider()
     await stalled.free()
