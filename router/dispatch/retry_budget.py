@@ -4,7 +4,6 @@ from typing import Final
 
 from router.settings import RetrySettings
 
-
 _DOUBLED_MAX: Final = 64
 
 
