@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from router.dispatch.missing import Missing, judge
 from router.settings import RetrySettings
 from tandem.core.messages import Cancel, SampleFirst
+from tandem.sim.loop import VirtualLoop, run
+from tests.unit.router_world import World
 from tests.unit.test_prefill_given_up import PAIRED, STANDSTILL_S, Stuck, ended, scenario, told, unwilling
 
 SETTINGS = RetrySettings()
@@ -104,10 +106,11 @@ def test_a_retry_that_others_earn_meanwhile_is_taken() -> None:
         client = stuck.ask()
         await asyncio.sleep(1.0)
         assert not told(stuck.p1, Cancel)
-        stuck.world.ask(tokens=100, timeout_s=0.1)
-        stuck.world.ask(tokens=100, timeout_s=0.1)
-        assert await stuck.comes(stuck.p1, Cancel) < 2.7
+        for _ in range(2):
+            stuck.world.dispatcher._retries.earn()
+        assert await stuck.comes(stuck.p1, Cancel) < 1.8
         (await ended(client)).check_whole()
+        assert not budget(stuck)
 
     scenario(body, replace(PAIRED, retry=RetrySettings(share=0.4, burst=1)))
 
@@ -124,10 +127,12 @@ def test_a_prefill_that_is_lost_while_the_budget_refuses_is_waited_for_no_longer
     scenario(body, unwilling())
 
 
-def test_a_prompt_that_prefill_has_computed_is_a_retry_too() -> None:
-    """Its first token is known; the blocks are not there, and are computed again."""
+@pytest.mark.parametrize("relay", [False, True])
+def test_a_prompt_that_prefill_has_computed_is_a_retry_too(relay: bool) -> None:
+    """Its first token is known, perhaps from decode; the blocks are not there, and are computed again."""
 
     async def body(stuck: Stuck) -> None:
+        stuck.d1.relay = relay
         stuck.p1.prefill_s, stuck.d1.step_s = 0.05, 0.5
         stuck.d1.transfer_of_requests = lambda _holder: None
         client = stuck.ask()
@@ -176,3 +181,24 @@ def test_a_hand_off_whose_prefill_is_lost_already_gets_its_word_again(code: str)
         assert budget(stuck), "nobody chose it"
 
     scenario(body, ONE_RETRY)
+
+
+def test_an_attempt_that_races_another_goes_on_at_once() -> None:
+    """It was charged when it began."""
+
+    async def main(loop: VirtualLoop) -> None:
+        retry = RetrySettings(share=0.0, burst=1, hedge_after_s=0.5)
+        world = World(loop, replace(PAIRED, retry=retry))
+        for name, role in (("p1", "prefill"), ("p2", "prefill"), ("d1", "decode"), ("d2", "decode")):
+            world.worker(name, role).prefill_s = 3.0 if role == "prefill" else 0.05
+        await world.start()
+        client = world.ask(tokens=100)
+        await asyncio.sleep(0.3)
+        for worker in world.workers.values():
+            worker.transfer_of_requests = lambda _holder: ("tcp", "kv_gone")
+        (await ended(client)).check_whole()
+        racing = [each for each in world.workers.values() if each.role == "decode" and told(each, SampleFirst)]
+        assert [[each.attempt for each in worker.submits] for worker in racing] == [[2]]
+        await world.stop()
+
+    run(main, limit_s=3000.0)
