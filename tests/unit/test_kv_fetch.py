@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_transfer.export import Exporter
@@ -481,6 +482,48 @@ def test_news_of_a_prompt_that_come_when_the_time_of_its_pull_is_over_harm_nobod
         report = await fetching
         assert not failed
         assert report.code == "transfer_failed"
+        world.settled()
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_hand_off_that_fails_is_told_before_the_engine_hears_of_its_end(cancelled: bool) -> None:
+    async def main(world: World) -> None:
+        reports, leave = list[FetchReport](), asyncio.Event()
+
+        async def failed(report: FetchReport) -> None:
+            reports.append(report)
+            await leave.wait()
+
+        names = ready_lease(world.holder, 4)
+        remote = msgspec.structs.replace(remote_kv(world.holder, world.receiver, (world.address,)), ticket=b"forged")
+        fetching = asyncio.ensure_future(world.fetcher.fetch(fetch_job(names, LAYOUT), remote, failed=failed))
+        await asyncio.sleep(60.0)
+        assert [report.code for report in reports] == ["ticket_refused"]
+        assert not world.receiver.ended
+        if cancelled:
+            fetching.cancel()
+            await asyncio.wait((fetching,))
+        else:
+            leave.set()
+            assert await fetching is reports[0]
+        ((_, reason, _),) = world.receiver.ended
+        assert reason is not None
+        assert reason.startswith("ticket_refused")
+        world.settled()
+
+    on_virtual_time(main)
+
+
+def test_a_hand_off_that_comes_asks_nobody() -> None:
+    async def main(world: World) -> None:
+        async def failed(report: FetchReport) -> None:
+            raise AssertionError(report)
+
+        names = ready_lease(world.holder, 4)
+        remote = remote_kv(world.holder, world.receiver, (world.address,))
+        assert (await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, failed=failed)).reason is None
         world.settled()
 
     on_virtual_time(main)

@@ -2,14 +2,18 @@
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.dispatch.attempt import Leg
+from router.dispatch.claims import Claimant
 from router.dispatch.missing import Missing, judge
+from router.fleet.peer import Peer
 from router.settings import RetrySettings
-from tandem.core.messages import Cancel, SampleFirst
+from tandem.core.messages import Cancel, Claimed, SampleFirst
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 from tests.unit.test_prefill_given_up import PAIRED, STANDSTILL_S, Stuck, ended, scenario, told, unwilling
@@ -127,18 +131,18 @@ def test_a_prefill_that_is_lost_while_the_budget_refuses_is_waited_for_no_longer
     scenario(body, unwilling())
 
 
-@pytest.mark.parametrize("relay", [False, True])
-def test_a_prompt_that_prefill_has_computed_is_a_retry_too(relay: bool) -> None:
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_prompt_that_prefill_has_computed_is_a_retry_too(watched: bool) -> None:
     """Its first token is known, perhaps from decode; the blocks are not there, and are computed again."""
 
     async def body(stuck: Stuck) -> None:
-        stuck.d1.relay = relay
         stuck.p1.prefill_s, stuck.d1.step_s = 0.05, 0.5
         stuck.d1.transfer_of_requests = lambda _holder: None
         client = stuck.ask()
         await asyncio.sleep(0.2)
         assert client.tokens[0]
         leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg.watched = watched
         leg.on_transferred("kv_gone")
         assert await stuck.comes(stuck.d1, SampleFirst) < 0.3
         (await ended(client)).check_whole()
@@ -202,3 +206,46 @@ def test_an_attempt_that_races_another_goes_on_at_once() -> None:
         await world.stop()
 
     run(main, limit_s=3000.0)
+
+
+def test_a_fetch_that_fails_again_does_not_ask_anew() -> None:
+    """A fetch that gave its blocks back meanwhile begins once more."""
+
+    async def body(stuck: Stuck) -> None:
+        fails(stuck)
+        client = stuck.ask()
+        await asyncio.sleep(4.0)
+        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg.on_transferred("kv_gone")
+        assert await stuck.comes(stuck.p1, Cancel) <= STANDSTILL_S + 0.2
+        (await ended(client)).check_whole()
+
+    scenario(body, unwilling())
+
+
+class Listener:
+    """What a claim and a leg of it need of their surroundings."""
+
+    worker_id = "d1"
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def open(self, _target: object) -> int:
+        return 7
+
+    def on_transferred(self, code: str) -> None:
+        self.codes.append(code)
+
+
+@pytest.mark.parametrize(
+    ("said", "claimed", "heard"), [("kv_gone", True, ["kv_gone"]), (None, True, [""]), (None, False, [])]
+)
+def test_a_claimant_hears_how_its_fetch_failed(said: str | None, claimed: bool, heard: list[str]) -> None:
+    listener = Listener()
+    claimant = Claimant(cast(Peer, listener), lambda: None)
+    if said is not None:
+        claimant.on_transferred(said)
+    share = claimant.share(Claimed(7, b"", 1, "decode", 10.0, ((0, 1),), transferred=claimed))
+    share.replay(cast(Leg, listener), 0.0)
+    assert listener.codes == heard

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from tandem.core.messages import Cancel, Claimed, ProvideFirst, SampleFirst, Submit, Transferred
+from tests.unit import test_damaged_blocks as damaged
 from tests.unit.test_worker_holding import claimed, resumable
 from tests.unit.test_worker_host import Stage, on_stage, reference
 from tests.unit.worker_stage import Router, hand_off, prompt
@@ -67,7 +68,9 @@ def test_a_router_that_does_not_ask_for_it_is_told_and_not_waited_for() -> None:
         _, to_d = stale(stage, p, d, asks=False)
         d.link.tokens.send(to_d)
         d.link.tokens.send(ProvideFirst(1, 0, reference(to_d)[0]))
+        began = stage.clock.now()
         await d.ended(1)
+        assert stage.clock.now() - began < 10.0
         assert said(d) == ["stale_epoch"]
         assert d.tokens(1) == reference(to_d)[1:]
 
@@ -153,3 +156,47 @@ def test_whoever_claims_it_is_asked_in_turn() -> None:
         assert other.tokens(7) == reference(to_d)
 
     on_stage(test)
+
+
+def test_of_a_hand_off_that_waits_for_nobody_a_claimant_is_told_nothing_to_judge() -> None:
+    async def test(stage: Stage) -> None:
+        p, d = await stage.connect()
+        _, other = await stage.connect("other")
+        _, to_d = stale(stage, p, d, asks=False)
+        d.link.tokens.send(resumable(to_d))
+        await failed(d)
+        d.link.close("it died")
+        await asyncio.sleep(0.2)
+        answer = await claimed(other, 7)
+        assert isinstance(answer, Claimed)
+        assert answer.transferred
+        assert not said(other)
+
+    on_stage(test)
+
+
+def test_the_word_also_ends_the_waiting_for_blocks_of_which_some_have_come() -> None:
+    """Then the engine does not stop the fetch by itself."""
+
+    async def test(stage: damaged.Stage) -> None:
+        p, d = await stage.linked()
+        assert p.hello is not None
+        assert d.hello is not None
+        to_p, to_d = hand_off(1, p.hello, d.hello, prompt(100), stage.clock.wall())
+        p.link.tokens.send(to_p)
+        await p.ended(1)
+        stage.engine("p").memory.block(stage.exported()[3].slot)[9] ^= 4
+        d.link.tokens.send(msgspec.structs.replace(to_d, confirm_recompute=True))
+        d.link.tokens.send(ProvideFirst(1, 0, p.outputs[0].tokens[0]))
+        await failed(d)
+        assert said(d) == ["kv_corrupt"]
+        await asyncio.sleep(5.0)
+        assert not d.outputs
+        d.link.tokens.send(SampleFirst(1))
+        began = stage.clock.now()
+        report = await d.ended(1)
+        assert stage.clock.now() - began < 5.0
+        assert 0 < report.tokens_computed < 100
+        p.link.tokens.send(Cancel(1))
+
+    damaged.on_stage(test)
