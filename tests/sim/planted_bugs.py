@@ -266,7 +266,7 @@ BUGS: tuple[tuple[Plant, str, int], ...] = (
     (a_missing_deadline, "had no end", 0),
     (a_digest_computed_at_pull_time, "wrong tokens", 18),
     (a_tail_block_put_in_the_index, "no full block", 0),
-    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 82),
+    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 132),
     (a_block_freed_while_leased, "references|slot|states|in use", 0),
     (a_lost_worker_left_in_the_index, "which is lost", 0),
     (a_gap_in_the_events_ignored, "does not have", 0),
