@@ -99,7 +99,7 @@ def _placed(worker: WorkerListing, member: MemberFacts | None) -> WorkerListing:
 
 def _live(peer: Peer, pairs: tuple[PairListing, ...], now: float) -> WorkerListing:
     """A worker that there is a link to, with what it is busy with."""
-    ready_for_s = None if peer.ready_at is None else max(0.0, now - peer.ready_at)
+    ready_for_s = None if peer.view.ready_at is None else max(0.0, now - peer.view.ready_at)
     listed = _worker(peer.hello, peer.address, state_of(peer), "", pairs)
     takes_prompts = peer.view.takes_prompts
     return msgspec.structs.replace(listed, load=_load(peer), ready_for_s=ready_for_s, takes_prompts=takes_prompts)

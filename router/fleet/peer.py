@@ -110,7 +110,6 @@ class Peer:
         "itl_target_s",
         "leaves_at",
         "link",
-        "ready_at",
         "view",
         "worker_id",
     )
@@ -126,8 +125,7 @@ class Peer:
         self.feed = KvFeed(hello.epoch)
         self.alive = True
         self.heard_at = now
-        self.ready_at: float | None = now if view.ready else None
-        """Since when it takes work, as far as this link knows."""
+        self.view.ready_at = now if view.ready else None
         self.leaves_at: float | None = None
         """When the worker will have left, once it has said so."""
         self.itl_target_s: float | None = None
@@ -252,7 +250,7 @@ class Peer:
                 self.hello = msgspec.structs.replace(self.hello, unready=False, **told)
                 self._addresses.clear()
                 self.view.ready = True
-                self.ready_at = self.heard_at if self.ready_at is None else self.ready_at
+                self.view.ready_at = self.heard_at if self.view.ready_at is None else self.view.ready_at
                 return (message,)
             case SplitPublished():
                 return (message,)

@@ -85,6 +85,8 @@ class WorkerView:
     warm: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
     """Adapters that were in use there, the latest last."""
     hardware: str = ""
+    ready_at: float | None = None
+    """Since when it takes work, in seconds of the owner's clock, as far as its owner has seen it come."""
     takes_prompts: bool = False
     """Whether it computes prompts that others answer: a prefill worker always, one of role `auto` while the split in
     force says so."""

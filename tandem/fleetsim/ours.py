@@ -102,7 +102,7 @@ class OursDecider:
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
         self.take_loads(now)
         names = self._knowledge.names(request)
-        self._take_changes()
+        self._take_changes(now)
         asked = self._asked(request, names, now)
         placement = self._policy.choose(asked, self._here, self.costs, self._settings.placement, None, now)
         if isinstance(placement, Unplaced):
@@ -189,13 +189,15 @@ class OursDecider:
                 view.loaded(load, now, self._settings.load_lag_s)
                 self.costs.observe_load(view.worker_id, load, view.attended_tokens, view.kind)
 
-    def _take_changes(self) -> None:
+    def _take_changes(self, now: float) -> None:
         """Workers that have come or are lost."""
         away = self._knowledge.away
         if away != self._away:
             for number in away - self._away:
                 self._policy.gone(self.views[number].worker_id)
                 self.costs.forget(self.views[number].worker_id)
+            for number in self._away - away:
+                self.views[number].ready_at = now
             self._away = set(away)
             self._here = tuple(view for number, view in enumerate(self.views) if number not in away)
 

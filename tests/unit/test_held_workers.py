@@ -65,6 +65,23 @@ def test_workers_that_join_with_empty_caches_get_their_share_and_no_more_than_he
     assert 0.5 <= share / (more / (before + more)) <= 2.0
 
 
+@pytest.mark.parametrize(
+    ("before", "more", "seed"), [(4, 1, 1), (4, 1, 2), (4, 1, 3), (4, 1, 4), (2, 2, 1), (2, 2, 2)]
+)
+def test_prompts_at_a_newcomer_wait_about_as_long_as_elsewhere(before: int, more: int, seed: int) -> None:
+    """For the 30 s after it came; up to 3.5 times as long where it is sent whatever seems to disturb nobody there."""
+    settings = workers(before + more, joins=tuple((EVENT_S, number) for number in range(before, before + more)))
+    grown = play(settings, requests_of(CHATS, seed, 1.1 * FULL * before, EVENT_S + 30.0))
+
+    def there(request: Request) -> bool:
+        return request.arrival_s >= EVENT_S and request.decode >= before
+
+    def elsewhere(request: Request) -> bool:
+        return request.arrival_s >= EVENT_S and request.decode < before
+
+    assert waited(grown, there, 0.9) <= 1.5 * waited(grown, elsewhere, 0.9)
+
+
 # ---- a worker is lost ----
 
 

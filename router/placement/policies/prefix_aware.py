@@ -15,6 +15,8 @@ from router.placement.pairs import Pairs
 from router.placement.picker import by_cost, placement
 from router.placement.policies.asking import asking
 from router.placement.policies.explore import WHY, Explorer, looks_slow
+from router.placement.policies.newcomers import WHY as NEW
+from router.placement.policies.newcomers import in_turn
 from router.placement.policies.progress import Progress
 from router.placement.policies.promises import Promises
 from router.placement.policies.traffic import Traffic
@@ -57,6 +59,8 @@ class PrefixAware:
         chosen = self._explorer.pick(request, priced, lambda name: looks_slow(name, priced, costs), others)
         if chosen:
             return placement(ask, [priced[chosen], *priced[:chosen], *priced[chosen + 1 :]], found, partners, WHY)
+        if (fair := in_turn(priced, now)) is not priced:
+            return placement(ask, fair, found, partners, NEW)
         return placement(ask, priced, found, partners)
 
     def placed(self, request: PlacementRequest, placement: Placement, now: float) -> None:
