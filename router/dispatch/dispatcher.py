@@ -74,7 +74,7 @@ class Dispatcher:
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
         if isinstance(decision, Refused):
             if generation.pin is None:
-                self._splits.ended(generation.model, generation.received, decision.code, None)
+                self._splits.ended(generation, decision.code)
             raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
         request = RunningRequest(self, self._tools, generation, log or sink, key)
@@ -219,8 +219,7 @@ class Dispatcher:
         ended, generation = request.ended(), request.generation
         self._tallies.ended(ended, self._fleet.services.of(generation.model))
         if generation.pin is None:
-            told = (ended.outcome, ended.times, ended.output_tokens)
-            self._splits.ended(generation.model, generation.received, *told)
+            self._splits.ended(generation, ended.outcome, ended.times, ended.output_tokens)
         self._stranded.pop(request.key, None)
         self._placing.ended(request)
         self._admission.ended(request.key, self._tools.clock.now())
@@ -310,7 +309,7 @@ class Dispatcher:
             generation = request.generation
             self._tallies.placed(generation.model, placement.prefill_tokens)
             if generation.pin is None:
-                self._splits.seen(generation.model, generation.received, placement, generation.n)
+                self._splits.seen(generation, placement)
         request.begin(placement, *self._chosen(placement))
         self._placing.begun(request, found)
         return None

@@ -16,6 +16,7 @@ from router.fleet.split_listing import FleetOutlook, WayListing
 from router.placement import CostModel
 from router.placement.view import WorkerView
 from router.settings import RouterSettings
+from router.split.answers import AnswersByPrompt
 from router.split.lease import FORECASTS_MAX, REASON_MAX, Lease, LeaseSettings, plausible
 from router.split.plan import Planner
 from router.split.standing import ROLE, able, carrying, left_out, of_role_auto, standings
@@ -62,6 +63,7 @@ class ServiceSplit:
     ) -> None:
         self.model = model
         self.planner = planner
+        self.answers = AnswersByPrompt()
         self.lease = Lease(holder, _LEASE)
         self._fleet = fleet
         self._costs = costs

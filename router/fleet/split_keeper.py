@@ -12,6 +12,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
 from router.fleet.service_split import ServiceSplit
 from router.fleet.split_listing import FleetOutlook
+from router.generation import Generation
 from router.placement import CostModel, Placement
 from router.settings import RouterSettings, SplitSettings
 from router.split.plan import Planner
@@ -90,24 +91,31 @@ class SplitKeeper:
 
     # ---- requests ----
 
-    def seen(self, model: str, arrival_s: float, placement: Placement, sequences: int) -> None:
+    def seen(self, generation: Generation, placement: Placement) -> None:
         """A request was placed for the first time."""
-        service = self._services.get(model)
+        service = self._services.get(generation.model)
         if service is not None:
-            uncached, cached = placement.prefill_tokens, placement.cached_tokens
-            service.planner.seen(Seen(arrival_s, uncached + cached, uncached, placement.answer_tokens, sequences))
+            uncached, sequences = placement.prefill_tokens, generation.n
+            prompt_tokens = uncached + placement.cached_tokens
+            otherwise = placement.answer_tokens / sequences
+            tokens = service.answers.expected(generation.prompt_tokens, generation.stopping.max_tokens, otherwise)
+            service.planner.seen(Seen(generation.received, prompt_tokens, uncached, sequences * tokens, sequences))
 
     def ended(
-        self, model: str, arrival_s: float, outcome: str, times: tuple[float, float] | None, tokens: int = 0
+        self, generation: Generation, outcome: str, times: tuple[float, float] | None = None, tokens: int = 0
     ) -> None:
         """A request is over: `outcome` is an error code or `done`, `times` are seconds to its first token and per
         token after it, `tokens` those of its answers. What says nothing of the workers is not told to the planner."""
-        service = self._services.get(model)
+        service = self._services.get(generation.model)
         if service is None or outcome in _NO_FAULT:
             return
+        arrival_s = generation.received
         if outcome == "done":
+            if tokens:
+                each = tokens / generation.n
+                service.answers.observe(generation.prompt_tokens, generation.stopping.max_tokens, each)
             if times is not None:
-                met = self._fleet.services.slo(model).met_by(Latency(times[0], 0.0, times[1]))
+                met = self._fleet.services.slo(generation.model).met_by(Latency(times[0], 0.0, times[1]))
                 service.planner.outcome(arrival_s, met, float(tokens) if tokens else None)
         elif outcome in KINDS and KINDS[outcome].http >= _FAULT_FROM:
             service.planner.outcome(arrival_s, False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from router.settings import SplitSettings
+from router.split.answers import AnswersByPrompt
 from router.split.plan import Planner
 from router.split.standing import ROLE, standings
 from router.split.times import work_times
@@ -57,6 +58,7 @@ class AutoDecider(OursDecider):
         self._slo = settings.slo or DEFAULT
         self._placing = settings.placement
         self._every_s = settings.split.look_s
+        self._answers = AnswersByPrompt()
         self.planner = planner
         self.history: list[Held] = []
         """Every split that there was, in order."""
@@ -71,15 +73,16 @@ class AutoDecider(OursDecider):
         placed = super().place(request, now)
         if placed is not None:
             placement = self.placement_of(request)
-            self.planner.seen(
-                Seen(now, request.input_tokens, placement.prefill_tokens, max(1.0, placement.answer_tokens))
-            )
+            tokens = self._answers.expected(request.input_tokens, request.max_tokens, placement.answer_tokens)
+            self.planner.seen(Seen(now, request.input_tokens, placement.prefill_tokens, tokens))
         return placed
 
     def finished(self, request: Request, now: float) -> None:
         super().finished(request, now)
         if request.ended or request.patience_s > request.deadline_s:
             tokens = float(request.emitted) if request.ended else None
+            if tokens is not None:
+                self._answers.observe(request.input_tokens, request.max_tokens, tokens)
             self.planner.outcome(request.arrival_s, met(request, self._slo), tokens)
 
     def _look(self, now: float) -> None:
