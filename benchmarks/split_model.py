@@ -18,8 +18,9 @@ from typing import Final
 
 from benchmarks.goodput_cells import CLOSED, TPOTS_MS, TRAFFICS, WARM_UP_S, Run
 from benchmarks.goodput_runs import carry_out, fleet_of, slo, traffic_of
-from router.split.outlook import Replay, demands, present
+from router.split.outlook import Replay
 from router.split.values import Seen, Standing, Way, WorkTimes
+from router.split.work import demands, present
 from tandem.fleetsim.contenders import OURS
 from tandem.fleetsim.fleet import FleetSettings
 

@@ -9,130 +9,23 @@ order of the steps that they still need. All of it moves on in slices of time, w
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from math import ceil, exp, inf
-from typing import Final, NamedTuple
+from math import ceil, inf
+from typing import Final
 
-from router.split.values import Outlook, Seen, Standing, Way, WorkTimes
+from router.split.pools import Pool
+from router.split.values import Outlook, Way, WorkTimes
+from router.split.work import KV_FULL, Demand, Present, beside_rate
 from tandem.core.slo import Slo
 
 SLICE_S: Final = 0.25
 _REQUESTS_PER_TURN: Final = 150
 """Requests replayed before the caller gets a turn: about a millisecond."""
 _SLICES_PER_TURN: Final = 30
-_MARGIN: Final = 1.02
-"""Schedulers aim a little below the target, by what they learn of how steps vary."""
-_FLOOR_TOKENS: Final = 32
-"""Prompt tokens that a step computes however long its rows take."""
-_KV_FULL: Final = 0.97
-"""Share of a worker's KV memory beyond which nobody is admitted."""
 _LASTING: Final = 2.0
 """A replay ends when requests take this many times the length of the traffic."""
 _SURE: Final = 16.0
 _ITL_SHARE: Final = 0.01
 """Of a request's gaps may lie above the bound on ITL."""
-
-
-class Demand(NamedTuple):
-    """A request as the model needs it: when it comes, and seconds of work."""
-
-    at_s: float
-    prompt_s: float
-    """Of its prompt, without what steps take besides."""
-    pieces: float
-    """Steps' worth of prompt tokens."""
-    prompt_tokens: int
-    answer_tokens: float
-    sequences: int
-    moving_s: float
-    """That its blocks take on a link,"""
-    handing_s: float
-    """and those of its last chunk, which go when the first token is there."""
-    miss_s: float
-    """What a miss of its objective counts for in the price of a placement."""
-
-
-class Present(NamedTuple):
-    """What the fleet has to do already."""
-
-    workers: int
-    rows: float
-    attended: float
-    prompt_s: float
-    """Of prompts that wait."""
-    prompts: float
-    """How many they are, about."""
-    kv_tokens: float
-    """That one worker holds."""
-    sequences_max: int
-    """That run on one worker at a time."""
-
-
-def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo) -> tuple[Demand, ...]:
-    """Of requests in order of arrival, counted from the first."""
-    if not requests:
-        return ()
-    begin_s = requests[0].arrival_s
-    found = []
-    for seen in requests:
-        uncached = max(1, seen.uncached_tokens)
-        start = max(0, seen.prompt_tokens - uncached)
-        last_tokens = min(uncached, times.max_batched_tokens)
-        found.append(
-            Demand(
-                at_s=seen.arrival_s - begin_s,
-                prompt_s=times.prompt_token_s * uncached
-                + times.prompt_position_s * uncached * (start + uncached / 2),
-                pieces=uncached / times.max_batched_tokens,
-                prompt_tokens=seen.prompt_tokens,
-                answer_tokens=max(1.0, seen.answer_tokens / seen.sequences),
-                sequences=seen.sequences,
-                moving_s=times.transfer_token_s * uncached,
-                handing_s=times.transfer_latency_s + times.transfer_token_s * last_tokens,
-                miss_s=(slo.ttft_s or 0.0) + seen.answer_tokens * (slo.tpot_s or 0.0),
-            )
-        )
-    return tuple(found)
-
-
-def present(standings: Sequence[Standing], requests: Sequence[Seen], times: WorkTimes) -> Present:
-    """Of workers as they are now; `requests` tell how long a waiting prompt is in the mean."""
-    queued = sum(standing.queued_prompt_tokens for standing in standings)
-    uncached = sum(max(1, seen.uncached_tokens) for seen in requests)
-    each = uncached / len(requests) if requests else float(times.max_batched_tokens)
-    return Present(
-        workers=len(standings),
-        rows=float(sum(standing.running for standing in standings)),
-        attended=float(sum(standing.attended_tokens for standing in standings)),
-        prompt_s=queued * (times.prompt_token_s + times.prompt_position_s * each / 2),
-        prompts=queued / each,
-        kv_tokens=min((float(each.blocks * each.block_tokens) for each in standings), default=inf),
-        sequences_max=min((each.sequences_max for each in standings), default=1),
-    )
-
-
-class _Pool:
-    """Workers of one kind that compute prompts: when each is done with what it has, in seconds of work."""
-
-    __slots__ = ("done", "ends", "pending", "serial", "work")
-
-    def __init__(self, workers: int) -> None:
-        self.done = 0.0
-        """Seconds of work that a busy worker has done since the begin."""
-        self.ends = [0.0] * workers
-        self.pending: list[tuple[float, int]] = []
-        self.work = 0.0
-        """That came and is not done, of all workers."""
-
-    def wait(self, done: float) -> float:
-        """Seconds of work before the first worker is free."""
-        return max(0.0, self.ends[0] - done)
-
-    def take(self, number: int, seconds: float, done: float) -> None:
-        """The worker that is free first takes a prompt."""
-        end = max(done, self.ends[0]) + seconds
-        heapreplace(self.ends, end)
-        heappush(self.pending, (end, number))
-        self.work += seconds
 
 
 class Replay:
@@ -148,10 +41,10 @@ class Replay:
         self._decodes = max(1, now.workers - way.prefills)
         self._links = [0.0] * self._decodes
         self._sequences_max = float(self._decodes * now.sequences_max)
-        self._kv_tokens = _KV_FULL * self._decodes * now.kv_tokens
-        self._own = _Pool(way.prefills) if way.prefills else None
+        self._kv_tokens = KV_FULL * self._decodes * now.kv_tokens
+        self._own = Pool(way.prefills) if way.prefills else None
         """Of the workers that take prompts for others."""
-        self._beside = _Pool(self._decodes)
+        self._beside = Pool(self._decodes)
         """Of those that decode."""
         self._rows = now.rows
         self._attended = now.attended
@@ -204,7 +97,7 @@ class Replay:
         next_s = at_s + SLICE_S
         rows, attended = self._rows / decodes, self._attended / decodes
         running_s = times.step_s + times.sequence_s * rows + times.position_s * attended
-        rate, chunked_s = self._beside_rate(rows, running_s)
+        rate, chunked_s = beside_rate(self.way, times, rows, running_s)
         done = beside.done
         ttft_s = self._slo.ttft_s or inf
         for number in range(first, last):
@@ -229,20 +122,7 @@ class Replay:
             self._serve(own, 1.0, at_s, times)
         self._decode(at_s, next_s, busy, running_s, chunked_s, last_s)
 
-    def _beside_rate(self, rows: float, running_s: float) -> tuple[float, float]:
-        """(seconds of prompt work per second of a worker with so many rows, how long its steps take then)."""
-        times, target_s = self._times, self.way.itl_s
-        longest_s = times.max_batched_tokens * times.prompt_token_s
-        if target_s is None:
-            chunk_s = longest_s
-        else:
-            floor_s = _FLOOR_TOKENS * times.prompt_token_s
-            chunk_s = min(longest_s, max(floor_s, target_s / _MARGIN - running_s))
-        alone = exp(-rows)
-        rate = (1 - alone) * chunk_s / (running_s + chunk_s) + alone * longest_s / (times.step_s + longest_s)
-        return rate, running_s + chunk_s
-
-    def _serve(self, pool: _Pool, rate: float, at_s: float, own: WorkTimes | None) -> float:
+    def _serve(self, pool: Pool, rate: float, at_s: float, own: WorkTimes | None) -> float:
         """Prompts get on for a slice; gives the share of workers that computed some."""
         before, now = pool.done, pool.done + rate * SLICE_S
         pool.done = now

@@ -18,7 +18,7 @@ def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: Placem
     """Of the median worker among these, one at least, which exchange KV: their blocks are alike."""
     step = costs.steps.general(workers[0].model)
     prompts = [costs.prefill.terms(worker.worker_id) for worker in workers]
-    block_ms = costs.transfer_ms(workers[0].block_bytes)
+    block_s = workers[0].block_bytes / costs.transfers.carried()
     return WorkTimes(
         step_s=step.base / 1e3,
         sequence_s=step.sequence / 1e3,
@@ -26,6 +26,6 @@ def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: Placem
         prompt_token_s=median(each.token for each in prompts) / 1e3,
         prompt_position_s=median(each.position for each in prompts) / 1e3,
         transfer_latency_s=settings.transfer_setup_ms / 1e3,
-        transfer_token_s=block_ms / workers[0].block_tokens / 1e3,
+        transfer_token_s=block_s / workers[0].block_tokens,
         max_batched_tokens=MAX_BATCHED_TOKENS,
     )

@@ -29,6 +29,8 @@ class Planning(Protocol):
     outlooks: tuple[Outlook, ...]
     forecast_error: float | None
 
+    def due(self, now: float) -> bool: ...
+
     def seen(self, request: Seen) -> None: ...
 
     def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None: ...
@@ -57,18 +59,15 @@ class AutoDecider(OursDecider):
         super().__init__(knowledge, settings, seed)
         self._slo = settings.slo or DEFAULT
         self._placing = settings.placement
-        self._every_s = settings.split.look_s
         self._answers = AnswersByPrompt()
         self.planner = planner
         self.history: list[Held] = []
         """Every split that there was, in order."""
-        self._look_s = 0.0
         self._split: Split | None = None
         self._autos = [view for view in self.views if view.role == ROLE]
 
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
-        if now >= self._look_s:
-            self._look_s = (now // self._every_s + 1) * self._every_s
+        if self.planner.due(now):
             self._look(now)
         placed = super().place(request, now)
         if placed is not None:

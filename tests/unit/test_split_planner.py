@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.settings import SplitSettings
-from router.split.outlook import Replay, demands, present
-from router.split.plan import Planner, held_at_unified, who
+from router.split.choice import held_at_unified, who
+from router.split.outlook import Replay
+from router.split.plan import Planner
 from router.split.values import Seen, Split, Standing, Way, WorkTimes
 from router.split.window import answers_in_truth, repeated, since_change
+from router.split.work import demands, present
 from tandem.core.entropy import SeededEntropy, unit
 from tandem.core.slo import Slo
 

@@ -1,5 +1,6 @@
 """How fast blocks come: from other workers, from stores, and from the tiers of a worker itself."""
 
+from math import exp, log
 from typing import Final
 
 from tandem.core.messages import TierCost
@@ -9,6 +10,12 @@ _BYTES_MIN: Final = 1 << 16
 """Less than this shows no rate."""
 
 
+_CARRIED_SHARE: Final = 0.9
+"""Of the pulls are slower than what a way is taken to carry: a pull may wait for what is computed, or share the way,"""
+_CARRIED_STEP: Final = 0.1
+"""and this, of the logarithm, bounds what one pull changes."""
+
+
 class TransferCosts:
     """Bytes per second by the kind of holder, `peer` or `store`; and of tiers by worker, from what the worker said of
     itself until reads have been seen."""
@@ -16,16 +23,24 @@ class TransferCosts:
     def __init__(self, bytes_per_s: float) -> None:
         self._prior = bytes_per_s
         self._rates: dict[str, float] = {}
+        self._carried = log(bytes_per_s)
         self._tiers: dict[tuple[str, str], float] = {}
 
     def rate(self, kind: str) -> float:
         return self._rates.get(kind, self._prior)
+
+    def carried(self) -> float:
+        """Bytes per second that the way between two workers carries, whatever waits for it."""
+        return exp(self._carried)
 
     def observe(self, kind: str, moved_bytes: int, bytes_per_s: float) -> None:
         """Learn from a finished pull."""
         if moved_bytes >= _BYTES_MIN and bytes_per_s > 0.0:
             known = self.rate(kind)
             self._rates[kind] = known + _SHARE * (bytes_per_s - known)
+            if kind == "peer":
+                above = log(bytes_per_s) > self._carried
+                self._carried += _CARRIED_STEP * (_CARRIED_SHARE if above else _CARRIED_SHARE - 1.0)
 
     def observe_read(self, worker_id: str, tier: str, read_bytes: int, bytes_per_s: float) -> None:
         """Learn from blocks that a worker read back from a tier of its own."""

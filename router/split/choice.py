@@ -1,0 +1,65 @@
+"""What a planner of a split chooses between, whom it chooses, and how it says so. Pure."""
+
+from collections.abc import Sequence
+from math import ceil
+
+from router.split.values import Outlook, Standing, Way
+
+
+def held_at_unified(standings: Sequence[Standing]) -> str | None:
+    """Why all workers have to do both; None where there is a choice."""
+    barred = next((each for each in standings if each.barred), None)
+    if barred is not None:
+        return f"every worker takes prompts and decodes: {barred.worker_id} {barred.barred}"
+    fixed = next((each for each in standings if not each.itl_target), None)
+    if fixed is not None:
+        return f"every worker takes prompts and decodes: what steps of {fixed.worker_id} may take cannot be told"
+    if len(standings) < 2:
+        return "every worker takes prompts and decodes: there is one alone" if standings else "there is no worker"
+    return None
+
+
+def tunable(standings: Sequence[Standing]) -> bool:
+    """Whether what steps may take can be told to each of these, one at least."""
+    return bool(standings) and all(each.itl_target for each in standings)
+
+
+def bound_by_memory(standings: Sequence[Standing]) -> int:
+    """How many workers may take prompts for others, so that the rest holds what is decoded."""
+    held = sum(each.attended_tokens for each in standings)
+    each = min(standing.blocks * standing.block_tokens for standing in standings)
+    needed = max(1, ceil(held / (0.9 * each))) if each else len(standings)
+    return max(0, len(standings) - needed)
+
+
+def who(prefills: int, taking: frozenset[str], standings: Sequence[Standing]) -> frozenset[str]:
+    """Those that are to take prompts for others, as few of them new as possible: who begins has the fewest streams,
+    who stops the fewest prompts waiting."""
+    inside = [each for each in standings if each.worker_id in taking]
+    outside = [each for each in standings if each.worker_id not in taking]
+    if prefills <= len(inside):
+        inside.sort(key=lambda each: (-each.queued_prompt_tokens, each.worker_id))
+        return frozenset(each.worker_id for each in inside[:prefills])
+    outside.sort(key=lambda each: (each.running, each.attended_tokens, each.worker_id))
+    return taking | {each.worker_id for each in outside[: prefills - len(inside)]}
+
+
+def same_side(before: Way, best: Way, here: Way) -> bool:
+    """Whether two looks point the same way from here."""
+    first, second = before.prefills - here.prefills, best.prefills - here.prefills
+    return first * second > 0 or (first == second == 0 and before.itl_s == best.itl_s)
+
+
+def name(way: Way, workers: int) -> str:
+    """As it is told: 3 of 8 take prompts, or 8 unified; and the bound on steps."""
+    bound = "" if way.itl_s is None else f", steps up to {way.itl_s * 1e3:.3g} ms"
+    split = f"{way.prefills} of {workers} take prompts" if way.prefills else f"{workers} unified"
+    return split + bound
+
+
+def told(here: Outlook, ordered: Sequence[Outlook], workers: int) -> str:
+    """What was compared."""
+    others = [each for each in ordered if each.way != here.way][:2]
+    compared = " and ".join(f"{name(each.way, workers)} of {each.attainment:.0%}" for each in others)
+    beside = f", of {compared}" if compared else ""
+    return f"{name(here.way, workers)} promises {here.attainment:.0%} in the objective{beside}"

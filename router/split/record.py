@@ -1,0 +1,128 @@
+"""What a planner of a split promised, and what became of it."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from router.settings import SplitSettings
+from router.split.outlook import Replay
+from router.split.values import Seen, Standing, Way, WorkTimes
+from router.split.work import demands, present
+from tandem.core.slo import Slo
+
+_DOUBLINGS: Final = 10.0
+_TOLD_MIN: Final = 0.7
+"""Of the requests of a stretch whose end must be known before it is compared with its forecast."""
+_ERROR_WEIGHT: Final = 0.3
+_ENDING: Final = 0.25
+"""Of the window: younger requests may be under way still, and the slow ones are the last to be told."""
+_UNKNOWN: Final = 0.5
+"""Share in the objective that unified workers are taken to reach where that was not seen."""
+_OBSERVED_MAX: Final = 2000
+"""Outcomes of one number of workers that count; older ones weigh less."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What came since a look, until it is compared: how the fleet stood at its begin, and what was in force."""
+
+    begin_s: float
+    now: tuple[Standing, ...]
+    way: Way
+    told: int = 0
+    met: int = 0
+
+
+class Record:
+    """Of one planner, which changes it in place."""
+
+    def __init__(self, settings: SplitSettings) -> None:
+        self._settings = settings
+        self._stretches: deque[_Stretch] = deque(maxlen=max(1, ceil(2 * settings.window_s / settings.look_s)))
+        self.error: float | None = None
+        """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
+        self._observed: dict[int, tuple[float, float]] = {}
+        """By how many took prompts: outcomes that were told, and those within the objective."""
+        self._too_good = 0
+        """Comparisons in a row that the model promised too much for."""
+        self._distrusted_s = float("-inf")
+        self._distrust_s = settings.distrust_s
+
+    def begin(self, now: float, standings: Sequence[Standing], way: Way) -> None:
+        """A stretch begins."""
+        self._stretches.append(_Stretch(now, tuple(standings), way))
+
+    def clear(self) -> None:
+        """What is under way says nothing of what is in force now."""
+        self._stretches.clear()
+
+    def outcome(self, arrival_s: float, met: bool, placed: bool) -> None:
+        """A request that arrived then has ended. One that was never placed is not replayed either."""
+        for stretch in reversed(self._stretches):
+            if stretch.begin_s <= arrival_s:
+                stretch.told += placed
+                stretch.met += met and placed
+                told, kept = self._observed.get(stretch.way.prefills, (0.0, 0.0))
+                weight = 1.0 if told < _OBSERVED_MAX else 0.5
+                self._observed[stretch.way.prefills] = weight * told + 1, weight * kept + met
+                return
+
+    def distrusted(self, now: float) -> bool:
+        """Whether forecasts are not to be followed."""
+        return now < self._distrusted_s
+
+    def compare(
+        self,
+        now: float,
+        latest: Callable[[float], Sequence[Seen]],
+        times: WorkTimes,
+        slo: Slo,
+        share: float,
+        moved_s: float,
+    ) -> Iterator[None]:
+        """The traffic since a look half a window ago, replayed from how the fleet stood then, with its outcomes."""
+        settings = self._settings
+        begun_s = self._stretches[0].begin_s if self._stretches else now
+        # What ran and waited at the begin and after a change is of another way.
+        settled_s = max(begun_s, moved_s) + settings.window_s / 2
+        begins = [each for each in self._stretches if settled_s <= each.begin_s <= now - settings.window_s / 2]
+        if not begins:
+            return
+        begin, until_s = begins[-1], now - _ENDING * settings.window_s
+        stretches = [each for each in self._stretches if begin.begin_s <= each.begin_s < until_s]
+        end_s = min((each.begin_s for each in self._stretches if each.begin_s >= until_s), default=now)
+        came = [seen for seen in latest(now) if begin.begin_s <= seen.arrival_s < end_s]
+        told, met = sum(each.told for each in stretches), sum(each.met for each in stretches)
+        if len(came) < settings.requests_min or told < _TOLD_MIN * share * len(came):
+            return
+        replay = Replay(begin.way, demands(came, times, slo), present(begin.now, came, times), times, slo)
+        yield from replay.run()
+        over = replay.outlook().attainment - met / told
+        error, known = abs(over), self.error
+        self.error = error if known is None else known + _ERROR_WEIGHT * (error - known)
+        self._too_good = self._too_good + 1 if over > settings.error_max else 0
+        if (
+            not self.distrusted(now)
+            and error < settings.error_max / 2
+            and now - self._distrusted_s > self._distrust_s
+        ):
+            self._distrust_s = settings.distrust_s
+
+    def fallen_back(self, now: float, here: int, workers: int) -> int | None:
+        """How many were the best in truth to take prompts, where forecasts have just promised too much and it is not
+        `here`; forecasts are not followed for a while then."""
+        if self._too_good < 2 or self.distrusted(now):
+            return None
+        self._too_good = 0
+        self._distrusted_s = now + self._distrust_s
+        self._distrust_s = min(2 * self._distrust_s, _DOUBLINGS * self._settings.distrust_s)
+        shares = {
+            prefills: met / told
+            for prefills, (told, met) in self._observed.items()
+            if told >= self._settings.requests_min and prefills < max(1, workers)
+        }
+        shares.setdefault(0, _UNKNOWN)
+        best = max(shares, key=lambda prefills: (shares[prefills], -prefills), default=here)
+        return best if shares.get(best, 0.0) > shares.get(here, 0.0) + self._settings.ahead else None
