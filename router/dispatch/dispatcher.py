@@ -74,7 +74,7 @@ class Dispatcher:
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
         if isinstance(decision, Refused):
             if generation.pin is None:
-                self._splits.ended(generation, decision.code)
+                self._splits.ended(generation, decision.code, placed=False)
             raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
         request = RunningRequest(self, self._tools, generation, log or sink, key)
@@ -219,7 +219,8 @@ class Dispatcher:
         ended, generation = request.ended(), request.generation
         self._tallies.ended(ended, self._fleet.services.of(generation.model))
         if generation.pin is None:
-            self._splits.ended(generation, ended.outcome, ended.times, ended.output_tokens)
+            told = (ended.outcome, ended.times, ended.output_tokens)
+            self._splits.ended(generation, *told, placed=bool(request.attempts))
         self._stranded.pop(request.key, None)
         self._placing.ended(request)
         self._admission.ended(request.key, self._tools.clock.now())

@@ -25,6 +25,7 @@ from router.placement.pairs import Pairs
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from router.split.standing import ROLE as SPLIT_ROLE
+from router.split.values import steps_s
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
@@ -313,7 +314,7 @@ class Fleet:
         target_s, first = self.services.itl_target_s(model), joined and self.services.of(model) is not None
         split = self._splits.get(model)
         if split is not None and split.itl_target_s is not None and peer.view.role == SPLIT_ROLE:
-            target_s = split.itl_target_s
+            target_s = steps_s(split.itl_target_s, peer.view.worker_id in split.prefills)
         if ITL_TARGET in peer.hello.features and (first or target_s != peer.itl_target_s):
             peer.itl_target_s = target_s
             peer.send(Tune(target_s))

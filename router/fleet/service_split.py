@@ -16,7 +16,6 @@ from router.fleet.split_listing import FleetOutlook, WayListing
 from router.placement import CostModel
 from router.placement.view import WorkerView
 from router.settings import RouterSettings
-from router.split.answers import AnswersByPrompt
 from router.split.lease import FORECASTS_MAX, REASON_MAX, Lease, LeaseSettings, plausible
 from router.split.plan import Planner
 from router.split.standing import ROLE, able, carrying, left_out, of_role_auto, standings
@@ -63,7 +62,6 @@ class ServiceSplit:
     ) -> None:
         self.model = model
         self.planner = planner
-        self.answers = AnswersByPrompt()
         self.lease = Lease(holder, _LEASE)
         self._fleet = fleet
         self._costs = costs
@@ -147,7 +145,7 @@ class ServiceSplit:
                 self._begin_deciding(now)
             if now >= self._renew_at and self._record is not None:
                 self._publish(_LEASE.lease_s)
-            if now >= self._next_look and self._slices is None:
+            if self._slices is None and (now >= self._next_look or self.planner.due(now)):
                 self._begin_look(now)
         elif before:
             event(_log, "split_lease_lost", model=self.model)
@@ -260,6 +258,7 @@ class ServiceSplit:
     def _follow(self, record: SplitRecord, now: float) -> None:
         before, self._record = self._record, record
         self._since = now - record.age_s
+        self.planner.rest()
         self._put_in_force(record, before)
 
     def _put_in_force(self, record: SplitRecord, before: SplitRecord | None) -> None:

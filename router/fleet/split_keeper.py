@@ -95,30 +95,36 @@ class SplitKeeper:
         """A request was placed for the first time."""
         service = self._services.get(generation.model)
         if service is not None:
-            uncached, sequences = placement.prefill_tokens, generation.n
-            prompt_tokens = uncached + placement.cached_tokens
-            otherwise = placement.answer_tokens / sequences
-            tokens = service.answers.expected(generation.prompt_tokens, generation.stopping.max_tokens, otherwise)
-            service.planner.seen(Seen(generation.received, prompt_tokens, uncached, sequences * tokens, sequences))
+            uncached = placement.prefill_tokens
+            prompt_tokens, most = uncached + placement.cached_tokens, generation.stopping.max_tokens
+            expected, sequences = placement.answer_tokens, generation.n
+            service.planner.seen(Seen(generation.received, prompt_tokens, uncached, expected, sequences, most))
 
     def ended(
-        self, generation: Generation, outcome: str, times: tuple[float, float] | None = None, tokens: int = 0
+        self,
+        generation: Generation,
+        outcome: str,
+        times: tuple[float, float] | None = None,
+        tokens: int = 0,
+        *,
+        placed: bool = True,
     ) -> None:
         """A request is over: `outcome` is an error code or `done`, `times` are seconds to its first token and per
-        token after it, `tokens` those of its answers. What says nothing of the workers is not told to the planner."""
+        token after it, `tokens` those of its answers; `placed`: `seen` was told of it. What says nothing of the
+        workers is not told to the planner."""
         service = self._services.get(generation.model)
         if service is None or outcome in _NO_FAULT:
             return
         arrival_s = generation.received
         if outcome == "done":
             if tokens:
-                each = tokens / generation.n
-                service.answers.observe(generation.prompt_tokens, generation.stopping.max_tokens, each)
+                most = generation.stopping.max_tokens
+                service.planner.answered(generation.prompt_tokens, most, tokens / generation.n)
             if times is not None:
                 met = self._fleet.services.slo(generation.model).met_by(Latency(times[0], 0.0, times[1]))
-                service.planner.outcome(arrival_s, met, float(tokens) if tokens else None)
+                service.planner.outcome(arrival_s, met)
         elif outcome in KINDS and KINDS[outcome].http >= _FAULT_FROM:
-            service.planner.outcome(arrival_s, False)
+            service.planner.outcome(arrival_s, False, placed)
 
     # ---- showing ----
 

@@ -4,29 +4,33 @@ Placement expects one length of all answers with a like bound. A split hangs on 
 where long prompts have short answers and short ones long, a single mean takes either for the other after a shift.
 """
 
+from collections import deque
 from typing import Final
 
-_WEIGHT: Final = 0.1
-"""Of an answer in what is expected of the next."""
+_LATEST: Final = 64
+"""Answers of a kind that are remembered."""
 _FEW: Final = 5
 """Answers of a kind before what they say is believed."""
 
 
 class AnswersByPrompt:
-    """Means by the octave of the prompt's tokens, and that of `max_tokens`."""
+    """The latest by the octave of the prompt's tokens, and that of `max_tokens`."""
 
     def __init__(self) -> None:
-        self._means: dict[tuple[int, int], tuple[int, float]] = {}
+        self._latest: dict[tuple[int, int], deque[float]] = {}
+        self._turns: dict[tuple[int, int], int] = {}
 
     def observe(self, prompt_tokens: int, max_tokens: int, tokens: float) -> None:
         """A sequence ended after so many output tokens, by itself or at its bound."""
         kind = prompt_tokens.bit_length(), max_tokens.bit_length()
-        count, mean = self._means.get(kind, (0, tokens))
-        # The first ones weigh alike.
-        weight = max(_WEIGHT, 1.0 / (count + 1))
-        self._means[kind] = count + 1, mean + weight * (tokens - mean)
+        self._latest.setdefault(kind, deque(maxlen=_LATEST)).append(tokens)
 
-    def expected(self, prompt_tokens: int, max_tokens: int, otherwise: float) -> float:
-        """Of one sequence, one token at least; `otherwise` while too few of its kind have ended."""
-        count, mean = self._means.get((prompt_tokens.bit_length(), max_tokens.bit_length()), (0, 0.0))
-        return max(1.0, mean if count >= _FEW else otherwise)
+    def drawn(self, prompt_tokens: int, max_tokens: int, otherwise: float) -> float:
+        """Of one sequence, one token at least: one of the latest of its kind, each in turn, as it is the long ones
+        that a split hangs on; `otherwise` while too few of its kind have ended."""
+        kind = prompt_tokens.bit_length(), max_tokens.bit_length()
+        latest = self._latest.get(kind, ())
+        if len(latest) < _FEW:
+            return max(1.0, otherwise)
+        turn = self._turns[kind] = self._turns.get(kind, 0) + 1
+        return max(1.0, latest[turn % len(latest)])

@@ -1,8 +1,8 @@
 """Decides which workers of role `auto` take prompts for others, and what their steps may take. Pure.
 
-A look replays the latest traffic through `router.split.outlook` for the ways at hand: from the fleet as it stands, and
-at loads around the one that the best way just carries, from a fleet that has long had them. The first tells what is
-at stake now, and says nothing where every way or none holds the objective; the others tell which way carries most.
+A look replays the latest traffic through `router.split.outlook` for the ways at hand: from the fleet as it stands,
+and at loads around the one that the best way just carries, from a fleet that has long had them. The first tells what
+is at stake now, and says nothing where every way or none holds the objective; the others tell which way carries most.
 A way that is better by a little is taken when it is so twice running, one that is better by much at once. What was
 promised is compared with what became of it (`router.split.record`).
 """
@@ -13,23 +13,25 @@ from math import inf
 from typing import Final
 
 from router.settings import SplitSettings
+from router.split.answers import AnswersByPrompt
 from router.split.choice import bound_by_memory, held_at_unified, same_side, told, tunable, who
 from router.split.outlook import Replay
+from router.split.phases import Phases
 from router.split.record import Record
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
-from router.split.window import answers_in_truth, repeated, since_change
+from router.split.window import repeated, since_change
 from router.split.work import Demand, Present, at_load, demands, present, steady
 from tandem.core.slo import Slo
 
 _NEAR: Final = (0, 1, -1, 2, -2)
 """Ways that are tried at every look, counted from the one in force."""
-_PROBES: Final = (0.25, 0.5, 0.625, 0.75, 0.375)
+_PROBES: Final = (0.25, 0.5, 0.625, 0.75, 0.375, 0.875)
 """Of the workers: one of these is tried at every look, in turn."""
 _STEP_MAX: Final = 2
 """Workers that change at a time where little is at stake."""
+_PHASE_MIN: Final = 0.25
+"""Of the window: traffic changes no oftener."""
 _SHARE_MIN: Final = 0.05
-_EXPECTED: Final = 10
-"""Answers that count as much as what was expected of them."""
 _GOOD: Final = 0.9
 """Where no way near promises this share, others are tried as well."""
 _PRESENT_S: Final = 10.0
@@ -46,8 +48,8 @@ _LOAD_REQUESTS: Final = 600
 _UNCOUNTED: Final = 0.25
 """Of a replay at such a load."""
 _HURRY_S: Final = 1.0
-"""Between looks while nothing has been decided, or when traffic has just changed."""
-_OTHER_STEPS: Final = 0.05
+"""Looks are as far apart as the traffic has lasted: this at least, `look_s` at most."""
+_OTHER_STEPS: Final = 0.10
 """Share of requests that steps have to gain which are longer than the objective allows: the model does not know what
 they cost streams that run beside few others."""
 _TOKENS_WEIGHT: Final = 0.01
@@ -60,8 +62,7 @@ class Planner:
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
         self._seen: deque[Seen] = deque(maxlen=settings.requests_max)
-        self._answers: deque[tuple[float, float]] = deque(maxlen=settings.requests_max)
-        """(arrival, tokens) of requests that have ended."""
+        self._answers = AnswersByPrompt()
         self._record = Record(settings)
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
         self.outlooks: tuple[Outlook, ...] = ()
@@ -78,8 +79,7 @@ class Planner:
         self._looks = 0
         self._load = 1.0
         """Times the present load that the best way just carries."""
-        self._changed_s = -inf
-        """When the traffic of the last look began to be what it is."""
+        self._phases = Phases(_PHASE_MIN * settings.window_s)
         self._checked_s = -inf
 
     @property
@@ -91,12 +91,14 @@ class Planner:
         """A request was placed for the first time."""
         self._seen.append(request)
 
-    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None, placed: bool = True) -> None:
-        """A request that arrived then has ended, within its objective or not, with so many tokens of answers (None
-        where it failed); `placed`: it was told by `seen`. Those that their clients cancelled are not told."""
-        if answer_tokens is not None:
-            self._answers.append((arrival_s, answer_tokens))
+    def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
+        """A request that arrived then has ended, within its objective or not; `placed`: it was told by `seen`. Those
+        that their clients cancelled are not told."""
         self._record.outcome(arrival_s, met, placed)
+
+    def answered(self, prompt_tokens: int, max_tokens: int, tokens: float) -> None:
+        """A sequence of such a request ended after so many output tokens, by itself or at its bound."""
+        self._answers.observe(prompt_tokens, max_tokens, tokens)
 
     def rest(self) -> None:
         """Another planner decides: what was promised here is not what will be seen."""
@@ -104,17 +106,17 @@ class Planner:
         self._ahead = None
 
     def due(self, now: float) -> bool:
-        """Whether to look: every `look_s`, and sooner while nothing has been decided or where traffic has changed."""
-        settings = self._settings
-        if self.last_look_s is None or now - self.last_look_s >= settings.look_s:
+        """Whether to look before `look_s` is over: traffic has just begun, or changed."""
+        settings, began_s, last_s = self._settings, self._phases.began_s, self.last_look_s
+        if len(self._seen) < settings.requests_min or (last_s is not None and now - last_s < _HURRY_S):
+            return False
+        if began_s is None or last_s is None or now - last_s >= max(_HURRY_S, now - began_s):
             return True
-        if now - max(self.last_look_s, self._checked_s) < _HURRY_S or len(self._seen) < settings.requests_min:
+        if now - self._checked_s < _HURRY_S:
             return False
         self._checked_s = now
-        if not self.outlooks:
-            return True
-        latest = since_change(sorted(self._seen), now, settings.window_s, settings.requests_min)
-        return len(latest) < len(self._seen) and latest[0].arrival_s > max(self._changed_s, self.last_look_s - 5.0)
+        latest = since_change(sorted(self._seen), settings.requests_min)
+        return len(latest) < len(self._seen) and self._phases.changes(latest[0].arrival_s)
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
@@ -138,10 +140,9 @@ class Planner:
             return
         yield from self._compare(now, standings, times, slo, share)
         seen = len(requests)
-        latest = since_change(requests, now, settings.window_s, settings.requests_min)
+        latest = since_change(requests, settings.requests_min)
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
-        factor = self._answers_factor(now - (now - latest[0].arrival_s) / min(1.0, max(share, _SHARE_MIN)))
-        requests = [seen._replace(answer_tokens=factor * seen.answer_tokens) for seen in requests]
+        requests = [self._answered(seen) for seen in requests]
         fleet = present(standings, requests, times)
         work = demands(requests, times, slo)
         counted_s = min(_PRESENT_S, work[-1].at_s / 3)
@@ -157,8 +158,10 @@ class Planner:
                 ways += [way for way in self._probes(standings, slo) if way not in tried]
         carried: dict[Way, float] = {}
         yield from self._carry(carried, [each.way for each in outlooks], work[-_LOAD_REQUESTS:], fleet, times, slo)
-        self._changed_s = latest[0].arrival_s if changed else -inf
-        scores = self._scores(outlooks, carried, standings, times, slo)
+        if self._phases.began_s is None or (changed and self._phases.changes(latest[0].arrival_s)):
+            self._phases.begin(latest[0].arrival_s)
+        self._phases.learn(carried)
+        scores = self._scores(now, outlooks, carried, standings, times, slo)
         self._decide(now, standings, outlooks, scores, slo)
         self._note(now, standings)
 
@@ -187,15 +190,11 @@ class Planner:
             return requests
         return [seen._replace(arrival_s=now - (now - seen.arrival_s) * share) for seen in requests]
 
-    def _answers_factor(self, begin_s: float) -> float:
-        """How long answers are, of requests that came since then, over what was expected of them: what is learned by
-        kinds of request lags behind where traffic changes."""
-        came = sorted(seen for seen in self._seen if seen.arrival_s >= begin_s)
-        tokens, known = answers_in_truth(came, sorted(self._answers), begin_s)
-        expected = sum(seen.answer_tokens for seen in came) / len(came) if came else 0.0
-        if not known or expected <= 0.0:
-            return 1.0
-        return (known * tokens / expected + _EXPECTED) / (known + _EXPECTED)
+    def _answered(self, seen: Seen) -> Seen:
+        """With an answer as those of its kind have been."""
+        otherwise = seen.answer_tokens / seen.sequences
+        tokens = self._answers.drawn(seen.prompt_tokens, seen.max_tokens, otherwise)
+        return seen._replace(answer_tokens=seen.sequences * tokens)
 
     def _ways(self, workers: int, slo: Slo, prefills_max: int) -> list[Way]:
         """Those that are tried at this look; the one in force is first, all unified always among them."""
@@ -271,6 +270,7 @@ class Planner:
 
     def _scores(
         self,
+        now: float,
         outlooks: Sequence[Outlook],
         carried: Mapping[Way, float],
         standings: Sequence[Standing],
@@ -284,6 +284,7 @@ class Planner:
         return {
             each.way: (each.attainment + loads * carried[each.way]) / (1 + loads)
             + _TOKENS_WEIGHT * each.tokens_per_s / most
+            + self._phases.worth(each.way.prefills, now)
             - self._price(each.way, standings, times)
             - (_OTHER_STEPS if each.way.itl_s != itl_s else 0.0)
             for each in outlooks
@@ -313,7 +314,10 @@ class Planner:
         confirmed = self._ahead is not None and same_side(self._ahead, best.way, here.way)
         self._ahead = best.way
         settled = now - self._moved_s >= settings.settle_s
-        onward = self._direction * (best.way.prefills - here.way.prefills) > 0 or self._changed_s > self._moved_s
+        onward = (
+            self._direction * (best.way.prefills - here.way.prefills) > 0
+            or (self._phases.began_s or 0.0) > self._moved_s
+        )
         if ahead > settings.urgent and (settled or confirmed or onward):
             goal = best.way
         elif confirmed and settled:

@@ -1,6 +1,9 @@
 """What the planner of a split is told and what it answers. Values only."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+_PROMPTS_FIRST: Final = 4.0
+"""Steps of a worker that takes prompts for others may take so many times as long as those of others."""
 
 
 class Seen(NamedTuple):
@@ -11,8 +14,10 @@ class Seen(NamedTuple):
     uncached_tokens: int
     """Of the prompt: those that the worker that computes it has to compute."""
     answer_tokens: float
-    """Expected of all its sequences together."""
+    """Expected of all its sequences together while none of its kind has ended."""
     sequences: int = 1
+    max_tokens: int = 0
+    """Of one sequence."""
 
 
 class Standing(NamedTuple):
@@ -84,3 +89,13 @@ class Split(NamedTuple):
     prefills: frozenset[str]
     itl_s: float | None
     reason: str
+
+    def steps_s(self, worker_id: str) -> float | None:
+        """What a step of this worker may take beside running sequences; None for what its engine was started with."""
+        return steps_s(self.itl_s, worker_id in self.prefills)
+
+
+def steps_s(itl_s: float | None, takes_prompts: bool) -> float | None:
+    """What a step may take beside running sequences where those that answer are held to `itl_s`. Who takes prompts
+    for others has few sequences, which were there before it did: prompts of many do not wait for these."""
+    return None if itl_s is None else itl_s * (_PROMPTS_FIRST if takes_prompts else 1.0)

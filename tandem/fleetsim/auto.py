@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from router.settings import SplitSettings
-from router.split.answers import AnswersByPrompt
 from router.split.plan import Planner
 from router.split.standing import ROLE, standings
 from router.split.times import work_times
@@ -27,13 +26,17 @@ class Planning(Protocol):
     split: Split
     moves: int
     outlooks: tuple[Outlook, ...]
-    forecast_error: float | None
+
+    @property
+    def forecast_error(self) -> float | None: ...
 
     def due(self, now: float) -> bool: ...
 
     def seen(self, request: Seen) -> None: ...
 
-    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None: ...
+    def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None: ...
+
+    def answered(self, prompt_tokens: int, max_tokens: int, tokens: float) -> None: ...
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
@@ -59,7 +62,8 @@ class AutoDecider(OursDecider):
         super().__init__(knowledge, settings, seed)
         self._slo = settings.slo or DEFAULT
         self._placing = settings.placement
-        self._answers = AnswersByPrompt()
+        self._every_s = settings.split.look_s
+        self._look_s = 0.0
         self.planner = planner
         self.history: list[Held] = []
         """Every split that there was, in order."""
@@ -67,22 +71,22 @@ class AutoDecider(OursDecider):
         self._autos = [view for view in self.views if view.role == ROLE]
 
     def place(self, request: Request, now: float) -> tuple[int, int] | None:
-        if self.planner.due(now):
+        if now >= self._look_s or self.planner.due(now):
+            self._look_s = (now // self._every_s + 1) * self._every_s
             self._look(now)
         placed = super().place(request, now)
         if placed is not None:
             placement = self.placement_of(request)
-            tokens = self._answers.expected(request.input_tokens, request.max_tokens, placement.answer_tokens)
-            self.planner.seen(Seen(now, request.input_tokens, placement.prefill_tokens, tokens))
+            uncached, expected = placement.prefill_tokens, max(1.0, placement.answer_tokens)
+            self.planner.seen(Seen(now, request.input_tokens, uncached, expected, max_tokens=request.max_tokens))
         return placed
 
     def finished(self, request: Request, now: float) -> None:
         super().finished(request, now)
         if request.ended or request.patience_s > request.deadline_s:
-            tokens = float(request.emitted) if request.ended else None
-            if tokens is not None:
-                self._answers.observe(request.input_tokens, request.max_tokens, tokens)
-            self.planner.outcome(request.arrival_s, met(request, self._slo), tokens)
+            if request.ended:
+                self.planner.answered(request.input_tokens, request.max_tokens, float(request.emitted))
+            self.planner.outcome(request.arrival_s, met(request, self._slo))
 
     def _look(self, now: float) -> None:
         """A planner's slices of work take no virtual time."""
@@ -100,9 +104,8 @@ class AutoDecider(OursDecider):
             return
         for view in self._autos:
             view.take_prompts(view.worker_id in split.prefills)
-        if before is None or before.itl_s != split.itl_s:
-            for view in self._autos:
-                self.tune(view.worker_id, split.itl_s, now)
+        for view in self._autos:
+            self.tune(view.worker_id, split.steps_s(view.worker_id), now)
         self.history.append(Held(now, len(split.prefills), split.itl_s, self.planner.moves, split.reason))
 
 

@@ -11,7 +11,7 @@ _BYTES_MIN: Final = 1 << 16
 
 
 _CARRIED_SHARE: Final = 0.9
-"""Of the pulls are slower than what a way is taken to carry: a pull may wait for what is computed, or share the way,"""
+"""Of the pulls are slower than what a way is taken to carry, as a pull may wait for what is computed or share it;"""
 _CARRIED_STEP: Final = 0.1
 """and this, of the logarithm, bounds what one pull changes."""
 
