@@ -16,7 +16,6 @@ from router.settings import SplitSettings
 from router.split.answers import AnswersByPrompt
 from router.split.choice import bound_by_memory, held_at_unified, same_side, told, tunable, who
 from router.split.outlook import Replay
-from router.split.phases import Phases
 from router.split.record import Record
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
 from router.split.window import repeated, since_change
@@ -79,7 +78,8 @@ class Planner:
         self._looks = 0
         self._load = 1.0
         """Times the present load that the best way just carries."""
-        self._phases = Phases(_PHASE_MIN * settings.window_s)
+        self._began_s: float | None = None
+        """When the traffic of now began; None while there was none."""
         self._checked_s = -inf
 
     @property
@@ -107,16 +107,17 @@ class Planner:
 
     def due(self, now: float) -> bool:
         """Whether to look before `look_s` is over: traffic has just begun, or changed."""
-        settings, began_s, last_s = self._settings, self._phases.began_s, self.last_look_s
+        settings, last_s = self._settings, self.last_look_s
         if len(self._seen) < settings.requests_min or (last_s is not None and now - last_s < _HURRY_S):
             return False
-        if began_s is None or last_s is None or now - last_s >= max(_HURRY_S, now - began_s):
+        began_s = self._seen[0].arrival_s if self._began_s is None else self._began_s
+        if last_s is None or now - last_s >= max(_HURRY_S, now - began_s):
             return True
         if now - self._checked_s < _HURRY_S:
             return False
         self._checked_s = now
         latest = since_change(sorted(self._seen), settings.requests_min)
-        return len(latest) < len(self._seen) and self._phases.changes(latest[0].arrival_s)
+        return len(latest) < len(self._seen) and self._changes(latest[0].arrival_s)
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
@@ -158,10 +159,11 @@ class Planner:
                 ways += [way for way in self._probes(standings, slo) if way not in tried]
         carried: dict[Way, float] = {}
         yield from self._carry(carried, [each.way for each in outlooks], work[-_LOAD_REQUESTS:], fleet, times, slo)
-        if self._phases.began_s is None or (changed and self._phases.changes(latest[0].arrival_s)):
-            self._phases.begin(latest[0].arrival_s)
-        self._phases.learn(carried)
-        scores = self._scores(now, outlooks, carried, standings, times, slo)
+        # Told by one router of several, arrivals were moved together.
+        began_s = now - (now - latest[0].arrival_s) / min(1.0, max(share, _SHARE_MIN))
+        if self._began_s is None or (changed and self._changes(began_s)):
+            self._began_s = began_s
+        scores = self._scores(outlooks, carried, standings, times, slo)
         self._decide(now, standings, outlooks, scores, slo)
         self._note(now, standings)
 
@@ -189,6 +191,10 @@ class Planner:
         if share > 0.99:
             return requests
         return [seen._replace(arrival_s=now - (now - seen.arrival_s) * share) for seen in requests]
+
+    def _changes(self, began_s: float) -> bool:
+        """Whether traffic that began then is another than what is known."""
+        return self._began_s is None or began_s > self._began_s + _PHASE_MIN * self._settings.window_s
 
     def _answered(self, seen: Seen) -> Seen:
         """With an answer as those of its kind have been."""
@@ -270,7 +276,6 @@ class Planner:
 
     def _scores(
         self,
-        now: float,
         outlooks: Sequence[Outlook],
         carried: Mapping[Way, float],
         standings: Sequence[Standing],
@@ -284,7 +289,6 @@ class Planner:
         return {
             each.way: (each.attainment + loads * carried[each.way]) / (1 + loads)
             + _TOKENS_WEIGHT * each.tokens_per_s / most
-            + self._phases.worth(each.way.prefills, now)
             - self._price(each.way, standings, times)
             - (_OTHER_STEPS if each.way.itl_s != itl_s else 0.0)
             for each in outlooks
@@ -315,8 +319,7 @@ class Planner:
         self._ahead = best.way
         settled = now - self._moved_s >= settings.settle_s
         onward = (
-            self._direction * (best.way.prefills - here.way.prefills) > 0
-            or (self._phases.began_s or 0.0) > self._moved_s
+            self._direction * (best.way.prefills - here.way.prefills) > 0 or (self._began_s or 0.0) > self._moved_s
         )
         if ahead > settings.urgent and (settled or confirmed or onward):
             goal = best.way

@@ -34,8 +34,8 @@ class Scripted:
         self.split = Split(frozenset(), None, "at first")
         self.moves = 0
         self.outlooks: tuple[Outlook, ...] = ()
-        self.forecast_error: float | None = None
         self.told: list[Seen] = []
+        self.answers: list[float] = []
         self.ended: dict[bool, int] = {True: 0, False: 0}
         self.times: list[WorkTimes] = []
         self.standings: list[Sequence[Standing]] = []
@@ -44,8 +44,18 @@ class Scripted:
     def seen(self, request: Seen) -> None:
         self.told.append(request)
 
-    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None:
+    @property
+    def forecast_error(self) -> float | None:
+        return None
+
+    def due(self, now: float) -> bool:
+        return False
+
+    def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
         self.ended[met] += 1
+
+    def answered(self, prompt_tokens: int, max_tokens: int, tokens: float) -> None:
+        self.answers.append(tokens)
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0

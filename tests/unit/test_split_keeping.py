@@ -33,13 +33,15 @@ class Told(Planner):
         self.wanted = Split(prefills, itl_s, "as told")
         self.looks: list[tuple[Sequence[Standing], WorkTimes, Slo, float]] = []
         self.met: list[bool] = []
+        self.placed: list[bool] = []
         self.requests: list[Seen] = []
 
     def seen(self, request: Seen) -> None:
         self.requests.append(request)
 
-    def outcome(self, arrival_s: float, met: bool, answer_tokens: float | None = None) -> None:
+    def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
         self.met.append(met)
+        self.placed.append(placed)
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0

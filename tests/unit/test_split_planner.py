@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.placement.learning.transfer_costs import TransferCosts
 from router.settings import SplitSettings
 from router.split.choice import held_at_unified, who
 from router.split.outlook import Replay
 from router.split.plan import Planner
 from router.split.values import Seen, Split, Standing, Way, WorkTimes
 from router.split.window import repeated, since_change
-from router.split.work import demands, present
+from router.split.work import demands, present, steady
 from tandem.core.entropy import SeededEntropy, unit
 from tandem.core.slo import Slo
 
@@ -242,3 +243,132 @@ def test_short_traffic_is_repeated_at_its_own_rate() -> None:
     assert longer[-1].arrival_s - longer[0].arrival_s >= 25.0
     assert [seen.arrival_s for seen in longer] == sorted(seen.arrival_s for seen in longer)
     assert repeated(prompts(1, 0.0, 60.0), 60.0, 10_000) == prompts(1, 0.0, 60.0)
+
+
+def test_few_that_happen_to_be_alike_are_no_change() -> None:
+    """Of a mix of long and short prompts twenty short ones may well come together."""
+    mixed = [seen for seed in range(8) for seen in prompts(seed, 10.0 * seed, 10.0 * seed + 9.0, 5.0)]
+    short = [Seen(80.0 + place, 300, 300, 80.0) for place in range(20)]
+    alternating = [
+        seen._replace(prompt_tokens=300, uncached_tokens=300) if place % 2 else seen._replace(uncached_tokens=9_000)
+        for place, seen in enumerate(mixed)
+    ]
+    assert len(since_change([*alternating, *short[:12]], 20)) == len(alternating) + 12
+
+
+@settings(max_examples=20, deadline=None)
+@given(rate=st.floats(2.0, 20.0), answer=st.integers(50, 600), prefills=st.integers(0, 4))
+def test_a_fleet_that_has_long_had_its_load_stands_as_the_sums_say(rate: float, answer: int, prefills: int) -> None:
+    """Sums against the replay itself, from an idle fleet for two minutes."""
+    requests = drawn(3, 0.0, 120.0, rate, 1_000, answer)
+    work, idle = demands(requests, TIMES, SLO), present(workers(), requests, TIMES)
+    way = Way(prefills, 0.025)
+    begin = steady(way, work, idle, TIMES)
+    replay = Replay(way, work, begin, TIMES, SLO)
+    lone = Replay(way, work, idle, TIMES, SLO)
+    for each in (replay, lone):
+        for _ in each.run():
+            pass
+    assert begin.prompt_s == 0.0
+    assert replay.outlook().attainment == pytest.approx(lone.outlook().attainment, abs=0.1)
+    per_s = len(requests) / 120.0 * answer
+    step_s = begin.rows / per_s
+    assert TIMES.step_s <= step_s <= 0.025
+
+
+def test_where_all_ways_hold_the_one_that_carries_most_is_taken_in_good_time() -> None:
+    """At this load unified workers hold everything still, at a quarter more they do not."""
+    planner = Planner(SplitSettings())
+    requests = prompts(1, 0.0, 60.0, 19.0)
+    assert expected(Way(0, 0.025), requests) > 0.98
+    assert expected(Way(0, 0.025), prompts(1, 0.0, 60.0, 25.0)) < 0.9
+    assert len(run(planner, requests, 60.0)[-1][1].prefills) >= 2
+
+
+def test_light_traffic_is_left_alone() -> None:
+    planner = Planner(SplitSettings())
+    assert all(not split.prefills for _, split in run(planner, prompts(1, 0.0, 120.0, 5.0), 120.0))
+
+
+def test_where_nothing_can_be_held_the_way_that_carries_most_is_taken_at_once() -> None:
+    """With what waits every way misses everything for the next half minute."""
+    planner = Planner(SplitSettings())
+    for request in prompts(1, 0.0, 30.0):
+        planner.seen(request)
+    split = look(planner, 30.0, workers(running=30, queued=400_000))
+    assert max(each.attainment for each in planner.outlooks) < 0.1
+    assert len(split.prefills) >= 4
+
+
+def test_looks_are_as_far_apart_as_the_traffic_has_lasted() -> None:
+    planner, looked = Planner(SplitSettings()), list[float]()
+    traffic = [*answers(1, 100.0, 150.0), *prompts(1, 150.0, 170.0)]
+    assert not planner.due(100.0)
+    for request in traffic:
+        planner.seen(request)
+        now = request.arrival_s
+        if planner.due(now) or (looked and now - looked[-1] >= LOOK_S):
+            looked.append(now)
+            look(planner, now, workers())
+    gaps = [after - before for before, after in pairwise(looked)]
+    assert looked[0] < 103.0, "as soon as twenty have come"
+    assert min(gaps) >= 1.0
+    assert any(150.0 < at_s < 153.0 for at_s in looked), "a change is not waited for"
+    assert max(gaps) <= LOOK_S + 0.5
+    assert len([at_s for at_s in looked if 120.0 <= at_s < 150.0]) <= 7
+
+
+def test_refusals_count_as_outcomes_and_not_as_what_was_replayed() -> None:
+    """Of those that were placed all held: the forecast of all is right, however many were refused."""
+    planner = Planner(SplitSettings())
+    waiting, now = answers(1, 0.0, 120.0, 4.0), 0.0
+    while now < 120.0:
+        now += LOOK_S
+        came = [seen for seen in waiting if seen.arrival_s <= now]
+        waiting = waiting[len(came) :]
+        for seen in came:
+            planner.seen(seen)
+        look(planner, now, workers())
+        for seen in came:
+            planner.outcome(seen.arrival_s, True)
+            planner.outcome(seen.arrival_s, False, placed=False)
+    assert planner.forecast_error is not None
+    assert planner.forecast_error < 0.05
+
+
+def test_a_planner_that_rests_books_nothing_to_what_it_had_decided() -> None:
+    planner = Planner(SplitSettings())
+    for seen in answers(1, 0.0, 60.0, 4.0):
+        planner.seen(seen)
+    for now in (50.0, 55.0, 60.0):
+        look(planner, now, workers())
+    planner.rest()
+    for seen in answers(1, 50.0, 60.0, 4.0):
+        planner.outcome(seen.arrival_s, False)
+    for now in (65.0, 70.0, 100.0):
+        look(planner, now, workers())
+    assert planner.forecast_error is None
+
+
+def test_steps_of_workers_that_take_prompts_may_take_longer() -> None:
+    split = Split(frozenset({"w1"}), 0.025, "")
+    assert (split.steps_s("w0"), split.steps_s("w1")) == (0.025, 0.1)
+    assert Split(frozenset({"w1"}), None, "").steps_s("w1") is None
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(1e6, 1e12), max_size=200))
+def test_what_a_way_between_workers_carries_is_what_most_pulls_stay_below(rates: list[float]) -> None:
+    costs = TransferCosts(1e9)
+    for rate in rates:
+        before = costs.carried()
+        costs.observe("peer", 1 << 20, rate)
+        assert before * 0.98 <= costs.carried() <= before * 1.1, "one pull changes little"
+
+
+def test_pulls_that_wait_do_not_make_a_way_look_slow() -> None:
+    costs = TransferCosts(1e9)
+    for place in range(400):
+        costs.observe("peer", 1 << 20, 8e9 if place % 4 == 0 else 1e9)
+    assert costs.rate("peer") < 5e9
+    assert costs.carried() == pytest.approx(8e9, rel=0.25)
