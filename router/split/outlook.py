@@ -18,9 +18,9 @@ from router.split.work import KV_FULL, Demand, Present, beside_rate
 from tandem.core.slo import Slo
 
 SLICE_S: Final = 0.25
-_REQUESTS_PER_TURN: Final = 150
+_REQUESTS_PER_TURN: Final = 80
 """Requests replayed before the caller gets a turn: about a millisecond."""
-_SLICES_PER_TURN: Final = 30
+_SLICES_PER_TURN: Final = 20
 _LASTING: Final = 2.0
 """A replay ends when requests take this many times the length of the traffic."""
 _SURE: Final = 16.0

@@ -46,6 +46,8 @@ _CARRIED: Final = (0.3, 0.9)
 _LOAD_REQUESTS: Final = 600
 _UNCOUNTED: Final = 0.25
 """Of a replay at such a load."""
+_PER_TURN: Final = 200
+"""Requests that are looked at before the caller gets a turn: about a millisecond."""
 _HURRY_S: Final = 1.0
 """Looks are as far apart as the traffic has lasted: this at least, `look_s` at most."""
 _OTHER_STEPS: Final = 0.10
@@ -143,9 +145,14 @@ class Planner:
         seen = len(requests)
         latest = since_change(requests, settings.requests_min)
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
-        requests = [self._answered(seen) for seen in requests]
+        yield
+        first_s, work = requests[0].arrival_s, list[Demand]()
+        for place in range(0, len(requests), _PER_TURN):
+            some = [self._answered(seen) for seen in requests[place : place + _PER_TURN]]
+            work += demands(some, times, slo, first_s)
+            yield
         fleet = present(standings, requests, times)
-        work = demands(requests, times, slo)
+        yield
         counted_s = min(_PRESENT_S, work[-1].at_s / 3)
         outlooks: list[Outlook] = []
         changed = len(latest) < seen
@@ -243,7 +250,10 @@ class Planner:
         begin_s = work[0].at_s
         work = [demand._replace(at_s=demand.at_s - begin_s) for demand in work]
         for _ in range(len(_LOADS)):
-            works = [at_load(work, self._load * load) for load in _LOADS]
+            works = []
+            for load in _LOADS:
+                works.append(at_load(work, self._load * load))
+                yield
             for way in ways:
                 total = 0.0
                 for each in works:

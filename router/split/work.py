@@ -51,11 +51,13 @@ class Present(NamedTuple):
     """That run on one worker at a time."""
 
 
-def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo) -> tuple[Demand, ...]:
-    """Of requests in order of arrival, counted from the first."""
+def demands(
+    requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float | None = None
+) -> tuple[Demand, ...]:
+    """Of requests in order of arrival, counted from `begin_s`; from the first where there is none."""
     if not requests:
         return ()
-    begin_s = requests[0].arrival_s
+    begin_s = requests[0].arrival_s if begin_s is None else begin_s
     found = []
     for seen in requests:
         uncached = max(1, seen.uncached_tokens)
