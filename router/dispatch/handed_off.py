@@ -38,9 +38,10 @@ class HandedOffRequest(HeldRequest):
                 leg.send(SampleFirst(leg.handle))
             return
         attempt.transferred = True
+        self._let_prefill_go(attempt)
         if not code:
-            self._let_prefill_go(attempt)
-        elif attempt.prefill is not None:
+            return
+        if attempt.prefill is not None:
             if attempt.missing is None:
                 now = self._tools.clock.now()
                 attempt.missing = Missing(code, now, now)

@@ -152,6 +152,25 @@ def test_a_prompt_that_prefill_has_computed_is_a_retry_too(watched: bool) -> Non
     scenario(body, ONE_RETRY)
 
 
+def test_prefill_that_has_ended_keeps_no_blocks_while_the_budget_refuses() -> None:
+    """Nobody fetches them any more: they are let go of at once, and decode waits for its word all the same."""
+
+    async def body(stuck: Stuck) -> None:
+        stuck.p1.prefill_s, stuck.d1.step_s = 0.05, 1.5
+        stuck.d1.transfer_of_requests = lambda _holder: None
+        client = stuck.ask()
+        await asyncio.sleep(0.2)
+        assert client.tokens[0]
+        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg.on_transferred("kv_gone")
+        assert await stuck.comes(stuck.p1, Cancel) < 0.3
+        assert not told(stuck.d1, SampleFirst)
+        assert await stuck.comes(stuck.d1, SampleFirst) >= STANDSTILL_S
+        (await ended(client)).check_whole()
+
+    scenario(body, unwilling())
+
+
 def test_a_client_that_goes_away_while_the_budget_refuses_leaves_nothing() -> None:
     async def body(stuck: Stuck) -> None:
         fails(stuck)
