@@ -51,9 +51,7 @@ class Present(NamedTuple):
     """That run on one worker at a time."""
 
 
-def demands(
-    requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float | None = None
-) -> tuple[Demand, ...]:
+def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float | None = None) -> tuple[Demand, ...]:
     """Of requests in order of arrival, counted from `begin_s`; from the first where there is none."""
     if not requests:
         return ()
