@@ -76,6 +76,8 @@ class ServiceSplit:
         self._timer: asyncio.TimerHandle | None = None
         self._slice_timer: asyncio.TimerHandle | None = None
         self._next_look = 0.0
+        self._settled_at = 0.0
+        """From then on traffic may ask for a look before its time."""
         self._last_look = float("-inf")
         self._renew_at = 0.0
         self._share: float | None = None
@@ -145,7 +147,8 @@ class ServiceSplit:
                 self._begin_deciding(now)
             if now >= self._renew_at and self._record is not None:
                 self._publish(_LEASE.lease_s)
-            if self._slices is None and (now >= self._next_look or self.planner.due(now)):
+            early = now >= self._settled_at and self.planner.due(now)
+            if self._slices is None and (early or now >= self._next_look):
                 self._begin_look(now)
         elif before:
             event(_log, "split_lease_lost", model=self.model)
@@ -163,6 +166,7 @@ class ServiceSplit:
         if known is not None:
             split = Split(frozenset(known.prefills), known.itl_target_s, known.reason.partition(_BESIDE)[0])
             self._next_look = now + self._settings.split.look_s
+        self._settled_at = self._next_look
         self.planner.split, self._moves = split, self.planner.moves
         event(_log, "split_decides", model=self.model, holder=self.lease.holder, term=self.lease.term)
         self._decided(split, now)

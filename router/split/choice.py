@@ -1,6 +1,6 @@
 """What a planner of a split chooses between, whom it chooses, and how it says so. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from router.split.values import Outlook, Standing, Way
@@ -57,9 +57,21 @@ def name(way: Way, workers: int) -> str:
     return split + bound
 
 
-def told(here: Outlook, ordered: Sequence[Outlook], workers: int) -> str:
-    """What was compared."""
+def step_towards(goal: Way, here: Way, ordered: Sequence[Outlook], most: int) -> Way:
+    """At most so many workers nearer to a way that is further off: the best of those on that side that were looked
+    at, the best first in `ordered`."""
+    side = 1 if goal.prefills > here.prefills else -1
+    near = [each.way for each in ordered if 0 < side * (each.way.prefills - here.prefills) <= most]
+    return near[0] if near else Way(here.prefills + side * most, goal.itl_s)
+
+
+def told(here: Outlook, ordered: Sequence[Outlook], carried: Mapping[Way, float], workers: int) -> str:
+    """What was compared: shares in the objective as the fleet stands, and about the load that is just carried."""
+
+    def shares(each: Outlook) -> str:
+        return f"{each.attainment:.0%} in the objective ({carried.get(each.way, 0.0):.0%} about the most it carries)"
+
     others = [each for each in ordered if each.way != here.way][:2]
-    compared = " and ".join(f"{name(each.way, workers)} of {each.attainment:.0%}" for each in others)
-    beside = f", of {compared}" if compared else ""
-    return f"{name(here.way, workers)} promises {here.attainment:.0%} in the objective{beside}"
+    compared = " and ".join(f"{name(each.way, workers)} {shares(each)}" for each in others)
+    beside = f", {compared}" if compared else ""
+    return f"{name(here.way, workers)} promises {shares(here)}{beside}"

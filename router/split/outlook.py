@@ -20,7 +20,7 @@ from tandem.core.slo import Slo
 SLICE_S: Final = 0.25
 _REQUESTS_PER_TURN: Final = 80
 """Requests replayed before the caller gets a turn: about a millisecond."""
-_SLICES_PER_TURN: Final = 20
+_SLICES_PER_TURN: Final = 60
 _LASTING: Final = 2.0
 """A replay ends when requests take this many times the length of the traffic."""
 _SURE: Final = 16.0

@@ -14,7 +14,7 @@ from typing import Final
 
 from router.settings import SplitSettings
 from router.split.answers import AnswersByPrompt
-from router.split.choice import bound_by_memory, held_at_unified, same_side, told, tunable, who
+from router.split.choice import bound_by_memory, held_at_unified, same_side, step_towards, told, tunable, who
 from router.split.outlook import Replay
 from router.split.record import Record
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
@@ -43,13 +43,16 @@ _LOAD_MIN: Final = 0.1
 _LOAD_STEP: Final = 1.25
 _CARRIED: Final = (0.3, 0.9)
 """Share in the objective over those loads below and above which the best way carries less, or more."""
-_LOAD_REQUESTS: Final = 600
+_LOWERED_MAX: Final = 2
+"""Times per look that the load is lowered where no way carries it."""
+_LOAD_REQUESTS: Final = (150, 600)
+"""Replayed at such a load: fewer at a low one, so that they last no longer."""
 _UNCOUNTED: Final = 0.25
 """Of a replay at such a load."""
 _PER_TURN: Final = 200
 """Requests that are looked at before the caller gets a turn: about a millisecond."""
 _HURRY_S: Final = 1.0
-"""Looks are as far apart as the traffic has lasted: this at least, `look_s` at most."""
+"""Between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10
 """Share of requests that steps have to gain which are longer than the objective allows: the model does not know what
 they cost streams that run beside few others."""
@@ -81,7 +84,7 @@ class Planner:
         self._load = 1.0
         """Times the present load that the best way just carries."""
         self._began_s: float | None = None
-        """When the traffic of now began; None while there was none."""
+        """When the traffic of now began; None while there is little."""
         self._checked_s = -inf
 
     @property
@@ -108,12 +111,11 @@ class Planner:
         self._ahead = None
 
     def due(self, now: float) -> bool:
-        """Whether to look before `look_s` is over: traffic has just begun, or changed."""
+        """Whether to look before `look_s` is over: there is enough traffic for the first time, or it has changed."""
         settings, last_s = self._settings, self.last_look_s
         if len(self._seen) < settings.requests_min or (last_s is not None and now - last_s < _HURRY_S):
             return False
-        began_s = self._seen[0].arrival_s if self._began_s is None else self._began_s
-        if last_s is None or now - last_s >= max(_HURRY_S, now - began_s):
+        if last_s is None:
             return True
         if now - self._checked_s < _HURRY_S:
             return False
@@ -135,13 +137,16 @@ class Planner:
         if why is not None:
             self._take(now, frozenset(), self._itl_s(slo, 1.0) if tunable(standings) else None, why)
             self.outlooks = ()
+            self._latest(now, share)
+            self._began_s = now
             return
         requests = self._latest(now, share)
         settings = self._settings
         if len(requests) < settings.requests_min:
+            self._began_s = None
             self._note(now, standings)
             return
-        yield from self._compare(now, standings, times, slo, share)
+        yield from self._compare(now, requests, standings, times, slo, share)
         seen = len(requests)
         latest = since_change(requests, settings.requests_min)
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
@@ -164,14 +169,14 @@ class Planner:
             if not ways and (changed or max(each.attainment for each in outlooks) < _GOOD):
                 tried = {each.way for each in outlooks}
                 ways += [way for way in self._probes(standings, slo) if way not in tried]
-        carried: dict[Way, float] = {}
-        yield from self._carry(carried, [each.way for each in outlooks], work[-_LOAD_REQUESTS:], fleet, times, slo)
         # Told by one router of several, arrivals were moved together.
         began_s = now - (now - latest[0].arrival_s) / min(1.0, max(share, _SHARE_MIN))
         if self._began_s is None or (changed and self._changes(began_s)):
-            self._began_s = began_s
+            self._began_s, self._load = began_s, 1.0
+        carried: dict[Way, float] = {}
+        yield from self._carry(carried, [each.way for each in outlooks], work, fleet, times, slo)
         scores = self._scores(outlooks, carried, standings, times, slo)
-        self._decide(now, standings, outlooks, scores, slo)
+        self._decide(now, standings, outlooks, scores, carried, slo)
         self._note(now, standings)
 
     # ---- what is looked at ----
@@ -247,12 +252,14 @@ class Planner:
         slo: Slo,
     ) -> Iterator[None]:
         """What share of the requests each way holds in the mean over loads around the one the best just carries."""
-        begin_s = work[0].at_s
-        work = [demand._replace(at_s=demand.at_s - begin_s) for demand in work]
-        for _ in range(len(_LOADS)):
+        fewest, most = _LOAD_REQUESTS
+        for lowered in range(_LOWERED_MAX + 1):
+            some = work[-max(fewest, int(most * min(1.0, self._load))) :]
+            begin_s = some[0].at_s
+            some = [demand._replace(at_s=demand.at_s - begin_s) for demand in some]
             works = []
             for load in _LOADS:
-                works.append(at_load(work, self._load * load))
+                works.append(at_load(some, self._load * load))
                 yield
             for way in ways:
                 total = 0.0
@@ -266,7 +273,7 @@ class Planner:
                         break
                 carried[way] = total / len(works)
             best = max(carried.values())
-            if best >= _CARRIED[0] or self._load <= _LOAD_MIN:
+            if best >= _CARRIED[0] or self._load <= _LOAD_MIN or lowered == _LOWERED_MAX:
                 break
             self._load /= _LOAD_STEP
         if best > _CARRIED[1]:
@@ -310,6 +317,7 @@ class Planner:
         standings: Sequence[Standing],
         outlooks: Sequence[Outlook],
         scores: Mapping[Way, float],
+        carried: Mapping[Way, float],
         slo: Slo,
     ) -> None:
         settings = self._settings
@@ -317,7 +325,7 @@ class Planner:
         self.outlooks = tuple(ordered)
         here, best = outlooks[0], ordered[0]
         ahead = scores[best.way] - scores[here.way]
-        compared = told(here, ordered, len(standings))
+        compared = told(here, ordered, carried, len(standings))
         if self._record.distrusted(now):
             self._keep(f"the forecasts have promised too much and are not followed: {compared}")
             return
@@ -337,8 +345,7 @@ class Planner:
             goal = best.way
             step = goal.prefills - here.way.prefills
             if abs(step) > _STEP_MAX and goal.prefills:
-                near = [each for each in ordered if abs(each.way.prefills - here.way.prefills) <= _STEP_MAX]
-                goal = near[0].way
+                goal = step_towards(goal, here.way, ordered, _STEP_MAX)
         else:
             waits = "once more" if not confirmed else f"{settings.settle_s:g} s after the last change"
             self._keep(f"{compared}: to be taken if it is so {waits}")
@@ -368,15 +375,21 @@ class Planner:
         self._record.begin(now, standings, Way(len(self.split.prefills), self.split.itl_s))
 
     def _compare(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float
+        self,
+        now: float,
+        requests: Sequence[Seen],
+        standings: Sequence[Standing],
+        times: WorkTimes,
+        slo: Slo,
+        share: float,
     ) -> Iterator[None]:
         """Back to what was the best in truth, where forecasts promise too much and it is not in force."""
-
-        def latest(until_s: float) -> Sequence[Seen]:
-            return self._latest(until_s, share)
-
-        yield from self._record.compare(now, latest, times, slo, share, self._moved_s)
-        best = self._record.fallen_back(now, len(self.split.prefills), len(standings))
+        answered = []
+        for place in range(0, len(requests), _PER_TURN):
+            answered += [self._answered(seen) for seen in requests[place : place + _PER_TURN]]
+            yield
+        yield from self._record.compare(now, answered, times, slo, share, self._moved_s)
+        best = self._record.fall_back(now, len(self.split.prefills), len(standings))
         if best is not None:
             self._itl_share = self._settings.itl_shares[0]
             reason = f"forecasts have promised too much: back to {best} of {len(standings)} that take prompts"

@@ -1,7 +1,7 @@
 """What a planner of a split promised, and what became of it."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -76,13 +76,14 @@ class Record:
     def compare(
         self,
         now: float,
-        latest: Callable[[float], Sequence[Seen]],
+        latest: Sequence[Seen],
         times: WorkTimes,
         slo: Slo,
         share: float,
         moved_s: float,
     ) -> Iterator[None]:
-        """The traffic since a look half a window ago, replayed from how the fleet stood then, with its outcomes."""
+        """Of the latest requests those since a look half a window ago, replayed from how the fleet stood then, with
+        their outcomes."""
         settings = self._settings
         begun_s = self._stretches[0].begin_s if self._stretches else now
         # What ran and waited at the begin and after a change is of another way.
@@ -93,7 +94,7 @@ class Record:
         begin, until_s = begins[-1], now - _ENDING * settings.window_s
         stretches = [each for each in self._stretches if begin.begin_s <= each.begin_s < until_s]
         end_s = min((each.begin_s for each in self._stretches if each.begin_s >= until_s), default=now)
-        came = [seen for seen in latest(now) if begin.begin_s <= seen.arrival_s < end_s]
+        came = [seen for seen in latest if begin.begin_s <= seen.arrival_s < end_s]
         told, met = sum(each.told for each in stretches), sum(each.met for each in stretches)
         if len(came) < settings.requests_min or told < _TOLD_MIN * share * len(came):
             return
@@ -110,7 +111,7 @@ class Record:
         ):
             self._distrust_s = settings.distrust_s
 
-    def fallen_back(self, now: float, here: int, workers: int) -> int | None:
+    def fall_back(self, now: float, here: int, workers: int) -> int | None:
         """How many were the best in truth to take prompts, where forecasts have just promised too much and it is not
         `here`; forecasts are not followed for a while then."""
         if self._too_good < 2 or self.distrusted(now):

@@ -12,6 +12,8 @@ from tandem.engine.settings import SchedulerSettings
 
 MAX_BATCHED_TOKENS: Final = SchedulerSettings().max_batched_tokens
 """Of workers, which do not tell theirs."""
+_LEAST_S: Final = 1e-7
+"""A fit may come to nothing; work does not."""
 
 
 def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: PlacementSettings) -> WorkTimes:
@@ -20,10 +22,10 @@ def work_times(costs: CostModel, workers: Sequence[WorkerView], settings: Placem
     prompts = [costs.prefill.terms(worker.worker_id) for worker in workers]
     block_s = workers[0].block_bytes / costs.transfers.carried()
     return WorkTimes(
-        step_s=step.base / 1e3,
+        step_s=max(_LEAST_S, step.base / 1e3),
         sequence_s=step.sequence / 1e3,
         position_s=step.position / 1e3,
-        prompt_token_s=median(each.token for each in prompts) / 1e3,
+        prompt_token_s=max(_LEAST_S, median(each.token for each in prompts) / 1e3),
         prompt_position_s=median(each.position for each in prompts) / 1e3,
         transfer_latency_s=settings.transfer_setup_ms / 1e3,
         transfer_token_s=block_s / workers[0].block_tokens,

@@ -252,11 +252,17 @@ def test_a_router_that_takes_over_leaves_the_split_until_its_pairs_are_proved() 
             board.record, board._until = SplitRecord(7, "elsewhere", ("a3",), 0.03, "of another", 4.0), now + 10.0
             await world.workers[name].revive()
         service = service_of(world)
+
+        def traffic() -> None:
+            service.planner.seen(Seen(world.clock.now(), 300, 300, 50.0))
+
         while not service.lease.holds:
             assert world.clock.now() < now + 60.0
+            traffic()
             await asyncio.sleep(0.1)
         for _ in range(20):
             assert takers(world) == {"a3"}
+            traffic()
             await asyncio.sleep(0.2)
         assert service.outlook().decides_here
 
