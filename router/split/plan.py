@@ -115,7 +115,7 @@ class Planner:
         settings, last_s = self._settings, self.last_look_s
         if len(self._seen) < settings.requests_min or (last_s is not None and now - last_s < _HURRY_S):
             return False
-        if last_s is None:
+        if last_s is None or self._began_s is None:
             return True
         if now - self._checked_s < _HURRY_S:
             return False

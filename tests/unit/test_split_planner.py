@@ -303,6 +303,7 @@ def test_where_nothing_can_be_held_the_way_that_carries_most_is_taken_at_once() 
 def test_the_first_look_comes_with_the_twentieth_request_and_one_at_once_after_a_change() -> None:
     planner, looked = Planner(SplitSettings()), list[float]()
     traffic = [*answers(1, 100.0, 150.0), *prompts(1, 150.0, 170.0)]
+    look(planner, 99.0, workers())
     assert not planner.due(100.0)
     for request in traffic:
         planner.seen(request)
