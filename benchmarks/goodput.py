@@ -30,7 +30,7 @@ from benchmarks import goodput_judge as judge
 from benchmarks import goodput_plan as plan
 from benchmarks import goodput_report as report
 from benchmarks.goodput_cells import LOADS, PEERS, SHARES, SIZES, TPOTS_MS, TRAFFICS, Cell, Options, Run
-from benchmarks.goodput_code import code_hash, settings_hash
+from benchmarks.goodput_code import codes, settings_hash
 from benchmarks.goodput_results import ResultsFile
 from benchmarks.goodput_runs import Result, carry_out
 from benchmarks.rounds import verdict
@@ -202,7 +202,7 @@ def told(
 
 def ci(chosen: argparse.Namespace) -> int:
     """Four short cells from traffic to report, in a file of their own; nothing is judged."""
-    file = ResultsFile(chosen.results.with_name("goodput-ci.jsonl"), code_hash())
+    file = ResultsFile(chosen.results.with_name("goodput-ci.jsonl"), codes())
     known = {
         (cell.traffic, cell.workers, cell.tpot_ms): capacity.Capacity(_CI_SCALES[cell.traffic], 0) for cell in _CI
     }
@@ -242,7 +242,7 @@ def whole(chosen: argparse.Namespace) -> int:
     """All that was asked for; what there is when interrupted."""
     options = options_of(chosen)
     cells = options.cells()
-    file = ResultsFile(chosen.results, code_hash())
+    file = ResultsFile(chosen.results, codes())
     bench = Bench(file, chosen.jobs)
     known: dict[capacity.Key, capacity.Capacity] = {}
     try:

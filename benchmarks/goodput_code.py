@@ -6,7 +6,9 @@ Whole packages are hashed: what a run imports changes more often than anybody th
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+from tandem.fleetsim.contenders import AUTO
 
 _ROOT: Final = Path(__file__).parent.parent
 _FLEET: Final = ("tandem/core", "tandem/engine", "tandem/fleetsim", "tandem/worker/worth.py")
@@ -14,34 +16,51 @@ _PLACING: Final = ("kv_transfer", "router/placement", "router/settings.py", "rou
 """What decides where requests go, but not how much a fleet can carry."""
 _PLACING_FLEETSIM: Final = ("auto.py", "peers", "contenders.py", "ours.py", "router.py")
 """The same within the simulator."""
-_READING: Final = ("goodput_auto.py", "goodput_judge.py", "goodput_report.py", "goodput_why.py")
-"""Parts of the bench that read results, or ask for runs, and decide none."""
-_BENCH: Final = "goodput_*.py"
+_PLANNING: Final = ("router/split", "tandem/fleetsim/auto.py")
+"""What decides the split where that follows the load, and nothing else."""
+_RUNS: Final = ("benchmarks/goodput_cells.py", "benchmarks/goodput_code.py", "benchmarks/goodput_runs.py")
+"""Of the bench, what decides what a run comes to. Other parts ask for runs and read results."""
+_SEARCH: Final = ("benchmarks/goodput_capacity.py", "benchmarks/goodput_plan.py")
+"""What decides how a capacity is searched."""
 
 
 def settings_hash() -> str:
     """Of all that decides how much a fleet can carry but placement: when it differs, capacities are measured anew."""
     placing = [_ROOT / "tandem" / "fleetsim" / name for name in _PLACING_FLEETSIM]
-    files = [file for file in _files(_FLEET) if not any(file.is_relative_to(each) for each in placing)]
+    files = [
+        file for file in _files((*_FLEET, *_RUNS, *_SEARCH)) if not any(file.is_relative_to(each) for each in placing)
+    ]
     return _hash(files)
 
 
-def code_hash() -> str:
-    """Of all code that a run depends on: results of other code are of no use."""
-    return _hash(code_files())
+class Codes(NamedTuple):
+    """Hashes of all code that a run depends on: with a fixed split, and where the split follows the load."""
+
+    fixed: str
+    auto: str
+
+    def of(self, contender: str) -> str:
+        """By which a result of that contender is kept."""
+        return self.auto if contender == AUTO else self.fixed
+
+
+def codes() -> Codes:
+    """Results of other code are of no use; those of fixed splits do not depend on the planner."""
+    planning = [_ROOT / name for name in _PLANNING]
+    files = code_files()
+    return Codes(_hash([file for file in files if not any(file.is_relative_to(at) for at in planning)]), _hash(files))
 
 
 def code_files() -> list[Path]:
-    """What `code_hash` reads."""
-    return list(_files((*_FLEET, *_PLACING)))
+    """What `codes` reads."""
+    return list(_files((*_FLEET, *_PLACING, *_RUNS)))
 
 
 def _files(places: Sequence[str]) -> Iterator[Path]:
-    """The Python files of packages and of the bench."""
+    """Python files: those of packages, and single ones."""
     for place in places:
         at = _ROOT / place
         yield from at.rglob("*.py") if at.is_dir() else (at,)
-    yield from (path for path in (_ROOT / "benchmarks").glob(_BENCH) if path.name not in _READING)
 
 
 def _hash(files: Sequence[Path]) -> str:

@@ -5,24 +5,30 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from benchmarks.goodput_cells import Run, fields_of, run_of
+from benchmarks.goodput_code import Codes
 from benchmarks.goodput_runs import Result
 from tandem.core.errors import TandemError
 
+_HEAD: Final = '{"codes": '
+"""How the first line begins."""
+
 
 class ResultsFile:
-    """`results` holds what was read and what was added. Lines of other code than `code` are of no use: they are put
-    aside under the same name with `.old` and the first free number behind it."""
+    """`results` holds what was read and what was added. Lines of other code than `codes` are of no use: a file that
+    has any is put aside under the same name with `.old` and the first free number behind it, and the rest kept."""
 
-    def __init__(self, path: Path, code: str) -> None:
+    def __init__(self, path: Path, codes: Codes) -> None:
         """Raises `bad_setting` when the file cannot be read or is something else."""
         self.path = path
         self.results: dict[Run, Result] = {}
-        self._code = code
-        self._head = json.dumps({"code": code})
+        self._codes = codes
+        self._head = json.dumps({"codes": codes._asdict()})
         lines = self._lines()
-        if lines and lines[0] != self._head:
+        stale = bool(lines) and lines[0] != self._head
+        if stale and not lines[0].startswith(_HEAD):
             self._guarded(self._put_aside)
             lines = []
         for number, line in enumerate(lines[1:], start=2):
@@ -33,17 +39,21 @@ class ResultsFile:
                     # The last line of a bench that was ended while it wrote.
                     break
                 raise TandemError("bad_setting", f"{path}, line {number}, is no result: {error!r}") from error
-            self.results[result.run] = result
+            if result.code == codes.of(result.run.contender):
+                self.results[result.run] = result
+        if stale and lines:
+            self._guarded(self._put_aside)
         self._guarded(self._rewrite)
 
     def add(self, result: Result) -> None:
         """Raises `bad_setting` when it cannot be written, and when other code than this file's came to it: a process
         reads the code when it begins, however long ago the others have."""
-        if result.code != self._code:
+        code = self._codes.of(result.run.contender)
+        if result.code != code:
             raise TandemError(
                 "bad_setting",
                 f"the code has changed since the bench began: a run of {result.run.contender} came from code "
-                f"{result.code}, {self.path} is of {self._code}; start the bench again",
+                f"{result.code}, {self.path} is of {code}; start the bench again",
             )
         self.results[result.run] = result
         self._guarded(lambda: self._append(_line_of(result)))

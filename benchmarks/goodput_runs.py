@@ -19,7 +19,7 @@ from benchmarks.goodput_cells import (
     WARM_UP_S,
     Run,
 )
-from benchmarks.goodput_code import code_hash
+from benchmarks.goodput_code import codes
 from router.settings import PlacementSettings
 from tandem.core.slo import Slo
 from tandem.fleetsim.auto import AutoDecider
@@ -46,7 +46,7 @@ _ABLATED: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """Parts of the price that can be left out, and how."""
 ABLATIONS: Final = (EQUAL_TERMS, *_ABLATED)
-_CODE: Final = code_hash()
+_CODES: Final = codes()
 """Taken when this process imported all that a run depends on: the files may change later."""
 
 
@@ -108,7 +108,7 @@ def carry_out(run: Run) -> Result:
         buckets={tpot_ms: [(each.offered, each.met) for each in buckets] for tpot_ms, buckets in kept.items()},
         begin_s=window.begin_s,
         changes_s=changes_s if surge is None else (surge.end_s,),
-        code=_CODE,
+        code=_CODES.of(run.contender),
         held=held_by(fleet),
     )
 

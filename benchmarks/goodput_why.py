@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks.goodput import Bench
 from benchmarks.goodput_capacity import LADDER, SEEDS, SHARE, Points, length_of, next_probe
 from benchmarks.goodput_cells import CALM, SHARES, TRAFFICS, Run, prefills
-from benchmarks.goodput_code import code_hash
+from benchmarks.goodput_code import codes
 from benchmarks.goodput_plan import Results
 from benchmarks.goodput_results import ResultsFile
 from tandem.fleetsim.contenders import OURS
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cases = [Case(traffic, options.workers, tpot_ms) for traffic in options.traffic for tpot_ms in options.tpot]
     options.results.parent.mkdir(exist_ok=True)
-    file = ResultsFile(options.results, code_hash())
+    file = ResultsFile(options.results, codes())
     bench = Bench(file, options.jobs)
     bench.carry_out(
         lambda: (run for case in cases for unified in (True, False) for run in probes(case, unified, file.results)),

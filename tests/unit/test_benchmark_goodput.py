@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
 from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
 from benchmarks.goodput_cells import CLOSED, Cell, Options, Run, prefills
-from benchmarks.goodput_code import code_files, code_hash, settings_hash
+from benchmarks.goodput_code import Codes, code_files, codes, settings_hash
 from benchmarks.goodput_judge import Contest, Found
 from benchmarks.goodput_plan import PEER_BAR, decided, peer_rounds, ratio_of, unsettled
 from benchmarks.goodput_results import ResultsFile
@@ -338,24 +338,40 @@ def test_results_are_found_again_but_not_those_of_other_code(tmp_path: Path) -> 
     path = tmp_path / "build" / "results.jsonl"
     run = Run("agents", 8, 2, OURS, 0.5, 1.0, 25, 25.0, 3)
     kept = replace(result(run, 0.7), buckets={25: [(3, 2), (0, 0)], 50: []}, changes_s=(40.0,))
-    file = ResultsFile(path, "a")
+    file = ResultsFile(path, Codes("a", "a"))
     file.add(kept)
     file.add(result(replace(run, seed=4), 0.8))
     with path.open("a") as half:
         half.write('{"run": {"traf')
-    again = ResultsFile(path, "a")
+    again = ResultsFile(path, Codes("a", "a"))
     assert again.results == {**file.results}
     assert again.results[run].by_arrival(25)[0].met == 2
     again.add(result(replace(run, seed=5), 0.9))
-    assert len(ResultsFile(path, "a").results) == 3
-    assert ResultsFile(path, "b").results == {}
+    assert len(ResultsFile(path, Codes("a", "a")).results) == 3
+    assert ResultsFile(path, Codes("b", "b")).results == {}
     assert len(path.with_name("results.jsonl.old1").read_text().splitlines()) == 4
-    assert ResultsFile(path, "c").results == {}
+    assert ResultsFile(path, Codes("c", "c")).results == {}
     assert len(path.with_name("results.jsonl.old1").read_text().splitlines()) == 4, "what was put aside stays"
-    assert path.with_name("results.jsonl.old2").read_text() == '{"code": "b"}\n'
-    path.write_text('{"code": "b"}\nnothing\n{}\n')
+    assert path.with_name("results.jsonl.old2").read_text() == '{"codes": {"fixed": "b", "auto": "b"}}\n'
+    path.write_text('{"codes": {"fixed": "b", "auto": "b"}}\nnothing\n{}\n')
     with pytest.raises(TandemError, match="line 2"):
-        ResultsFile(path, "b")
+        ResultsFile(path, Codes("b", "b"))
+
+
+def test_results_of_fixed_splits_outlive_a_change_of_the_planner(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    fixed = Run("agents", 8, 2, OURS, 0.5, 1.0, 25, 25.0, 3)
+    following = replace(fixed, prefills=0, contender=AUTO)
+    file = ResultsFile(path, Codes("a", "p"))
+    file.add(result(fixed, 0.7))
+    file.add(replace(result(following, 0.8), code="p"))
+    assert ResultsFile(path, Codes("a", "q")).results == {fixed: result(fixed, 0.7)}
+    assert len(path.with_name("results.jsonl.old1").read_text().splitlines()) == 3, "what it loses is put aside"
+    assert ResultsFile(path, Codes("a", "q")).results == {fixed: result(fixed, 0.7)}
+    assert not path.with_name("results.jsonl.old2").exists()
+    assert ResultsFile(path, Codes("b", "q")).results == {}
+    path.write_text('{"code": "of an older bench"}\n{}\n')
+    assert ResultsFile(path, Codes("a", "q")).results == {}
 
 
 def test_results_are_kept_by_all_code_that_a_run_imports() -> None:
@@ -372,12 +388,12 @@ def test_results_are_kept_by_all_code_that_a_run_imports() -> None:
 
 
 def test_a_run_of_code_that_has_changed_meanwhile_is_refused(tmp_path: Path) -> None:
-    file = ResultsFile(tmp_path / "results.jsonl", "a")
+    file = ResultsFile(tmp_path / "results.jsonl", Codes("a", "a"))
     changed = replace(result(SHORT, 0.7), code="b")
     with pytest.raises(TandemError, match="the code has changed since the bench began"):
         file.add(changed)
-    assert file.results == ResultsFile(file.path, "a").results == {}
-    assert goodput_runs.carry_out(SHORT).code == code_hash()
+    assert file.results == ResultsFile(file.path, Codes("a", "a")).results == {}
+    assert goodput_runs.carry_out(SHORT).code == codes().fixed
 
 
 # ---- runs ----
