@@ -1,8 +1,9 @@
 """Which runs the goodput bench still needs. Pure: results so far in, runs out.
 
-Every split runs with one seed, the best of them with more; one that is decided by the paired interval gets no further
-seed, nor do those that are all alike. Where peers run, ours at its best split and the leading peers have all seeds;
-another peer gets no further one when its interval lies on one side of the bar that it is judged by.
+Every split runs with one seed, the best of them with more; one that is far behind with the first or decided by the
+paired interval gets no further seed, nor do those that are all alike. Where peers run, ours at its best split and the
+leading peers have all seeds; another peer gets no further one when its interval lies on one side of the bar that it
+is judged by.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ OVERLOAD_BAR: Final = 0.95
 """and above it."""
 _ALIKE: Final = 0.01
 """An interval that is narrower than twice this around 1 tells that two are alike."""
+_FAR: Final = 0.8
+"""A split that reaches less than this of another under the first seed is not the better one: both see the same
+traffic, and their ratio scatters by some hundredths over seeds."""
 
 
 def by_seed(results: Results, run: Run, seeds: int) -> dict[int, Result]:
@@ -188,7 +192,12 @@ def _split_rounds(options: Options, by_split: Mapping[int, BySeed]) -> list[tupl
             return [(split, seed) for split in missing]
         so_far = {split: {each: by_split[split][each] for each in range(seed + 1)} for split in playing}
         leader = max(playing, key=lambda split: (fmean(so_far[split].values()), -split))
-        playing = [split for split in playing if split == leader or not decided(so_far[split], so_far[leader])]
+        playing = [
+            split
+            for split in playing
+            if split == leader
+            or not (decided(so_far[split], so_far[leader]) or so_far[split][0] < _FAR * so_far[leader][0])
+        ]
         if len(playing) == 1 and seed + 1 >= SEEDS_MIN:
             break
     return []

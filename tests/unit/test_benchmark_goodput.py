@@ -114,7 +114,7 @@ def test_shares_are_whole_workers_on_both_sides() -> None:
 
 def test_every_split_runs_once_and_the_best_three_with_all_seeds_while_they_are_close() -> None:
     def noisy(run: Run) -> float:
-        return 0.4 + 0.1 * ((run.seed * run.seed * 5 + run.prefills * (run.seed + 3)) % 6)
+        return 0.85 + 0.02 * ((run.seed * run.seed * 5 + run.prefills * (run.seed + 3)) % 6)
 
     results = played(ALONE, CELL, noisy)
     assert {run.prefills for run in results if run.seed == 0} == set(ALONE.splits(8))
@@ -124,8 +124,9 @@ def test_every_split_runs_once_and_the_best_three_with_all_seeds_while_they_are_
 
 
 def test_who_is_behind_in_every_seed_gets_no_more_of_them() -> None:
-    results = played(ALONE, CELL, lambda run: {0: 0.9, 2: 0.8, 4: 0.5}.get(run.prefills, 0.1) + 0.001 * run.seed)
-    assert seeds(results, 0) == seeds(results, 2) == seeds(results, 4) == [0, 1, 2]
+    results = played(ALONE, CELL, lambda run: {0: 0.9, 2: 0.8, 4: 0.7}.get(run.prefills, 0.1) + 0.001 * run.seed)
+    assert seeds(results, 0) == seeds(results, 2) == [0, 1, 2]
+    assert seeds(results, 4) == [0], "one of the best three, and far behind"
     assert seeds(results, 5) == [0]
 
 
