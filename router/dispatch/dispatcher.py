@@ -310,7 +310,7 @@ class Dispatcher:
             generation = request.generation
             self._tallies.placed(generation.model, placement.prefill_tokens)
             if generation.pin is None:
-                self._splits.seen(generation, placement)
+                self._splits.seen(generation, found.asked, placement)
         request.begin(placement, *self._chosen(placement))
         self._placing.begun(request, found)
         return None

@@ -13,9 +13,10 @@ from router.fleet.peer import Peer
 from router.fleet.service_split import ServiceSplit
 from router.fleet.split_listing import FleetOutlook
 from router.generation import Generation
-from router.placement import CostModel, Placement
+from router.placement import CostModel, Placement, PlacementRequest
 from router.settings import RouterSettings, SplitSettings
 from router.split.plan import Planner
+from router.split.reuse import marks_of
 from router.split.standing import ROLE
 from router.split.values import Seen
 from tandem.core.clock import Clock
@@ -91,14 +92,18 @@ class SplitKeeper:
 
     # ---- requests ----
 
-    def seen(self, generation: Generation, placement: Placement) -> None:
+    def seen(self, generation: Generation, asked: PlacementRequest, placement: Placement) -> None:
         """A request was placed for the first time."""
         service = self._services.get(generation.model)
         if service is not None:
             uncached = placement.prefill_tokens
             prompt_tokens, most = uncached + placement.cached_tokens, generation.stopping.max_tokens
             expected, sequences = placement.answer_tokens, generation.n
-            service.planner.seen(Seen(generation.received, prompt_tokens, uncached, expected, sequences, most))
+            peer = self._fleet.peer(placement.decode)
+            view = None if peer is None else peer.view
+            marks = () if view is None else marks_of(asked.names.get(view.root, ()), view.layout.block_tokens)
+            arrival_s = generation.received
+            service.planner.seen(Seen(arrival_s, prompt_tokens, uncached, expected, sequences, most, marks))
 
     def ended(
         self,

@@ -15,11 +15,14 @@ from typing import Final
 from router.settings import SplitSettings
 from router.split.answers import AnswersByPrompt
 from router.split.choice import bound_by_memory, held_at_unified, same_side, step_towards, told, tunable, who
+from router.split.knee import LOADS, Knee
+from router.split.offered import PER_TURN, Offered
 from router.split.outlook import Replay
 from router.split.record import Record
+from router.split.reuse import Reuse
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
 from router.split.window import repeated, since_change
-from router.split.work import Demand, Present, at_load, demands, present, steady
+from router.split.work import present
 from tandem.core.slo import Slo
 
 _NEAR: Final = (0, 1, -1, 2, -2)
@@ -35,22 +38,7 @@ _GOOD: Final = 0.9
 """Where no way near promises this share, others are tried as well."""
 _PRESENT_S: Final = 10.0
 """Requests that come so soon are not counted: what waits already decides about them, whatever is done."""
-_LOADS: Final = (0.8, 1.0, 1.25)
-"""Times the load that the best way just carries: at these it is asked who carries most."""
-_LOAD_MAX: Final = 1.2
-"""Times the present load: what a fleet could carry beyond that is of no use."""
-_LOAD_MIN: Final = 0.1
-_LOAD_STEP: Final = 1.25
-_CARRIED: Final = (0.3, 0.9)
-"""Share in the objective over those loads below and above which the best way carries less, or more."""
-_LOWERED_MAX: Final = 2
-"""Times per look that the load is lowered where no way carries it."""
-_LOAD_REQUESTS: Final = (150, 600)
-"""Replayed at such a load: fewer at a low one, so that they last no longer."""
-_UNCOUNTED: Final = 0.25
-"""Of a replay at such a load."""
-_PER_TURN: Final = 200
-"""Requests that are looked at before the caller gets a turn: about a millisecond."""
+_REMEMBERED_PER_TURN: Final = 100
 _HURRY_S: Final = 1.0
 """Between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10
@@ -66,6 +54,9 @@ class Planner:
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
         self._seen: deque[Seen] = deque(maxlen=settings.requests_max)
+        self._new: deque[Seen] = deque(maxlen=settings.requests_max)
+        """Since the last look, with marks."""
+        self._reuse = Reuse()
         self._answers = AnswersByPrompt()
         self._record = Record(settings)
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
@@ -81,8 +72,7 @@ class Planner:
         self._direction = 0
         """Of the last change: more of them, or fewer."""
         self._looks = 0
-        self._load = 1.0
-        """Times the present load that the best way just carries."""
+        self._knee = Knee()
         self._began_s: float | None = None
         """When the traffic of now began; None while there is little."""
         self._checked_s = -inf
@@ -94,7 +84,7 @@ class Planner:
 
     def seen(self, request: Seen) -> None:
         """A request was placed for the first time."""
-        self._seen.append(request)
+        self._new.append(request._replace(prefills=len(self.split.prefills)))
 
     def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
         """A request that arrived then has ended, within its objective or not; `placed`: it was told by `seen`. Those
@@ -113,15 +103,18 @@ class Planner:
     def due(self, now: float) -> bool:
         """Whether to look before `look_s` is over: there is enough traffic for the first time, or it has changed."""
         settings, last_s = self._settings, self.last_look_s
-        if len(self._seen) < settings.requests_min or (last_s is not None and now - last_s < _HURRY_S):
+        if len(self._seen) + len(self._new) < settings.requests_min:
+            return False
+        if last_s is not None and now - last_s < _HURRY_S:
             return False
         if last_s is None or self._began_s is None:
             return True
         if now - self._checked_s < _HURRY_S:
             return False
         self._checked_s = now
-        latest = since_change(sorted(self._seen), settings.requests_min)
-        return len(latest) < len(self._seen) and self._changes(latest[0].arrival_s)
+        seen = sorted([*self._seen, *self._new])
+        latest = since_change(seen, settings.requests_min)
+        return len(latest) < len(seen) and self._changes(latest[0].arrival_s)
 
     def look(
         self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
@@ -133,6 +126,7 @@ class Planner:
         self._drop_gone(present_ids)
         self.last_look_s = now
         self._looks += 1
+        yield from self._remember()
         why = held_at_unified(standings)
         if why is not None:
             self._take(now, frozenset(), self._itl_s(slo, 1.0) if tunable(standings) else None, why)
@@ -151,19 +145,19 @@ class Planner:
         latest = since_change(requests, settings.requests_min)
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
         yield
-        first_s, work = requests[0].arrival_s, list[Demand]()
-        for place in range(0, len(requests), _PER_TURN):
-            some = [self._answered(seen) for seen in requests[place : place + _PER_TURN]]
-            work += demands(some, times, slo, first_s)
-            yield
-        fleet = present(standings, requests, times)
+        offered = Offered(present(standings, requests, times, share), times, slo)
         yield
-        counted_s = min(_PRESENT_S, work[-1].at_s / 3)
+        for place in range(0, len(requests), PER_TURN):
+            offered.add([self._answered(seen) for seen in requests[place : place + PER_TURN]])
+            yield
+        counted_s = min(_PRESENT_S, offered.last_s / 3)
         outlooks: list[Outlook] = []
         changed = len(latest) < seen
         ways = deque(self._ways(len(standings), slo, bound_by_memory(standings)))
         while ways:
-            replay = Replay(ways.popleft(), work, fleet, times, slo, counted_s)
+            way = ways.popleft()
+            work = yield from offered.at(way.prefills)
+            replay = Replay(way, work, offered.now, times, slo, counted_s)
             yield from replay.run()
             outlooks.append(replay.outlook())
             if not ways and (changed or max(each.attainment for each in outlooks) < _GOOD):
@@ -172,9 +166,9 @@ class Planner:
         # Told by one router of several, arrivals were moved together.
         began_s = now - (now - latest[0].arrival_s) / min(1.0, max(share, _SHARE_MIN))
         if self._began_s is None or (changed and self._changes(began_s)):
-            self._began_s, self._load = began_s, 1.0
+            self._began_s, self._knee.load = began_s, 1.0
         carried: dict[Way, float] = {}
-        yield from self._carry(carried, [each.way for each in outlooks], work, fleet, times, slo)
+        yield from self._knee.carried(carried, [each.way for each in outlooks], offered, times, slo)
         scores = self._scores(outlooks, carried, standings, times, slo)
         self._decide(now, standings, outlooks, scores, carried, slo)
         self._note(now, standings)
@@ -192,6 +186,15 @@ class Planner:
         self._record.clear()
         reason = f"{gone} of those that took prompts are gone, or the last that decoded: {len(kept)} do now"
         self.split = Split(kept, self.split.itl_s, reason)
+
+    def _remember(self) -> Iterator[None]:
+        """What came since the last look, with how long ago its prefixes were used."""
+        new, self._new = self._new, deque(maxlen=self._settings.requests_max)
+        for place, seen in enumerate(new):
+            distances = self._reuse.distances(seen.marks)
+            self._seen.append(seen._replace(marks=(), distances=distances))
+            if place % _REMEMBERED_PER_TURN == 0:
+                yield
 
     def _latest(self, now: float, share: float) -> list[Seen]:
         """Requests of the window, as many more as other routers see of them: arrivals are closer together."""
@@ -242,43 +245,6 @@ class Planner:
     def _itl_s(self, slo: Slo, share: float) -> float | None:
         return None if slo.step_s is None else slo.step_s * share
 
-    def _carry(
-        self,
-        carried: dict[Way, float],
-        ways: Sequence[Way],
-        work: Sequence[Demand],
-        fleet: Present,
-        times: WorkTimes,
-        slo: Slo,
-    ) -> Iterator[None]:
-        """What share of the requests each way holds in the mean over loads around the one the best just carries."""
-        fewest, most = _LOAD_REQUESTS
-        for lowered in range(_LOWERED_MAX + 1):
-            some = work[-max(fewest, int(most * min(1.0, self._load))) :]
-            begin_s = some[0].at_s
-            some = [demand._replace(at_s=demand.at_s - begin_s) for demand in some]
-            works = []
-            for load in _LOADS:
-                works.append(at_load(some, self._load * load))
-                yield
-            for way in ways:
-                total = 0.0
-                for each in works:
-                    begin = steady(way, each, fleet, times)
-                    replay = Replay(way, each, begin, times, slo, _UNCOUNTED * each[-1].at_s)
-                    yield from replay.run()
-                    share = replay.outlook().attainment
-                    total += share
-                    if share <= 0.0:
-                        break
-                carried[way] = total / len(works)
-            best = max(carried.values())
-            if best >= _CARRIED[0] or self._load <= _LOAD_MIN or lowered == _LOWERED_MAX:
-                break
-            self._load /= _LOAD_STEP
-        if best > _CARRIED[1]:
-            self._load = min(_LOAD_MAX, self._load * _LOAD_STEP)
-
     # ---- what is decided ----
 
     def _price(self, way: Way, standings: Sequence[Standing], times: WorkTimes) -> float:
@@ -302,7 +268,7 @@ class Planner:
         """Share of requests in the objective, now and at the loads that were asked about, all alike."""
         itl_s = self._itl_s(slo, self._settings.itl_shares[0])
         most = max((each.tokens_per_s for each in outlooks), default=0.0) or 1.0
-        loads = len(_LOADS)
+        loads = len(LOADS)
         return {
             each.way: (each.attainment + loads * carried[each.way]) / (1 + loads)
             + _TOKENS_WEIGHT * each.tokens_per_s / most
@@ -385,8 +351,8 @@ class Planner:
     ) -> Iterator[None]:
         """Back to what was the best in truth, where forecasts promise too much and it is not in force."""
         answered = []
-        for place in range(0, len(requests), _PER_TURN):
-            answered += [self._answered(seen) for seen in requests[place : place + _PER_TURN]]
+        for place in range(0, len(requests), PER_TURN):
+            answered += [self._answered(seen) for seen in requests[place : place + PER_TURN]]
             yield
         yield from self._record.compare(now, answered, times, slo, share, self._moved_s)
         best = self._record.fall_back(now, len(self.split.prefills), len(standings))

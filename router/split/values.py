@@ -18,6 +18,12 @@ class Seen(NamedTuple):
     sequences: int = 1
     max_tokens: int = 0
     """Of one sequence."""
+    marks: tuple[bytes, ...] = ()
+    """Of its prompt (`router.split.reuse`), until they are looked at,"""
+    distances: tuple[float, ...] = ()
+    """and the reuse distances that this gives, in tokens."""
+    prefills: int = 0
+    """How many workers took prompts for others when it was placed."""
 
 
 class Standing(NamedTuple):
@@ -38,6 +44,8 @@ class Standing(NamedTuple):
     """Whether what its steps may take can be told while it runs (`tandem.core.messages.ITL_TARGET`)."""
     sequences_max: int = 256
     """At most so many run at a time."""
+    tier_blocks: int = 0
+    """That its tiers take below its pool."""
     barred: str = ""
     """Why it can neither take prompts for others nor leave its own to others: its KV cannot be exchanged, it spans
     several nodes. Empty where it can."""

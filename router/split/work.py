@@ -49,6 +49,8 @@ class Present(NamedTuple):
     """That one worker holds."""
     sequences_max: int
     """That run on one worker at a time."""
+    memory_tokens: float = inf
+    """Of prefixes that one worker holds, in its pool and its tiers."""
 
 
 def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float | None = None) -> tuple[Demand, ...]:
@@ -78,8 +80,9 @@ def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float
     return tuple(found)
 
 
-def present(standings: Sequence[Standing], requests: Sequence[Seen], times: WorkTimes) -> Present:
-    """Of workers as they are now; `requests` tell how long a waiting prompt is in the mean."""
+def present(standings: Sequence[Standing], requests: Sequence[Seen], times: WorkTimes, share: float = 1.0) -> Present:
+    """Of workers as they are now; `requests` tell how long a waiting prompt is in the mean. Where these are but a
+    `share` of all, so is the memory that their prefixes have."""
     queued = sum(standing.queued_prompt_tokens for standing in standings)
     uncached = sum(max(1, seen.uncached_tokens) for seen in requests)
     each = uncached / len(requests) if requests else float(times.max_batched_tokens)
@@ -91,12 +94,21 @@ def present(standings: Sequence[Standing], requests: Sequence[Seen], times: Work
         prompts=queued / each,
         kv_tokens=min((float(each.blocks * each.block_tokens) for each in standings), default=inf),
         sequences_max=min((each.sequences_max for each in standings), default=1),
+        memory_tokens=share
+        * min((float((each.blocks + each.tier_blocks) * each.block_tokens) for each in standings), default=inf),
     )
 
 
+def memory_tokens(prefills: int, now: Present) -> float:
+    """Of prefixes that a fleet holds where so many workers take prompts for others. What a prompt leaves on the
+    worker that computed it lies on the one that answers as well, so the larger side's memory counts."""
+    return now.memory_tokens * max(prefills, now.workers - prefills)
+
+
 def at_load(work: Sequence[Demand], load: float) -> tuple[Demand, ...]:
-    """The same requests, so many times as fast one after the other."""
-    return tuple([demand._replace(at_s=demand.at_s / load) for demand in work])
+    """The same requests from the first on, so many times as fast one after the other."""
+    begin_s = work[0].at_s
+    return tuple([demand._replace(at_s=(demand.at_s - begin_s) / load) for demand in work])
 
 
 def steady(way: Way, work: Sequence[Demand], now: Present, times: WorkTimes) -> Present:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from router.settings import SplitSettings
 from router.split.plan import Planner
+from router.split.reuse import marks_of
 from router.split.standing import ROLE, standings
 from router.split.times import work_times
 from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
@@ -78,7 +79,9 @@ class AutoDecider(OursDecider):
         if placed is not None:
             placement = self.placement_of(request)
             uncached, expected = placement.prefill_tokens, max(1.0, placement.answer_tokens)
-            self.planner.seen(Seen(now, request.input_tokens, uncached, expected, max_tokens=request.max_tokens))
+            marks = marks_of(self._knowledge.names(request), request.block_tokens)
+            tokens, most = request.input_tokens, request.max_tokens
+            self.planner.seen(Seen(now, tokens, uncached, expected, max_tokens=most, marks=marks))
         return placed
 
     def finished(self, request: Request, now: float) -> None:

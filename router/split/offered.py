@@ -1,0 +1,88 @@
+"""Requests that are replayed, as a way has them to compute: less memory for prefixes leaves more of prompts. Pure."""
+
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from router.split.reuse import held_tokens
+from router.split.values import Seen, WorkTimes
+from router.split.work import Demand, Present, at_load, demands, memory_tokens
+from tandem.core.slo import Slo
+
+PER_TURN: Final = 200
+"""Requests that are looked at before the caller gets a turn: about a millisecond."""
+_ALIKE: Final = 0.02
+"""Share of the tokens to compute by which work has to differ to be told apart."""
+
+Replayed = Generator[None, None, Sequence[Demand]]
+"""Requests as the model needs them, after turns for the caller."""
+
+
+class Offered:
+    """Of one look. `add` is told requests in order of arrival, as they were placed; `now` tells how much memory the
+    fleet has, `times` and `slo` give seconds of work."""
+
+    def __init__(self, now: Present, times: WorkTimes, slo: Slo) -> None:
+        self.now = now
+        self._times = times
+        self._slo = slo
+        self._requests: list[Seen] = []
+        self._work: list[Demand] = []
+        """Of these, as they were placed."""
+        self._held: list[int] = []
+        """Tokens of each that was in the memory that there was."""
+        self._known: dict[tuple[float | None, float, int], Sequence[Demand]] = {}
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    @property
+    def last_s(self) -> float:
+        """When the last one comes, from the first on."""
+        return self._work[-1].at_s
+
+    def add(self, requests: Sequence[Seen]) -> None:
+        """The next ones."""
+        self._requests += requests
+        self._work += demands(requests, self._times, self._slo, self._requests[0].arrival_s)
+        self._held += [_held(seen, memory_tokens(seen.prefills, self.now)) for seen in requests]
+
+    def at(self, prefills: int, load: float = 1.0, last: int | None = None) -> Replayed:
+        """The last so many, or all, where `prefills` workers take prompts for others, so many times as fast one after
+        the other. As many times as much comes between two uses of a prefix then."""
+        last = min(len(self._work), last or len(self._work))
+        memory = memory_tokens(prefills, self.now) / load
+        known = self._known.get((memory, load, last))
+        if known is None:
+            held = [_held(seen, memory) for seen in self._requests[-last:]]
+            yield
+            apart = sum(map(abs, map(int.__sub__, held, self._held[-last:])))
+            if apart > _ALIKE * sum(seen.uncached_tokens for seen in self._requests[-last:]):
+                known = at_load((yield from self._with(held)), load)
+            else:
+                known = self._known.get((None, load, last))
+                if known is None:
+                    known = self._known[None, load, last] = at_load(self._work[-last:], load)
+            self._known[memory, load, last] = known
+            yield
+        return known
+
+    def _with(self, held: Sequence[int]) -> Replayed:
+        """The last ones, where so many tokens of each are in memory."""
+        last, first_s = len(held), self._requests[0].arrival_s
+        found = self._work[-last:]
+        before = self._held[-last:]
+        for begin in range(0, last, PER_TURN):
+            places = [place for place in range(begin, min(begin + PER_TURN, last)) if held[place] != before[place]]
+            some = []
+            for place in places:
+                seen = self._requests[place - last]
+                uncached = max(1, min(seen.prompt_tokens, seen.uncached_tokens + before[place] - held[place]))
+                some.append(seen._replace(uncached_tokens=uncached))
+            for place, demand in zip(places, demands(some, self._times, self._slo, first_s), strict=True):
+                found[place] = demand
+            yield
+        return found
+
+
+def _held(seen: Seen, memory: float) -> int:
+    return held_tokens(seen.distances, memory) if seen.distances else 0

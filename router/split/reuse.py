@@ -1,0 +1,79 @@
+"""How much of what prompts share with earlier ones a fleet's memory still holds when they come. Pure.
+
+A prompt is known by marks: the names of its blocks at every `MARK_TOKENS`. The reuse distance of a mark is how many
+tokens of other prompts came since it was last used, each counted once: memory that forgets the least recently used
+first still holds what lies within its size (Mattson et al. 1970, the stack distance). Distances are told to an epoch.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+MARK_TOKENS: Final = 1024
+MARKS_MAX: Final = 128
+"""Of one prompt; beyond these it counts as new."""
+_EPOCH_TOKENS: Final = 65_536
+_EPOCHS_MAX: Final = 512
+"""What was last used before so many epochs is forgotten."""
+
+
+def marks_of(names: Sequence[bytes], block_tokens: int) -> tuple[bytes, ...]:
+    """Of a prompt, given the names of its whole blocks."""
+    every = max(1, MARK_TOKENS // block_tokens)
+    last = min(len(names), every * MARKS_MAX)
+    return tuple([names[place] for place in range(every - 1, last, every)])
+
+
+def held_tokens(distances: Sequence[float], memory_tokens: float) -> int:
+    """Leading tokens of a prompt that a memory of such a size holds."""
+    return MARK_TOKENS * bisect_right(distances, memory_tokens)
+
+
+class Reuse:
+    """Of one service, in the order in which its prompts come."""
+
+    def __init__(self) -> None:
+        self._used: dict[bytes, int] = {}
+        """By mark, the epoch in which it was last used."""
+        self._tokens: deque[int] = deque([0])
+        """By epoch, the oldest first: tokens that were last used in it."""
+        self._first = 0
+        """Number of the oldest epoch."""
+        self._filled = 0
+        """Tokens used in the latest one."""
+
+    def distances(self, marks: Sequence[bytes]) -> tuple[float, ...]:
+        """Of the marks of a prompt that comes now, in tokens and ascending, up to the first that is new."""
+        used, tokens, first = self._used, self._tokens, self._first
+        found: list[float] = []
+        since, counted = 0, first + len(tokens)
+        for mark in marks:
+            epoch = used.get(mark, -1)
+            if epoch < first:
+                break
+            # A mark that lies deeper was last used no later.
+            since += sum([tokens[each - first] for each in range(epoch, counted)])
+            counted = min(counted, epoch)
+            found.append(float(since))
+        self._use(marks)
+        return tuple(found)
+
+    def _use(self, marks: Sequence[bytes]) -> None:
+        used, tokens, first = self._used, self._tokens, self._first
+        latest = first + len(tokens) - 1
+        for mark in marks:
+            epoch = used.get(mark, -1)
+            if epoch >= first:
+                tokens[epoch - first] -= MARK_TOKENS
+            used[mark] = latest
+        tokens[-1] += MARK_TOKENS * len(marks)
+        self._filled += MARK_TOKENS * len(marks)
+        if self._filled >= _EPOCH_TOKENS:
+            self._filled = 0
+            tokens.append(0)
+            if len(tokens) > _EPOCHS_MAX:
+                tokens.popleft()
+                self._first += 1
+                if self._first % _EPOCHS_MAX == 0:
+                    self._used = {mark: epoch for mark, epoch in used.items() if epoch >= self._first}
