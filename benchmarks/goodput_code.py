@@ -1,11 +1,13 @@
 """Which code decides what a run of the goodput bench comes to: hashes by which results and capacities are kept.
 
-Whole packages are hashed: what a run imports changes more often than anybody thinks of it.
+Whole packages are hashed, without comments and docstrings: what a run imports changes more often than anybody thinks
+of it.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Final, NamedTuple
 
 from tandem.fleetsim.contenders import AUTO
@@ -18,7 +20,7 @@ _PLACING_FLEETSIM: Final = ("auto.py", "peers", "contenders.py", "ours.py", "rou
 """The same within the simulator."""
 _PLANNING: Final = ("router/split", "tandem/fleetsim/auto.py")
 """What decides the split where that follows the load, and nothing else."""
-_RUNS: Final = ("benchmarks/goodput_cells.py", "benchmarks/goodput_code.py", "benchmarks/goodput_runs.py")
+_RUNS: Final = ("benchmarks/goodput_cells.py", "benchmarks/goodput_runs.py")
 """Of the bench, what decides what a run comes to. Other parts ask for runs and read results."""
 _SEARCH: Final = ("benchmarks/goodput_capacity.py", "benchmarks/goodput_plan.py")
 """What decides how a capacity is searched."""
@@ -66,5 +68,18 @@ def _files(places: Sequence[str]) -> Iterator[Path]:
 def _hash(files: Sequence[Path]) -> str:
     found = hashlib.sha256()
     for path in sorted(files):
-        found.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
+        found.update(str(path.relative_to(_ROOT)).encode() + b"\0")
+        for part in _compiled(compile(path.read_text(), "", "exec", dont_inherit=True, optimize=2)):
+            found.update(part)
     return found.hexdigest()[:16]
+
+
+def _compiled(code: CodeType) -> Iterator[bytes]:
+    """What a module does, however its lines lie."""
+    yield code.co_code
+    yield repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _compiled(each)
+        else:
+            yield repr(sorted(each, key=repr) if isinstance(each, frozenset) else each).encode()

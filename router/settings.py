@@ -176,7 +176,8 @@ class SplitSettings:
     urgent: float = 0.10
     """One that is better by more than this is taken at once."""
     settle_s: float = 60.0
-    """After a change nothing that is not urgent is changed for so long."""
+    """After a change nothing that is not urgent is changed for so long, or for as long as the traffic was that it was
+    decided on where that is shorter."""
     itl_shares: tuple[float, ...] = (1.0, 1.5)
     """What steps may take beside running sequences is tried at these shares of what the objective allows."""
     error_max: float = 0.15

@@ -11,14 +11,12 @@ from tandem.core.slo import Slo
 
 LOADS: Final = (0.8, 1.0, 1.25)
 """Times the load that the best way just carries: at these it is asked who carries most."""
-_LOAD_MAX: Final = 1.2
-"""Times the present load: what a fleet could carry beyond that is of no use."""
 _LOAD_MIN: Final = 0.1
-_LOAD_STEP: Final = 1.25
+_STEP: Final = 1.25
 _CARRIED: Final = (0.3, 0.9)
 """Share in the objective over those loads below and above which the best way carries less, or more."""
-_LOWERED_MAX: Final = 2
-"""Times per look that the load is lowered where no way carries it."""
+_TURNS_MAX: Final = 2
+"""Times per look that the load is lowered where no way carries it, or raised where the best way carries more."""
 _REQUESTS: Final = (150, 600)
 """Replayed at such a load: fewer at a low one, so that they last no longer."""
 _UNCOUNTED: Final = 0.25
@@ -26,7 +24,8 @@ _UNCOUNTED: Final = 0.25
 
 
 class Knee:
-    """`load` follows it from look to look, as a multiple of the present load."""
+    """`load` follows it from look to look, as a share of the present load: what a fleet could carry beyond that is of
+    no use."""
 
     def __init__(self) -> None:
         self.load = 1.0
@@ -37,8 +36,9 @@ class Knee:
         """Puts into `found` what share each way holds in the mean over the loads, from steady states. Yields after
         about a millisecond of work."""
         fewest, most = _REQUESTS
-        for lowered in range(_LOWERED_MAX + 1):
-            last = max(fewest, int(most * min(1.0, self.load)))
+        towards = 0
+        for turn in range(_TURNS_MAX + 1):
+            last = max(fewest, int(most * self.load))
             for way in ways:
                 total = 0.0
                 for load in LOADS:
@@ -52,8 +52,8 @@ class Knee:
                         break
                 found[way] = total / len(LOADS)
             best = max(found.values())
-            if best >= _CARRIED[0] or self.load <= _LOAD_MIN or lowered == _LOWERED_MAX:
+            before, towards = towards, (best > _CARRIED[1]) - (best < _CARRIED[0])
+            load = max(_LOAD_MIN, min(1.0, self.load * _STEP**towards))
+            if turn == _TURNS_MAX or load == self.load or before * towards < 0:
                 break
-            self.load /= _LOAD_STEP
-        if best > _CARRIED[1]:
-            self.load = min(_LOAD_MAX, self.load * _LOAD_STEP)
+            self.load = load

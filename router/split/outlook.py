@@ -61,7 +61,6 @@ class Replay:
         self.met = 0
         self.ended = 0
         self.tokens = 0.0
-        self.local = 0
         self._begin(now)
 
     def outlook(self) -> Outlook:
@@ -113,7 +112,6 @@ class Replay:
             handed = first_s + demand.handing_s + demand.miss_s * _miss(first_s, ttft_s)
             local_s = (beside.wait(done + rate * offset_s) + seconds) / rate
             if local_s + rows * seconds + demand.miss_s * _miss(local_s, ttft_s) < handed:
-                self.local += 1
                 beside.take(number, seconds, done + rate * offset_s)
                 continue
             own.take(number, service_s, own.done + offset_s)

@@ -35,7 +35,7 @@ _PHASE_MIN: Final = 0.25
 """Of the window: traffic changes no oftener."""
 _SHARE_MIN: Final = 0.05
 _GOOD: Final = 0.9
-"""Where no way near promises this share, others are tried as well."""
+"""Where no way near promises this share, others are tried as well; less of it from the one in force is urgent."""
 _PRESENT_S: Final = 10.0
 """Requests that come so soon are not counted: what waits already decides about them, whatever is done."""
 _REMEMBERED_PER_TURN: Final = 100
@@ -69,6 +69,8 @@ class Planner:
         self._ahead: Way | None = None
         """What was ahead at the last look, by little."""
         self._moved_s = -inf
+        self._rests_on_s = 0.0
+        """How long the traffic was that the last change was decided on."""
         self._direction = 0
         """Of the last change: more of them, or fewer."""
         self._looks = 0
@@ -301,11 +303,14 @@ class Planner:
             return
         confirmed = self._ahead is not None and same_side(self._ahead, best.way, here.way)
         self._ahead = best.way
-        settled = now - self._moved_s >= settings.settle_s
+        settle_s = min(settings.settle_s, self._rests_on_s)
+        settled = now - self._moved_s >= settle_s
         onward = (
             self._direction * (best.way.prefills - here.way.prefills) > 0 or (self._began_s or 0.0) > self._moved_s
         )
-        if ahead > settings.urgent and (settled or confirmed or onward):
+        # Of the first traffic only what is at stake now is known; what would be carried shows in more of it.
+        known = now - self._seen[0].arrival_s >= 2 * settings.look_s
+        if ahead > settings.urgent and (confirmed or (known and (settled or onward))):
             goal = best.way
         elif confirmed and settled:
             goal = best.way
@@ -313,10 +318,11 @@ class Planner:
             if abs(step) > _STEP_MAX and goal.prefills:
                 goal = step_towards(goal, here.way, ordered, _STEP_MAX)
         else:
-            waits = "once more" if not confirmed else f"{settings.settle_s:g} s after the last change"
+            waits = "once more" if not confirmed else f"{settle_s:.0f} s after the last change"
             self._keep(f"{compared}: to be taken if it is so {waits}")
             return
         self._ahead = None
+        self._rests_on_s = now - (self._began_s or now)
         if slo.step_s:
             self._itl_share = (goal.itl_s or slo.step_s) / slo.step_s
         self._take(now, who(goal.prefills, self.split.prefills, standings), goal.itl_s, f"{compared}: taken")

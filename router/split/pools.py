@@ -6,7 +6,7 @@ from heapq import heappush, heapreplace
 class Pool:
     """When each worker is done with what it has, in seconds of work."""
 
-    __slots__ = ("done", "ends", "pending", "serial", "work")
+    __slots__ = ("done", "ends", "pending", "work")
 
     def __init__(self, workers: int) -> None:
         self.done = 0.0

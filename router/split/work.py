@@ -43,8 +43,6 @@ class Present(NamedTuple):
     attended: float
     prompt_s: float
     """Of prompts that wait."""
-    prompts: float
-    """How many they are, about."""
     kv_tokens: float
     """That one worker holds."""
     sequences_max: int
@@ -91,7 +89,6 @@ def present(standings: Sequence[Standing], requests: Sequence[Seen], times: Work
         rows=float(sum(standing.running for standing in standings)),
         attended=float(sum(standing.attended_tokens for standing in standings)),
         prompt_s=queued * (times.prompt_token_s + times.prompt_position_s * each / 2),
-        prompts=queued / each,
         kv_tokens=min((float(each.blocks * each.block_tokens) for each in standings), default=inf),
         sequences_max=min((each.sequences_max for each in standings), default=1),
         memory_tokens=share
@@ -117,7 +114,7 @@ def steady(way: Way, work: Sequence[Demand], now: Present, times: WorkTimes) -> 
     left over."""
     count = len(work)
     if count < 2 or work[-1].at_s <= 0.0:
-        return now._replace(rows=0.0, attended=0.0, prompt_s=0.0, prompts=0.0)
+        return now._replace(rows=0.0, attended=0.0, prompt_s=0.0)
     per_s = (count - 1) / (count * work[-1].at_s)
     prompt_s = per_s * sum([demand.prompt_s for demand in work])
     weights = [demand.sequences * demand.answer_tokens for demand in work]
@@ -130,12 +127,10 @@ def steady(way: Way, work: Sequence[Demand], now: Present, times: WorkTimes) -> 
     rows = min(most, tokens_per_s * times.step_s / left) if left > 0.0 else most
     rate, _ = beside_rate(way, times, rows, times.step_s + rows * row_s(times, each))
     over_s = SETTLED_S * max(0.0, prompt_s - way.prefills - decodes * rate)
-    prompts = over_s * per_s * count / prompt_s if prompt_s else 0.0
     return now._replace(
         rows=float(round(rows * decodes)),
         attended=rows * decodes * each,
         prompt_s=over_s,
-        prompts=prompts,
     )
 
 

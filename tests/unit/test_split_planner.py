@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from router.placement.learning.transfer_costs import TransferCosts
 from router.settings import SplitSettings
 from router.split.choice import held_at_unified, step_towards, who
+from router.split.knee import Knee
+from router.split.offered import Offered
 from router.split.outlook import Replay
 from router.split.plan import Planner
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
@@ -355,7 +357,7 @@ def test_where_nothing_is_carried_the_load_is_asked_lower_and_a_look_stays_short
     for request in answers(1, 62.0, 72.0):
         planner.seen(request)
     look(planner, 72.0, workers())
-    assert planner._load >= 1.0, "other traffic is asked about at its own load"
+    assert planner._knee.load >= 1.0, "other traffic is asked about at its own load"
 
 
 def test_a_goal_that_is_far_off_is_approached_and_never_by_staying() -> None:
@@ -418,3 +420,57 @@ def test_pulls_that_wait_do_not_make_a_way_look_slow() -> None:
         costs.observe("peer", 1 << 20, 8e9 if place % 4 == 0 else 1e9)
     assert costs.rate("peer") < 5e9
     assert costs.carried() == pytest.approx(8e9, rel=0.25)
+
+
+def test_prefixes_that_a_split_has_no_memory_for_speak_against_it() -> None:
+    """Conversations of 6 k tokens that come again when 3.5 M others have: eight workers of 640 k tokens hold them,
+    four do not."""
+
+    def turns(distance: float, prefills: int) -> list[Seen]:
+        return [
+            seen._replace(
+                prompt_tokens=6_000,
+                uncached_tokens=700,
+                answer_tokens=60.0,
+                distances=(distance,) * 5,
+                marks=(),
+                prefills=prefills,
+            )
+            for seen in prompts(4, 0.0, 30.0, rate=60.0)
+        ]
+
+    def carried(distance: float) -> dict[int, float]:
+        requests = turns(distance, 0)
+        offered = Offered(present(workers(), requests, TIMES), TIMES, SLO)
+        offered.add(requests)
+        found: dict[Way, float] = {}
+        for _ in Knee().carried(found, [Way(0, 0.025), Way(4, 0.025)], offered, TIMES, SLO):
+            pass
+        return {way.prefills: share for way, share in found.items()}
+
+    near, far = carried(100_000.0), carried(3_500_000.0)
+    assert near[0] == far[0]
+    assert near[4] > far[4]
+
+
+def test_of_the_first_traffic_only_what_is_at_stake_now_is_followed() -> None:
+    """Unified workers hold these now, and would not hold a fifth more of them."""
+    planner = Planner(SplitSettings())
+    for request in prompts(1, 0.0, 2.0, rate=14.0):
+        planner.seen(request)
+    now = look(planner, 2.0, workers())
+    assert not now.prefills
+    urgent = Planner(SplitSettings())
+    for request in prompts(1, 0.0, 2.0, rate=40.0):
+        urgent.seen(request)
+    assert look(urgent, 2.0, workers()).prefills
+
+
+def test_a_change_is_held_no_longer_than_the_traffic_was_that_it_rests_on() -> None:
+    planner = Planner(SplitSettings())
+    run(planner, prompts(1, 0.0, 10.0), 10.0)
+    assert planner.split.prefills
+    before = planner.moves
+    run(planner, answers(1, 10.0, 35.0), 35.0, now=10.0)
+    assert planner.moves > before
+    assert len(planner.split.prefills) <= 2

@@ -1,0 +1,163 @@
+"""What prompts leave to compute as memory for prefixes grows or shrinks."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.split import reuse
+from router.split.offered import Offered
+from router.split.reuse import MARK_TOKENS, Reuse, held_tokens, marks_of
+from router.split.values import Seen, WorkTimes
+from router.split.work import Demand, Present, demands, memory_tokens
+from tandem.core.slo import Slo
+
+TIMES = WorkTimes(0.02, 1e-4, 1e-8, 5e-5, 1e-9, 0.002, 1e-6, 2048)
+SLO = Slo(ttft_s=2.0, tpot_s=0.05)
+
+
+def marks(session: int, count: int) -> tuple[bytes, ...]:
+    return tuple(session.to_bytes(8, "big") + place.to_bytes(8, "big") for place in range(count))
+
+
+class LeastRecentlyUsed:
+    """A memory for so many marks: the reference."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: OrderedDict[bytes, None] = OrderedDict()
+
+    def held(self, names: Sequence[bytes]) -> int:
+        """Leading ones that it holds; then it has all of them, the last ones as the least recent."""
+        found = 0
+        while found < len(names) and names[found] in self._held:
+            found += 1
+        for name in reversed(names):
+            self._held[name] = None
+            self._held.move_to_end(name)
+        while len(self._held) > self._size:
+            self._held.popitem(last=False)
+        return found
+
+
+PROMPTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=60)
+
+
+@given(prompts=PROMPTS, size=st.integers(1, 60))
+def test_a_memory_that_forgets_the_oldest_holds_what_lies_within_its_size(
+    prompts: list[tuple[int, int]], size: int
+) -> None:
+    """Told to an epoch, which is shorter than any prompt here: between a memory that is an epoch and a prompt smaller
+    and one that is as much larger."""
+    known = Reuse()
+    slack = reuse._EPOCH_TOKENS // MARK_TOKENS + 10
+    smaller, larger = LeastRecentlyUsed(max(0, size - slack)), LeastRecentlyUsed(size + slack)
+    for session, count in prompts:
+        names = marks(session, count)
+        distances = known.distances(names)
+        assert list(distances) == sorted(distances)
+        found = held_tokens(distances, size * MARK_TOKENS) // MARK_TOKENS
+        assert smaller.held(names) <= found <= larger.held(names)
+
+
+def test_distances_are_what_came_since_each_counted_once() -> None:
+    known = Reuse()
+    assert known.distances(marks(1, 64)) == ()
+    for _ in range(3):
+        known.distances(marks(2, 64))
+    (first, *_, last) = known.distances(marks(1, 64))
+    assert first == last == 128 * MARK_TOKENS, "64 of another prompt, however often it came, and its own"
+    assert known.distances(marks(3, 5)) == ()
+    assert len(known.distances(marks(1, 64) + marks(9, 3))) == 64, "up to the first that is new"
+
+
+def test_what_was_not_used_for_long_is_forgotten() -> None:
+    known = Reuse()
+    known.distances(marks(0, 1))
+    for session in range(1, 2 * reuse._EPOCHS_MAX + 2):
+        known.distances(marks(session, 64))
+    assert known.distances(marks(0, 1)) == ()
+    assert len(known._used) <= 2 * 64 * (reuse._EPOCHS_MAX + 1)
+    assert len(known._tokens) <= reuse._EPOCHS_MAX
+    assert sum(known._tokens) <= 64 * MARK_TOKENS * (reuse._EPOCHS_MAX + 1)
+
+
+def test_marks_are_names_of_whole_stretches_and_not_too_many() -> None:
+    names = [bytes([place % 251]) for place in range(200)]
+    assert marks_of(names, 16) == (names[63], names[127], names[191])
+    assert marks_of(names[:63], 16) == ()
+    assert marks_of(names, 4096) == tuple(names[: reuse.MARKS_MAX])
+    assert len(marks_of(names * 200, 16)) == reuse.MARKS_MAX
+
+
+# ---- requests as a way has them to compute ----
+
+
+def fleet(workers: int, memory: float) -> Present:
+    return Present(workers, 0.0, 0.0, 0.0, 1e9, 256, memory)
+
+
+def demanded(offered: Offered, prefills: int, load: float = 1.0) -> Sequence[Demand]:
+    turns = offered.at(prefills, load)
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            found: Sequence[Demand] = end.value
+            return found
+
+
+def of_sessions(distance: float, prefills: int = 0) -> list[Seen]:
+    """Prompts of 8 k tokens of which 1 k was left to compute, the rest used so many tokens ago."""
+    return [Seen(0.1 * each, 8192, 1024, 100.0, distances=(distance,) * 7, prefills=prefills) for each in range(50)]
+
+
+def test_a_way_with_too_little_memory_has_more_to_compute_and_more_load_needs_more_memory() -> None:
+    offered = Offered(fleet(8, 100_000.0), TIMES, SLO)
+    offered.add(of_sessions(450_000.0))
+    here = demanded(offered, 0)
+    assert here == demands(of_sessions(450_000.0), TIMES, SLO)
+    assert demanded(offered, 2) is here, "600,000 tokens hold what was used 450,000 ago"
+    assert demanded(offered, 6) is here, "who takes prompts holds as much"
+    halves = demanded(offered, 4)
+    assert all(demand.prompt_s > 7 * before.prompt_s for demand, before in zip(halves, here, strict=True))
+    assert all(demand.moving_s > before.moving_s for demand, before in zip(halves, here, strict=True))
+    busier = demanded(offered, 2, 1.5)
+    assert all(demand.prompt_s > 7 * before.prompt_s for demand, before in zip(busier, here, strict=True))
+    assert busier[-1].at_s == here[-1].at_s / 1.5
+
+
+def test_where_memory_was_short_a_way_with_more_of_it_has_less_to_compute() -> None:
+    offered = Offered(fleet(8, 100_000.0), TIMES, SLO)
+    offered.add([seen._replace(uncached_tokens=8192) for seen in of_sessions(450_000.0, prefills=4)])
+    assert all(
+        demand.pieces < before.pieces / 7
+        for demand, before in zip(demanded(offered, 0), demanded(offered, 4), strict=True)
+    )
+
+
+@given(
+    prompts=st.lists(
+        st.tuples(st.integers(1, 9000), st.floats(0.0, 1e6), st.integers(0, 7)), min_size=2, max_size=30
+    ),
+    prefills=st.integers(0, 7),
+    load=st.floats(0.1, 2.0),
+)
+def test_a_prompt_never_leaves_less_than_nothing_nor_more_than_itself(
+    prompts: list[tuple[int, float, int]], prefills: int, load: float
+) -> None:
+    requests = [
+        Seen(0.1 * place, 9000, uncached, 10.0, distances=(distance,) * 8, prefills=before)
+        for place, (uncached, distance, before) in enumerate(prompts)
+    ]
+    offered = Offered(fleet(8, 50_000.0), TIMES, SLO)
+    offered.add(requests)
+    most = demands([Seen(0.0, 9000, 9000, 10.0)], TIMES, SLO)[0]
+    for demand in demanded(offered, prefills, load):
+        assert 0.0 < demand.prompt_s <= most.prompt_s * 1.0001
+        assert demand.pieces <= most.pieces
+
+
+def test_memory_counts_on_the_larger_side_and_as_far_as_it_is_seen() -> None:
+    assert [memory_tokens(each, fleet(4, 10.0)) for each in range(4)] == [40.0, 30.0, 20.0, 30.0]
