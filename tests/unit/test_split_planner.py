@@ -339,9 +339,13 @@ def test_traffic_after_silence_is_new() -> None:
         planner.seen(request)
     for now in range(30, 200, 5):
         look(planner, float(now), workers())
-    for request in prompts(1, 200.0, 201.5):
+    for request in prompts(1, 200.0, 206.5):
         planner.seen(request)
-    look(planner, 201.5, workers())
+        if planner.due(request.arrival_s):
+            look(planner, request.arrival_s, workers())
+    assert planner.last_look_s is not None
+    assert planner.last_look_s < 202.0
+    look(planner, 206.5, workers())
     assert len(planner.split.prefills) >= 4
 
 
@@ -453,17 +457,14 @@ def test_prefixes_that_a_split_has_no_memory_for_speak_against_it() -> None:
     assert near[4] > far[4]
 
 
-def test_of_the_first_traffic_only_what_is_at_stake_now_is_followed() -> None:
-    """Unified workers hold these now, and would not hold a fifth more of them."""
+def test_of_the_first_traffic_nothing_is_taken_at_one_look() -> None:
     planner = Planner(SplitSettings())
-    for request in prompts(1, 0.0, 2.0, rate=14.0):
+    for request in prompts(1, 0.0, 7.0):
+        if request.arrival_s > 2.0 and planner.last_look_s is None:
+            assert not look(planner, 2.0, workers()).prefills
+            assert "once more" in planner.split.reason
         planner.seen(request)
-    now = look(planner, 2.0, workers())
-    assert not now.prefills
-    urgent = Planner(SplitSettings())
-    for request in prompts(1, 0.0, 2.0, rate=40.0):
-        urgent.seen(request)
-    assert look(urgent, 2.0, workers()).prefills
+    assert look(planner, 7.0, workers()).prefills
 
 
 def test_a_change_is_held_no_longer_than_the_traffic_was_that_it_rests_on() -> None:
