@@ -340,4 +340,4 @@ class ServiceSplit:
 def _listed(forecast: Forecast) -> WayListing:
     target_s = forecast.itl_target_s
     itl_ms = None if target_s is None else target_s * 1e3
-    return WayListing(forecast.prefills, itl_ms, forecast.attainment, forecast.tokens_per_s)
+    return WayListing(forecast.prefills, itl_ms, forecast.attainment, forecast.tokens_per_s, forecast.carried)

@@ -1,6 +1,6 @@
 """What a planner of a split chooses between, whom it chooses, and how it says so. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 
 from router.split.values import Outlook, Standing, Way
@@ -65,11 +65,11 @@ def step_towards(goal: Way, here: Way, ordered: Sequence[Outlook], most: int) ->
     return near[0] if near else Way(here.prefills + side * most, goal.itl_s)
 
 
-def told(here: Outlook, ordered: Sequence[Outlook], carried: Mapping[Way, float], workers: int) -> str:
+def told(here: Outlook, ordered: Sequence[Outlook], workers: int) -> str:
     """What was compared: shares in the objective as the fleet stands, and about the load that is just carried."""
 
     def shares(each: Outlook) -> str:
-        return f"{each.attainment:.0%} in the objective ({carried.get(each.way, 0.0):.0%} about the most it carries)"
+        return f"{each.attainment:.0%} in the objective ({each.carried:.0%} about the most it carries)"
 
     others = [each for each in ordered if each.way != here.way][:2]
     compared = " and ".join(f"{name(each.way, workers)} {shares(each)}" for each in others)

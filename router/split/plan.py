@@ -171,8 +171,8 @@ class Planner:
             self._began_s, self._knee.load = began_s, 1.0
         carried: dict[Way, float] = {}
         yield from self._knee.carried(carried, [each.way for each in outlooks], offered, times, slo)
-        scores = self._scores(outlooks, carried, standings, times, slo)
-        self._decide(now, standings, outlooks, scores, carried, slo)
+        outlooks = [each._replace(carried=carried[each.way]) for each in outlooks]
+        self._decide(now, standings, outlooks, self._scores(outlooks, standings, times, slo), slo)
         self._note(now, standings)
 
     # ---- what is looked at ----
@@ -262,7 +262,6 @@ class Planner:
     def _scores(
         self,
         outlooks: Sequence[Outlook],
-        carried: Mapping[Way, float],
         standings: Sequence[Standing],
         times: WorkTimes,
         slo: Slo,
@@ -272,7 +271,7 @@ class Planner:
         most = max((each.tokens_per_s for each in outlooks), default=0.0) or 1.0
         loads = len(LOADS)
         return {
-            each.way: (each.attainment + loads * carried[each.way]) / (1 + loads)
+            each.way: (each.attainment + loads * each.carried) / (1 + loads)
             + _TOKENS_WEIGHT * each.tokens_per_s / most
             - self._price(each.way, standings, times)
             - (_OTHER_STEPS if each.way.itl_s != itl_s else 0.0)
@@ -285,7 +284,6 @@ class Planner:
         standings: Sequence[Standing],
         outlooks: Sequence[Outlook],
         scores: Mapping[Way, float],
-        carried: Mapping[Way, float],
         slo: Slo,
     ) -> None:
         settings = self._settings
@@ -293,7 +291,7 @@ class Planner:
         self.outlooks = tuple(ordered)
         here, best = outlooks[0], ordered[0]
         ahead = scores[best.way] - scores[here.way]
-        compared = told(here, ordered, carried, len(standings))
+        compared = told(here, ordered, len(standings))
         if self._record.distrusted(now):
             self._keep(f"the forecasts have promised too much and are not followed: {compared}")
             return

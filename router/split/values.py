@@ -89,6 +89,8 @@ class Outlook(NamedTuple):
     """Share of the requests that hold the SLO."""
     tokens_per_s: float
     """Output tokens per second."""
+    carried: float = 0.0
+    """Share of the requests that hold the SLO in the mean of loads around the one that the best way just carries."""
 
 
 class Split(NamedTuple):

@@ -77,7 +77,7 @@ def _facts(outlook: FleetOutlook) -> Table:
 def _ways(outlook: FleetOutlook) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("what others would give", no_wrap=True)
-    for column in ("steps", "hold the SLO", "tokens/s"):
+    for column in ("steps", "hold the SLO", "about the knee", "tokens/s"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     current = in_force(outlook)
@@ -87,6 +87,7 @@ def _ways(outlook: FleetOutlook) -> Table:
             f"{way.prefills} of {len(outlook.workers)} take prompts" if way.prefills else "all serve whole requests",
             _bound(way.itl_ms, "as the SLO says"),
             f"{way.attainment:.1%}",
+            f"{way.carried:.1%}",
             f"{way.tokens_per_s:,.0f}",
             "in force" if now else "",
         )

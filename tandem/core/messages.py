@@ -200,6 +200,8 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     """Share of the requests that hold the objective."""
     tokens_per_s: float
     """Output tokens per second."""
+    carried: float = 0.0
+    """Share of the requests that hold it in the mean of loads around the one that the best way just carries."""
 
 
 class SplitRecord(msgspec.Struct, frozen=True):

@@ -30,10 +30,10 @@ CHAT = FleetOutlook(
     moves=3,
     forecast_error=0.014,
     outlooks=(
-        WayListing(1, 20.0, 0.971, 3210.4),
-        WayListing(2, 20.0, 0.93, 3100.0),
-        WayListing(0, 25.0, 0.81, 2900.0),
-        WayListing(0, None, 0.64, 2950.0),
+        WayListing(1, 20.0, 0.971, 3210.4, 0.75),
+        WayListing(2, 20.0, 0.93, 3100.0, 0.75),
+        WayListing(0, 25.0, 0.81, 2900.0, 0.75),
+        WayListing(0, None, 0.64, 2950.0, 0.75),
     ),
     objective={"ttft_s": 2.0, "tpot_s": 0.025},
 )

@@ -117,7 +117,7 @@ def test_splits_are_explained_to_who_may_use_the_model(keys: Keys) -> None:
     outlooks = tuple(
         FleetOutlook(
             f"ns/{model}", model, ("a1",), ("a1", "a2"), 25.0, "as told", 3.0, "router-x", True, 2, None,
-            (WayListing(1, None, 0.9, 100.0),), {"ttft_s": 2.0},
+            (WayListing(1, None, 0.9, 100.0, 0.8),), {"ttft_s": 2.0},
         )
         for model in ("other", "tiny")
     )  # fmt: skip
