@@ -143,7 +143,7 @@ def test_splits_are_explained_to_who_may_use_the_model(keys: Keys) -> None:
             "decides_here": True,
             "moves": 2,
             "forecast_error": None,
-            "outlooks": [{"prefills": 1, "itl_ms": None, "attainment": 0.9, "tokens_per_s": 100.0}],
+            "outlooks": [{"prefills": 1, "itl_ms": None, "attainment": 0.9, "tokens_per_s": 100.0, "carried": 0.8}],
             "objective": {"ttft_s": 2.0},
         }
         assert (await stage.post("/v1/explain/fleet", {})).status == 405
