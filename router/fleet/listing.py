@@ -13,10 +13,12 @@ from tandem.core.messages import Hello
 
 
 class PairListing(msgspec.Struct, frozen=True):
-    """One pair, as one of its workers sees it: `worker` is the other one. `failures` are recent transfers that failed
-    and that no success has made up for; `canary` is whether one is under way."""
+    """One pair, as one of its workers sees it: `worker` is the other one, `role` what that one does in the pair
+    (`prefill` or `decode`): workers of role `auto` have one of each with others. `failures` are recent transfers
+    that failed and that no success has made up for; `canary` is whether one is under way."""
 
     worker: str
+    role: str
     state: str
     path: str
     reason: str
@@ -162,8 +164,10 @@ def _pairs(peer: Peer, book: PairBook | None) -> tuple[PairListing, ...]:
 
 
 def _pair(key: Key, worker_id: str, breaker: Breaker) -> PairListing:
+    answers = key[1] == worker_id
     return PairListing(
-        worker=key[0] if key[1] == worker_id else key[1],
+        worker=key[0] if answers else key[1],
+        role="prefill" if answers else "decode",
         state=breaker.state.value,
         path=breaker.view.path,
         reason=breaker.view.reason,

@@ -13,7 +13,7 @@ from tests.unit.front_stage import Stage, on_stage
 
 
 def worker(name: str, model: str, role: str = "decode") -> WorkerListing:
-    pair = PairListing("p0", "open", "tcp", "open after kv_corrupt (…)", 0, False)
+    pair = PairListing("p0", "prefill", "open", "tcp", "open after kv_corrupt (…)", 0, False)
     return WorkerListing(
         name, "worker", role, "ready", model, "r1", "00ff", "host:1", "self", ("shm", "tcp"), (), "", (pair,)
     )
@@ -59,6 +59,7 @@ def test_workers_are_listed_with_their_states_and_pairs() -> None:
             "pairs": [
                 {
                     "worker": "p0",
+                    "role": "prefill",
                     "state": "open",
                     "path": "tcp",
                     "reason": "open after kv_corrupt (…)",

@@ -258,7 +258,8 @@ def test_a_worker_that_drains_or_dies_takes_its_pairs_with_it() -> None:
         await stage.world.start()
         stage.p0.die()
         await asyncio.sleep(0.1)
-        assert [pair.worker for pair in stage.listed("d0").pairs] == ["p1"]
+        assert [(pair.worker, pair.role) for pair in stage.listed("d0").pairs] == [("p1", "prefill")]
+        assert {(pair.worker, pair.role) for pair in stage.listed("p1").pairs} == {("d0", "decode"), ("d1", "decode")}
         await stage.p0.revive()
         await asyncio.sleep(3.0)
         assert stage.pair("p0", "d0").state == "closed"
