@@ -1,9 +1,9 @@
 """Requests that are replayed, as a way has them to compute: less memory for prefixes leaves more of prompts. Pure."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
-from router.split.reuse import held_tokens
+from router.split.reuse import MARK_TOKENS, held_tokens, new_tokens
 from router.split.values import Seen, WorkTimes
 from router.split.work import Demand, Present, at_load, demands, memory_tokens
 from tandem.core.slo import Slo
@@ -12,14 +12,17 @@ PER_TURN: Final = 200
 """Requests that are looked at before the caller gets a turn: about a millisecond."""
 _ALIKE: Final = 0.02
 """Share of the tokens to compute by which work has to differ to be told apart."""
+_OF_USE: Final = (0.3, 0.8, 1.0)
+"""Share of the memory that holds what is found again: at least, where nothing tells, and at most."""
+_HALVINGS: Final = 6
 
 Replayed = Generator[None, None, Sequence[Demand]]
 """Requests as the model needs them, after turns for the caller."""
 
 
 class Offered:
-    """Of one look. `add` is told requests in order of arrival, as they were placed; `now` tells how much memory the
-    fleet has, `times` and `slo` give seconds of work."""
+    """Of one look. `add` is told requests in order of arrival, as they were placed; `remember` comes behind the last
+    of them, and `at` behind it. `now` tells how much memory the fleet has, `times` and `slo` give seconds of work."""
 
     def __init__(self, now: Present, times: WorkTimes, slo: Slo) -> None:
         self.now = now
@@ -28,6 +31,9 @@ class Offered:
         self._requests: list[Seen] = []
         self._work: list[Demand] = []
         """Of these, as they were placed."""
+        self._of_use = _OF_USE[1]
+        self._fewer = 0
+        """Tokens by which prompts that came before leave less to compute than marks tell."""
         self._held: list[int] = []
         """Tokens of each that was in the memory that there was."""
         self._known: dict[tuple[float | None, float, int], Sequence[Demand]] = {}
@@ -44,7 +50,27 @@ class Offered:
         """The next ones."""
         self._requests += requests
         self._work += demands(requests, self._times, self._slo, self._requests[0].arrival_s)
-        self._held += [_held(seen, memory_tokens(seen.prefills, self.now)) for seen in requests]
+
+    def remember(self) -> Iterator[None]:
+        """How much of the memory is of use: what was left to compute of prompts that had come before tells it.
+        Prefixes lie on several workers, and not every prompt goes to its own."""
+        again = [seen for seen in self._requests if seen.distances]
+        memories = [memory_tokens(seen.prefills, self.now) for seen in again]
+        lost = sum([seen.uncached_tokens - new_tokens(seen.prompt_tokens, seen.distances) for seen in again])
+        yield
+        least, likely, most = _OF_USE
+        for _ in range(_HALVINGS if again else 0):
+            middle = (least + most) / 2
+            missed = 0
+            for seen, memory in zip(again, memories, strict=True):
+                missed += MARK_TOKENS * len(seen.distances) - held_tokens(seen.distances, middle * memory)
+            least, most = (middle, most) if missed > max(0, lost) else (least, middle)
+            yield
+        self._fewer = max(0, -lost) // max(1, len(again))
+        enough = lost <= _ALIKE * sum([seen.uncached_tokens for seen in again])
+        self._of_use = max(most, likely) if enough else most
+        self._held = [self._in(seen, memory_tokens(seen.prefills, self.now)) for seen in self._requests]
+        yield
 
     def at(self, prefills: int, load: float = 1.0, last: int | None = None) -> Replayed:
         """The last so many, or all, where `prefills` workers take prompts for others, so many times as fast one after
@@ -53,7 +79,7 @@ class Offered:
         memory = memory_tokens(prefills, self.now) / load
         known = self._known.get((memory, load, last))
         if known is None:
-            held = [_held(seen, memory) for seen in self._requests[-last:]]
+            held = [self._in(seen, memory) for seen in self._requests[-last:]]
             yield
             apart = sum(map(abs, map(int.__sub__, held, self._held[-last:])))
             if apart > _ALIKE * sum(seen.uncached_tokens for seen in self._requests[-last:]):
@@ -70,19 +96,21 @@ class Offered:
         """The last ones, where so many tokens of each are in memory."""
         last, first_s = len(held), self._requests[0].arrival_s
         found = self._work[-last:]
-        before = self._held[-last:]
         for begin in range(0, last, PER_TURN):
-            places = [place for place in range(begin, min(begin + PER_TURN, last)) if held[place] != before[place]]
+            places = [
+                place for place in range(begin, min(begin + PER_TURN, last)) if self._requests[place - last].distances
+            ]
             some = []
             for place in places:
                 seen = self._requests[place - last]
-                uncached = max(1, min(seen.prompt_tokens, seen.uncached_tokens + before[place] - held[place]))
-                some.append(seen._replace(uncached_tokens=uncached))
+                missed = MARK_TOKENS * len(seen.distances) - held[place]
+                uncached = new_tokens(seen.prompt_tokens, seen.distances) + missed - self._fewer
+                some.append(seen._replace(uncached_tokens=max(1, min(seen.prompt_tokens, uncached))))
             for place, demand in zip(places, demands(some, self._times, self._slo, first_s), strict=True):
                 found[place] = demand
             yield
         return found
 
-
-def _held(seen: Seen, memory: float) -> int:
-    return held_tokens(seen.distances, memory) if seen.distances else 0
+    def _in(self, seen: Seen, memory: float) -> int:
+        """Tokens of a prompt that are in a memory of such a size."""
+        return held_tokens(seen.distances, self._of_use * memory) if seen.distances else 0

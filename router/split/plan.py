@@ -152,6 +152,7 @@ class Planner:
         for place in range(0, len(requests), PER_TURN):
             offered.add([self._answered(seen) for seen in requests[place : place + PER_TURN]])
             yield
+        yield from offered.remember()
         counted_s = min(_PRESENT_S, offered.last_s / 3)
         outlooks: list[Outlook] = []
         changed = len(latest) < seen

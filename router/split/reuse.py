@@ -30,6 +30,11 @@ def held_tokens(distances: Sequence[float], memory_tokens: float) -> int:
     return MARK_TOKENS * bisect_right(distances, memory_tokens)
 
 
+def new_tokens(prompt_tokens: int, distances: Sequence[float]) -> int:
+    """Of a prompt, those that no memory holds. A prefix that came before ends in the middle between two marks."""
+    return max(1, prompt_tokens - MARK_TOKENS * len(distances) - (MARK_TOKENS // 2 if distances else 0))
+
+
 class Reuse:
     """Of one service, in the order in which its prompts come."""
 
