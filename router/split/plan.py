@@ -309,9 +309,9 @@ class Planner:
         )
         # Of the first traffic only what is at stake now is known; what would be carried shows in more of it.
         known = now - self._seen[0].arrival_s >= 2 * settings.look_s
-        if ahead > settings.urgent and (confirmed or (known and (settled or onward))):
+        if known and ahead > settings.urgent and (confirmed or settled or onward):
             goal = best.way
-        elif confirmed and settled:
+        elif known and confirmed and settled:
             goal = best.way
             step = goal.prefills - here.way.prefills
             if abs(step) > _STEP_MAX and goal.prefills:
