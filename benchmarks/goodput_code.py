@@ -78,6 +78,8 @@ def _compiled(code: CodeType) -> Iterator[bytes]:
     """What a module does, however its lines lie."""
     yield code.co_code
     yield repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    yield repr((counts, code.co_exceptiontable)).encode()
     for each in code.co_consts:
         if isinstance(each, CodeType):
             yield from _compiled(each)

@@ -34,7 +34,9 @@ class ResultsFile:
         for number, line in enumerate(lines[1:], start=2):
             try:
                 result = _result_of(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AssertionError, TandemError) as error:
+                if stale:
+                    continue
                 if number == len(lines):
                     # The last line of a bench that was ended while it wrote.
                     break

@@ -87,6 +87,11 @@ class ServiceSplit:
         self._left_out = ""
         """Who takes part in no split, as of the latest look."""
 
+    @property
+    def prefills(self) -> int:
+        """How many workers take prompts for others, whoever decides."""
+        return 0 if self._record is None else len(self._record.prefills)
+
     # ---- what the router tells ----
 
     def workers_changed(self, joined: Peer | None = None) -> None:

@@ -103,7 +103,9 @@ class SplitKeeper:
             view = None if peer is None else peer.view
             marks = () if view is None else marks_of(asked.names.get(view.root, ()), view.layout.block_tokens)
             arrival_s = generation.received
-            service.planner.seen(Seen(arrival_s, prompt_tokens, uncached, expected, sequences, most, marks))
+            service.planner.seen(
+                Seen(arrival_s, prompt_tokens, uncached, expected, sequences, most, marks, prefills=service.prefills)
+            )
 
     def ended(
         self,

@@ -14,7 +14,7 @@ class WayListing(msgspec.Struct, frozen=True):
     """Share of the requests that hold the objective."""
     tokens_per_s: float
     """Output tokens per second."""
-    carried: float
+    carried: float = 0.0
     """Share of the requests that hold it in the mean of loads around the one that the best way just carries."""
 
 

@@ -50,7 +50,10 @@ def plausible(told: SplitPublished, term: int) -> bool:
         and len(record.prefills) <= _NAMED_MAX
         and all(len(each) <= _NAME_MAX for each in record.prefills)
         and len(record.forecasts) <= FORECASTS_MAX
-        and all(isfinite(each.attainment) and isfinite(each.tokens_per_s) for each in record.forecasts)
+        and all(
+            isfinite(each.attainment) and isfinite(each.tokens_per_s) and isfinite(each.carried)
+            for each in record.forecasts
+        )
     )
 
 

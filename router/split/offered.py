@@ -15,6 +15,8 @@ _ALIKE: Final = 0.02
 _OF_USE: Final = (0.3, 0.8, 1.0)
 """Share of the memory that holds what is found again: at least, where nothing tells, and at most."""
 _HALVINGS: Final = 6
+_TELLING: Final = 0.1
+"""Share of the tokens to compute that has to have been forgotten to tell anything: marks are no finer."""
 
 Replayed = Generator[None, None, Sequence[Demand]]
 """Requests as the model needs them, after turns for the caller."""
@@ -58,17 +60,24 @@ class Offered:
         memories = [memory_tokens(seen.prefills, self.now) for seen in again]
         lost = sum([seen.uncached_tokens - new_tokens(seen.prompt_tokens, seen.distances) for seen in again])
         yield
-        least, likely, most = _OF_USE
-        for _ in range(_HALVINGS if again else 0):
-            middle = (least + most) / 2
-            missed = 0
-            for seen, memory in zip(again, memories, strict=True):
-                missed += MARK_TOKENS * len(seen.distances) - held_tokens(seen.distances, middle * memory)
-            least, most = (middle, most) if missed > max(0, lost) else (least, middle)
-            yield
         self._fewer = max(0, -lost) // max(1, len(again))
-        enough = lost <= _ALIKE * sum([seen.uncached_tokens for seen in again])
-        self._of_use = max(most, likely) if enough else most
+        total = sum([seen.uncached_tokens for seen in again])
+        least_telling = int(_TELLING * total)
+        least, likely, most = _OF_USE
+        ends = [least, most]
+        bounds = max(lost, least_telling), lost - int(_ALIKE * total) if lost > least_telling else 0
+        for place, bound in enumerate(bounds):
+            low, high = least, most
+            for _ in range(_HALVINGS if again and bound > 0 else 0):
+                middle = (low + high) / 2
+                missed = 0
+                for seen, memory in zip(again, memories, strict=True):
+                    missed += MARK_TOKENS * len(seen.distances) - held_tokens(seen.distances, middle * memory)
+                low, high = (middle, high) if missed > bound else (low, middle)
+                ends[place] = high
+                yield
+        # Every share between the two explains what was found.
+        self._of_use = max(ends[0], min(likely, ends[1]))
         self._held = [self._in(seen, memory_tokens(seen.prefills, self.now)) for seen in self._requests]
         yield
 

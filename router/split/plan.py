@@ -38,7 +38,9 @@ _GOOD: Final = 0.9
 """Where no way near promises this share, others are tried as well; less of it from the one in force is urgent."""
 _PRESENT_S: Final = 10.0
 """Requests that come so soon are not counted: what waits already decides about them, whatever is done."""
-_REMEMBERED_PER_TURN: Final = 100
+_REMEMBERED_PER_TURN: Final = 1000
+_REMEMBERED_ALONE: Final = 8
+"""Marks that are looked at before the caller gets a turn, about a millisecond, and as how many a request counts."""
 _HURRY_S: Final = 1.0
 """Between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10
@@ -57,6 +59,8 @@ class Planner:
         self._new: deque[Seen] = deque(maxlen=settings.requests_max)
         """Since the last look, with marks."""
         self._reuse = Reuse()
+        self._first_s: float | None = None
+        """When the first request came that was not forgotten when nothing came for a window; None without one."""
         self._answers = AnswersByPrompt()
         self._record = Record(settings)
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
@@ -86,7 +90,12 @@ class Planner:
 
     def seen(self, request: Seen) -> None:
         """A request was placed for the first time."""
-        self._new.append(request._replace(prefills=len(self.split.prefills)))
+        if self._first_s is None:
+            self._first_s = request.arrival_s
+        if len(self._new) == self._new.maxlen:
+            # It will not be replayed, but it was in memory.
+            self._reuse.distances(self._new[0].marks)
+        self._new.append(request)
 
     def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
         """A request that arrived then has ended, within its objective or not; `placed`: it was told by `seen`. Those
@@ -193,10 +202,13 @@ class Planner:
     def _remember(self) -> Iterator[None]:
         """What came since the last look, with how long ago its prefixes were used."""
         new, self._new = self._new, deque(maxlen=self._settings.requests_max)
-        for place, seen in enumerate(new):
+        work = 0
+        for seen in new:
             distances = self._reuse.distances(seen.marks)
             self._seen.append(seen._replace(marks=(), distances=distances))
-            if place % _REMEMBERED_PER_TURN == 0:
+            work += _REMEMBERED_ALONE + len(seen.marks)
+            if work >= _REMEMBERED_PER_TURN:
+                work = 0
                 yield
 
     def _latest(self, now: float, share: float) -> list[Seen]:
@@ -204,6 +216,8 @@ class Planner:
         begin_s = now - self._settings.window_s
         while self._seen and self._seen[0].arrival_s < begin_s:
             self._seen.popleft()
+        if not self._seen:
+            self._first_s = None
         share = min(1.0, max(share, _SHARE_MIN))
         requests = sorted(self._seen)
         if share > 0.99:
@@ -308,7 +322,7 @@ class Planner:
             self._direction * (best.way.prefills - here.way.prefills) > 0 or (self._began_s or 0.0) > self._moved_s
         )
         # Of the first traffic only what is at stake now is known; what would be carried shows in more of it.
-        known = now - self._seen[0].arrival_s >= 2 * settings.look_s
+        known = now - (now if self._first_s is None else self._first_s) >= 2 * settings.look_s
         if known and ahead > settings.urgent and (confirmed or settled or onward):
             goal = best.way
         elif known and confirmed and settled:
@@ -318,10 +332,12 @@ class Planner:
                 goal = step_towards(goal, here.way, ordered, _STEP_MAX)
         else:
             waits = "once more" if not confirmed else f"{settle_s:.0f} s after the last change"
+            if not known:
+                waits = f"when traffic has lasted {2 * settings.look_s:g} s"
             self._keep(f"{compared}: to be taken if it is so {waits}")
             return
         self._ahead = None
-        self._rests_on_s = now - (self._began_s or now)
+        self._rests_on_s = now - (now if self._began_s is None else self._began_s)
         if slo.step_s:
             self._itl_share = (goal.itl_s or slo.step_s) / slo.step_s
         self._take(now, who(goal.prefills, self.split.prefills, standings), goal.itl_s, f"{compared}: taken")

@@ -43,6 +43,8 @@ class Reuse:
         """By mark, the epoch in which it was last used."""
         self._tokens: deque[int] = deque([0])
         """By epoch, the oldest first: tokens that were last used in it."""
+        self._marks: deque[list[bytes]] = deque([[]])
+        """By epoch: marks that were used in it, and perhaps later again."""
         self._first = 0
         """Number of the oldest epoch."""
         self._filled = 0
@@ -71,14 +73,18 @@ class Reuse:
             epoch = used.get(mark, -1)
             if epoch >= first:
                 tokens[epoch - first] -= MARK_TOKENS
-            used[mark] = latest
+            if epoch != latest:
+                used[mark] = latest
+                self._marks[-1].append(mark)
         tokens[-1] += MARK_TOKENS * len(marks)
         self._filled += MARK_TOKENS * len(marks)
         if self._filled >= _EPOCH_TOKENS:
             self._filled = 0
             tokens.append(0)
+            self._marks.append([])
             if len(tokens) > _EPOCHS_MAX:
                 tokens.popleft()
+                for mark in self._marks.popleft():
+                    if used.get(mark) == self._first:
+                        del used[mark]
                 self._first += 1
-                if self._first % _EPOCHS_MAX == 0:
-                    self._used = {mark: epoch for mark, epoch in used.items() if epoch >= self._first}

@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     distances: tuple[float, ...] = ()
     """and the reuse distances that this gives, in tokens."""
     prefills: int = 0
-    """How many workers took prompts for others when it was placed."""
+    """How many workers took prompts for others where it was placed."""
 
 
 class Standing(NamedTuple):

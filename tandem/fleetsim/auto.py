@@ -81,7 +81,8 @@ class AutoDecider(OursDecider):
             uncached, expected = placement.prefill_tokens, max(1.0, placement.answer_tokens)
             marks = marks_of(self._knowledge.names(request), request.block_tokens)
             tokens, most = request.input_tokens, request.max_tokens
-            self.planner.seen(Seen(now, tokens, uncached, expected, max_tokens=most, marks=marks))
+            prefills = 0 if self._split is None else len(self._split.prefills)
+            self.planner.seen(Seen(now, tokens, uncached, expected, max_tokens=most, marks=marks, prefills=prefills))
         return placed
 
     def finished(self, request: Request, now: float) -> None:

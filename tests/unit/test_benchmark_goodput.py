@@ -395,6 +395,7 @@ def test_prose_changes_no_hash_and_a_figure_does() -> None:
     code = 'def f(x):\n    """Doubles."""\n    return x in {"a", "b"} or 2 * x\n'
     assert hashed(code) == hashed("# why\n\n" + code.replace("Doubles", "Multiplies by two"))
     assert hashed(code) != hashed(code.replace("2 *", "3 *"))
+    assert hashed(code) != hashed(code.replace("(x)", "(*, x)"))
     assert hashed(code) != hashed(code.replace('"b"', '"c"'))
 
 

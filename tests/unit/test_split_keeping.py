@@ -92,7 +92,7 @@ def test_what_the_planner_decides_holds_from_the_next_placement_on() -> None:
         before = world.ask(tokens=400, max_tokens=2000)
         await asyncio.sleep(4)
         assert takers(world) == {"a1"}
-        after = world.ask(tokens=400)
+        after = world.ask(tokens=2100)
         await all_end([before, after])
         assert {submit.mode for submit in world.workers["a1"].submits} >= {"prefill"}
         tuned = [one.itl_target_s for one in world.workers["a2"].commands if isinstance(one, Tune)]
@@ -106,6 +106,9 @@ def test_what_the_planner_decides_holds_from_the_next_placement_on() -> None:
         assert share == 1.0
         assert len(planner.requests) >= 1
         assert planner.met
+        last = planner.requests[-1]
+        assert last.prefills == 1
+        assert len(last.marks) == last.prompt_tokens // 1024
 
     scenario(body)
 

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,8 @@ def fleet(workers: int, memory: float) -> Present:
 
 
 def demanded(offered: Offered, prefills: int, load: float = 1.0) -> Sequence[Demand]:
+    for _ in offered.remember():
+        pass
     turns = offered.at(prefills, load)
     while True:
         try:
@@ -108,9 +111,16 @@ def demanded(offered: Offered, prefills: int, load: float = 1.0) -> Sequence[Dem
             return found
 
 
-def of_sessions(distance: float, prefills: int = 0) -> list[Seen]:
-    """Prompts of 8 k tokens of which 1 k was left to compute, the rest used so many tokens ago."""
-    return [Seen(0.1 * each, 8192, 1024, 100.0, distances=(distance,) * 7, prefills=prefills) for each in range(50)]
+def of_sessions(distance: float, prefills: int = 0, uncached: int = 512) -> list[Seen]:
+    """Prompts of 8 k tokens of which 7 k came before, so many tokens ago."""
+    return [
+        Seen(0.1 * each, 8192, uncached, 100.0, distances=(distance,) * 7, prefills=prefills) for each in range(50)
+    ]
+
+
+def uncached_of(offered: Offered, prefills: int, load: float = 1.0) -> list[int]:
+    """Prompt tokens that a way leaves to compute."""
+    return [round(demand.pieces * TIMES.max_batched_tokens) for demand in demanded(offered, prefills, load)]
 
 
 def test_a_way_with_too_little_memory_has_more_to_compute_and_more_load_needs_more_memory() -> None:
@@ -118,23 +128,44 @@ def test_a_way_with_too_little_memory_has_more_to_compute_and_more_load_needs_mo
     offered.add(of_sessions(450_000.0))
     here = demanded(offered, 0)
     assert here == demands(of_sessions(450_000.0), TIMES, SLO)
-    assert demanded(offered, 2) is here, "600,000 tokens hold what was used 450,000 ago"
+    assert demanded(offered, 2) is here, "four fifths of 600,000 tokens hold what was used 450,000 ago"
     assert demanded(offered, 6) is here, "who takes prompts holds as much"
-    halves = demanded(offered, 4)
-    assert all(demand.prompt_s > 7 * before.prompt_s for demand, before in zip(halves, here, strict=True))
-    assert all(demand.moving_s > before.moving_s for demand, before in zip(halves, here, strict=True))
-    busier = demanded(offered, 2, 1.5)
-    assert all(demand.prompt_s > 7 * before.prompt_s for demand, before in zip(busier, here, strict=True))
-    assert busier[-1].at_s == here[-1].at_s / 1.5
+    assert set(uncached_of(offered, 4)) == {7680}
+    assert set(uncached_of(offered, 2, 1.5)) == {7680}
+    assert set(uncached_of(offered, 0, 1.5)) == {7680}
+    assert set(uncached_of(offered, 0, 1.2)) == {512}
+    assert demanded(offered, 2, 1.5)[-1].at_s == here[-1].at_s / 1.5
 
 
 def test_where_memory_was_short_a_way_with_more_of_it_has_less_to_compute() -> None:
     offered = Offered(fleet(8, 100_000.0), TIMES, SLO)
-    offered.add([seen._replace(uncached_tokens=8192) for seen in of_sessions(450_000.0, prefills=4)])
-    assert all(
-        demand.pieces < before.pieces / 7
-        for demand, before in zip(demanded(offered, 0), demanded(offered, 4), strict=True)
+    offered.add(of_sessions(350_000.0, prefills=4, uncached=7680))
+    assert set(uncached_of(offered, 0)) == {512}
+    assert set(uncached_of(offered, 4)) == {7680}
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
+def test_how_much_memory_is_of_use_follows_from_what_was_left_to_compute(share: float) -> None:
+    """Prefixes used 10,000 to 800,000 tokens ago, of which a memory of 800,000 held so large a share."""
+    offered = Offered(fleet(8, 100_000.0), TIMES, SLO)
+    distances = [10_000.0 * each for each in range(1, 81)]
+    offered.add(
+        [
+            Seen(0.1 * place, 8192, 512 if distance <= 800_000 * share else 7680, 100.0, distances=(distance,) * 7)
+            for place, distance in enumerate(distances)
+        ]
     )
+    halves = uncached_of(offered, 4)
+    found = [distance for distance, uncached in zip(distances, halves, strict=True) if uncached < 7680]
+    assert max(found) == pytest.approx(400_000 * share, abs=15_000)
+
+
+def test_prompts_that_find_more_than_marks_tell_find_it_everywhere() -> None:
+    """Their prefixes end close before the next mark."""
+    offered = Offered(fleet(8, 100_000.0), TIMES, SLO)
+    offered.add(of_sessions(450_000.0, uncached=112))
+    assert set(uncached_of(offered, 0)) == {112}
+    assert set(uncached_of(offered, 4)) == {7280}
 
 
 @given(
