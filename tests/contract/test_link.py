@@ -39,6 +39,8 @@ class Network:
     make_server: Callable[[LinkLimits], LinkServer]
     make_dialer: Callable[[str, LinkLimits], Dialer]
     servers: list[LinkServer] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nobody needs the links of `pair` any more: servers need not wait for whoever accepted them."""
 
     async def serve(self, accept: Callable[[WorkerLink], Awaitable[None]], limits: LinkLimits = LIMITS) -> str:
         server = self.make_server(limits)
@@ -54,7 +56,7 @@ class Network:
 
         async def accept(link: WorkerLink) -> None:
             accepted.set_result(link)
-            await asyncio.Event().wait()
+            await self.over.wait()
 
         address = await self.serve(accept, limits)
         router = await self.dialer(limits=limits).dial(address, 5.0)
@@ -95,6 +97,7 @@ NETWORKS = {"tcp": _tcp, "grpc": _grpc, "memory": _memory}
 async def network(request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     network = NETWORKS[request.param]()
     yield network
+    network.over.set()
     for server in network.servers:
         await server.stop()
 
