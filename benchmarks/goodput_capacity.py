@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.goodput_cells import CLOSED
 from tandem.core.errors import TandemError
 from tandem.fleetsim.goodput import knee
 from tandem.fleetsim.scenarios.generated import TRAFFIC
@@ -18,8 +19,8 @@ SHARE: Final = 0.9
 """Of the offered requests at the knee."""
 SEEDS: Final = (0, 1)
 _LENGTH: Final = 0.5
-_PHASED: Final = tuple(each.name for each in TRAFFIC if each.phase_s)
-"""Traffic whose phases a short probe would not all see."""
+_LONG: Final = (*(each.name for each in TRAFFIC if each.phase_s), *CLOSED)
+"""Traffic of which a short probe would not see all: its phases, or how prompts of sessions grow."""
 _STEP: Final = 1.1
 _LOWEST: Final = 0.1
 _RUNGS: Final = 32
@@ -44,8 +45,8 @@ class Capacity:
 
 
 def length_of(traffic: str) -> float:
-    """Of a probe, as a share of a cell's length: the whole where traffic has phases."""
-    return 1.0 if traffic in _PHASED else _LENGTH
+    """Of a probe, as a share of a cell's length: the whole where half of it is another traffic."""
+    return 1.0 if traffic in _LONG else _LENGTH
 
 
 def next_probe(points: Points, splits: Sequence[int]) -> tuple[int, int] | None:

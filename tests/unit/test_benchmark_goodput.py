@@ -210,7 +210,7 @@ def test_an_interrupted_plan_goes_on_to_the_same_end(kept: int, salt: int) -> No
 
 
 def test_a_search_asks_for_every_seed_of_a_rung() -> None:
-    key = ("agents", 8, 25)
+    key = ("bimodal", 8, 25)
     results: dict[Run, Result] = {}
     while runs := goodput_plan.probes_wanted(ALONE, key, results):
         assert len({run.scale for run in runs}) == 1
@@ -221,8 +221,8 @@ def test_a_search_asks_for_every_seed_of_a_rung() -> None:
     assert {run.length for run in results} == {0.5}
 
 
-@pytest.mark.parametrize("traffic", ["bursts", "shifting"])
-def test_traffic_with_phases_is_probed_over_the_whole_length(traffic: str) -> None:
+@pytest.mark.parametrize("traffic", ["bursts", "shifting", "agents"])
+def test_traffic_that_is_another_later_is_probed_over_the_whole_length(traffic: str) -> None:
     runs = goodput_plan.probes_wanted(replace(ALONE, length=0.3), (traffic, 8, 25), {})
     assert {run.length for run in runs} == {1.0}
 
