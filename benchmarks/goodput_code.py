@@ -4,10 +4,10 @@ Whole packages are hashed, without comments and docstrings: what a run imports c
 of it.
 """
 
+import ast
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Final, NamedTuple
 
 from tandem.fleetsim.contenders import AUTO
@@ -69,19 +69,22 @@ def _hash(files: Sequence[Path]) -> str:
     found = hashlib.sha256()
     for path in sorted(files):
         found.update(str(path.relative_to(_ROOT)).encode() + b"\0")
-        for part in _compiled(compile(path.read_text(), "", "exec", dont_inherit=True, optimize=2)):
-            found.update(part)
+        found.update(without_prose(path.read_text()).encode())
     return found.hexdigest()[:16]
 
 
-def _compiled(code: CodeType) -> Iterator[bytes]:
+def without_prose(source: str) -> str:
     """What a module does, however its lines lie."""
-    yield code.co_code
-    yield repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    yield repr((counts, code.co_exceptiontable)).encode()
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _compiled(each)
-        else:
-            yield repr(sorted(each, key=repr) if isinstance(each, frozenset) else each).encode()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [each for each in node.body if not _is_text(each)]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

@@ -1,6 +1,7 @@
 """Requests that are replayed, as a way has them to compute: less memory for prefixes leaves more of prompts. Pure."""
 
 from collections.abc import Generator, Iterator, Sequence
+from statistics import fmean
 from typing import Final
 
 from router.split.reuse import MARK_TOKENS, held_tokens, new_tokens
@@ -18,15 +19,23 @@ _HALVINGS: Final = 6
 _TELLING: Final = 0.1
 """Share of the tokens to compute that has to have been forgotten to tell anything: marks are no finer."""
 
+_GROWN_MIN: Final = 10
+"""Requests of each half of the traffic, below which nothing is said of how it grows,"""
+_GROWN_MAX: Final = 2.0
+"""and by how much it is taken to at most."""
+AHEAD_S: Final = 30.0
+"""How far ahead it is looked."""
+
 Replayed = Generator[None, None, Sequence[Demand]]
 """Requests as the model needs them, after turns for the caller."""
 
 
 class Offered:
     """Of one look. `add` is told requests in order of arrival, as they were placed; `remember` comes behind the last
-    of them, and `at` behind it. `now` tells how much memory the fleet has, `times` and `slo` give seconds of work."""
+    of them, and `at` behind it. `now` tells how much memory the fleet has, `times` and `slo` give seconds of work,
+    `then` is the mean reuse distance that prompts will have; 0 for the one that they have had."""
 
-    def __init__(self, now: Present, times: WorkTimes, slo: Slo) -> None:
+    def __init__(self, now: Present, times: WorkTimes, slo: Slo, then: float = 0.0) -> None:
         self.now = now
         self._times = times
         self._slo = slo
@@ -38,6 +47,9 @@ class Offered:
         """Tokens by which prompts that came before leave less to compute than marks tell."""
         self._held: list[int] = []
         """Tokens of each that was in the memory that there was."""
+        self._then = then
+        self._grown = 1.0
+        """By how much distances will be greater."""
         self._known: dict[tuple[float | None, float, int], Sequence[Demand]] = {}
 
     def __len__(self) -> int:
@@ -57,6 +69,9 @@ class Offered:
         """How much of the memory is of use: what was left to compute of prompts that had come before tells it.
         Prefixes lie on several workers, and not every prompt goes to its own."""
         again = [seen for seen in self._requests if seen.distances]
+        if again and self._then > 0:
+            mean = fmean([seen.distances[-1] for seen in again])
+            self._grown = min(max(1.0, self._then / max(1.0, mean)), _GROWN_MAX)
         memories = [memory_tokens(seen.prefills, self.now) for seen in again]
         lost = sum([seen.uncached_tokens - new_tokens(seen.prompt_tokens, seen.distances) for seen in again])
         yield
@@ -83,12 +98,13 @@ class Offered:
 
     def at(self, prefills: int, load: float = 1.0, last: int | None = None) -> Replayed:
         """The last so many, or all, where `prefills` workers take prompts for others, so many times as fast one after
-        the other. As many times as much comes between two uses of a prefix then."""
+        the other, when conversations have gone on for a while. As many times as much comes between two uses of a
+        prefix then."""
         last = min(len(self._work), last or len(self._work))
         memory = memory_tokens(prefills, self.now) / load
         known = self._known.get((memory, load, last))
         if known is None:
-            held = [self._in(seen, memory) for seen in self._requests[-last:]]
+            held = [self._in(seen, memory / self._grown) for seen in self._requests[-last:]]
             yield
             apart = sum(map(abs, map(int.__sub__, held, self._held[-last:])))
             if apart > _ALIKE * sum(seen.uncached_tokens for seen in self._requests[-last:]):
@@ -123,3 +139,21 @@ class Offered:
     def _in(self, seen: Seen, memory: float) -> int:
         """Tokens of a prompt that are in a memory of such a size."""
         return held_tokens(seen.distances, self._of_use * memory) if seen.distances else 0
+
+
+def growing(requests: Sequence[Seen], ahead_s: float) -> float:
+    """The mean reuse distance that prompts will have, told those of the latest in order of arrival: `ahead_s` after
+    the last one, or half of the time that they took if that is sooner. What grew from their earlier half to the later
+    one is taken to go on as it did, by as much a second; 0 where nothing grew, or too few tell."""
+    again = [seen for seen in requests if seen.distances]
+    half = len(again) // 2
+    if half < _GROWN_MIN:
+        return 0.0
+    parts = again[:half], again[half:]
+    before, now = (fmean([seen.distances[-1] for seen in part]) for part in parts)
+    before_s, now_s = (fmean([seen.arrival_s for seen in part]) for part in parts)
+    if now <= before or now_s <= before_s:
+        return 0.0
+    last_s = again[-1].arrival_s
+    until_s = last_s + min(ahead_s, (last_s - again[0].arrival_s) / 2)
+    return now + (now - before) / (now_s - before_s) * (until_s - now_s)

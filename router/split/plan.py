@@ -16,12 +16,12 @@ from router.settings import SplitSettings
 from router.split.answers import AnswersByPrompt
 from router.split.choice import bound_by_memory, held_at_unified, same_side, step_towards, told, tunable, who
 from router.split.knee import LOADS, Knee
-from router.split.offered import PER_TURN, Offered
+from router.split.offered import AHEAD_S, PER_TURN, Offered, growing
 from router.split.outlook import Replay
 from router.split.record import Record
 from router.split.reuse import Reuse
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
-from router.split.window import repeated, since_change
+from router.split.window import repeated, settled, since_change
 from router.split.work import present
 from tandem.core.slo import Slo
 
@@ -36,6 +36,8 @@ _PHASE_MIN: Final = 0.25
 _SHARE_MIN: Final = 0.05
 _GOOD: Final = 0.9
 """Where no way near promises this share, others are tried as well; less of it from the one in force is urgent."""
+_WELL: Final = 0.99
+"""Where the way in force promises this share and has held it, nothing is changed."""
 _PRESENT_S: Final = 10.0
 """Requests that come so soon are not counted: what waits already decides about them, whatever is done."""
 _REMEMBERED_PER_TURN: Final = 1000
@@ -152,11 +154,13 @@ class Planner:
             self._note(now, standings)
             return
         yield from self._compare(now, requests, standings, times, slo, share)
-        seen = len(requests)
-        latest = since_change(requests, settings.requests_min)
+        known = settled(requests, now, settings.window_s * min(1.0, max(share, _SHARE_MIN)), settings.requests_min)
+        latest = since_change(known, settings.requests_min)
+        changed = len(latest) < len(known)
+        first_s = (latest if changed else requests)[0].arrival_s
         requests = list(repeated(latest, settings.window_s, settings.requests_max))
         yield
-        offered = Offered(present(standings, requests, times, share), times, slo)
+        offered = Offered(present(standings, requests, times, share), times, slo, growing(latest, AHEAD_S))
         yield
         for place in range(0, len(requests), PER_TURN):
             offered.add([self._answered(seen) for seen in requests[place : place + PER_TURN]])
@@ -164,7 +168,6 @@ class Planner:
         yield from offered.remember()
         counted_s = min(_PRESENT_S, offered.last_s / 3)
         outlooks: list[Outlook] = []
-        changed = len(latest) < seen
         ways = deque(self._ways(len(standings), slo, bound_by_memory(standings)))
         while ways:
             way = ways.popleft()
@@ -176,7 +179,7 @@ class Planner:
                 tried = {each.way for each in outlooks}
                 ways += [way for way in self._probes(standings, slo) if way not in tried]
         # Told by one router of several, arrivals were moved together.
-        began_s = now - (now - latest[0].arrival_s) / min(1.0, max(share, _SHARE_MIN))
+        began_s = now - (now - first_s) / min(1.0, max(share, _SHARE_MIN))
         if self._began_s is None or (changed and self._changes(began_s)):
             self._began_s, self._knee.load = began_s, 1.0
         carried: dict[Way, float] = {}
@@ -313,6 +316,11 @@ class Planner:
         if ahead <= settings.ahead:
             self._ahead = None
             self._keep(f"{compared}: nothing is better by more than {100 * settings.ahead:g} points")
+            return
+        held = self._record.lately(now)
+        if held is not None and min(held, here.attainment) >= _WELL:
+            self._ahead = None
+            self._keep(f"{compared}: {held:.1%} have been in the objective lately, so nothing is at stake")
             return
         confirmed = self._ahead is not None and same_side(self._ahead, best.way, here.way)
         self._ahead = best.way

@@ -69,6 +69,14 @@ class Record:
                 self._observed[stretch.way.prefills] = weight * told + 1, weight * kept + met
                 return
 
+    def lately(self, now: float) -> float | None:
+        """Share in the objective of what came since the last change and within half a window, and has ended; None
+        where little has."""
+        begin_s = now - self._settings.window_s / 2
+        latest = [stretch for stretch in self._stretches if stretch.begin_s >= begin_s]
+        told = sum(stretch.told for stretch in latest)
+        return sum(stretch.met for stretch in latest) / told if told >= self._settings.requests_min else None
+
     def distrusted(self, now: float) -> bool:
         """Whether forecasts are not to be followed."""
         return now < self._distrusted_s

@@ -10,6 +10,8 @@ _CUTS: Final = 64
 """Places, evenly among the requests, at which a change of traffic is looked for."""
 _SURE: Final = 5.0
 """Standard errors by which what came later differs in the mean from what came before."""
+_BEGINNING: Final = 0.9
+"""Of the window: traffic that has lasted less has just begun."""
 _REPEATED: Final = 0.5
 """Of the window: shorter traffic is repeated until it is as long, as streams outlast it."""
 
@@ -46,6 +48,16 @@ def _change(requests: Sequence[Seen], at_least: int) -> int:
         if apart > best:
             best, found = apart, place
     return found
+
+
+def settled(requests: Sequence[Seen], now: float, window_s: float, at_least: int) -> Sequence[Seen]:
+    """Those of the later half of the time since the first one came, as long as that is no whole window ago: clients
+    that begin at once come faster than they go on. All of them where the later half has fewer than `at_least`."""
+    if not requests or now - requests[0].arrival_s >= window_s * _BEGINNING:
+        return requests
+    half_s = (now + requests[0].arrival_s) / 2
+    later = [seen for seen in requests if seen.arrival_s >= half_s]
+    return later if len(later) >= at_least else requests
 
 
 def repeated(requests: Sequence[Seen], window_s: float, requests_max: int) -> Sequence[Seen]:

@@ -15,7 +15,7 @@ from router.split.offered import Offered
 from router.split.outlook import Replay
 from router.split.plan import Planner
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
-from router.split.window import repeated, since_change
+from router.split.window import repeated, settled, since_change
 from router.split.work import demands, present, steady
 from tandem.core.entropy import SeededEntropy, unit
 from tandem.core.slo import Slo
@@ -285,6 +285,35 @@ def test_where_all_ways_hold_the_one_that_carries_most_is_taken_in_good_time() -
     assert expected(Way(0, 0.025), requests) > 0.98
     assert expected(Way(0, 0.025), prompts(1, 0.0, 60.0, 22.0)) < 0.9
     assert run(planner, requests, 60.0)[-1][1].prefills
+
+
+def test_where_all_is_held_nothing_is_changed_for_more_load_and_it_is_when_some_is_missed() -> None:
+    """The same traffic, of which all, and all but one in thirty, have been in the objective."""
+    splits = {}
+    for every in (1_000_000, 30):
+        planner = Planner(SplitSettings())
+        requests, told = prompts(1, 0.0, 60.0, 16.0), 0
+        for now in range(5, 61, 5):
+            for request in requests:
+                if now - 5 <= request.arrival_s < now:
+                    planner.seen(request)
+            look(planner, float(now), workers())
+            while told < len(requests) and requests[told].arrival_s < now:
+                planner.outcome(requests[told].arrival_s, told % every != every - 1)
+                told += 1
+        splits[every] = planner.split
+    assert not splits[1_000_000].prefills
+    assert "nothing is at stake" in splits[1_000_000].reason
+    assert splits[30].prefills
+
+
+def test_clients_that_begin_at_once_do_not_tell_how_fast_they_go_on() -> None:
+    burst, then = prompts(1, 0.0, 1.0, 200.0), prompts(2, 1.0, 20.0, 5.0)
+    later = settled([*burst, *then], 20.0, 60.0, 20)
+    assert [seen for seen in then if seen.arrival_s >= (20.0 + burst[0].arrival_s) / 2] == later
+    assert settled([*burst, *then], 20.0, 60.0, 90) == [*burst, *then], "too few came later"
+    assert settled([*burst, *then], 20.0, 20.0, 20) == [*burst, *then], "that has lasted for a window"
+    assert settled([], 20.0, 60.0, 20) == []
 
 
 def test_light_traffic_is_left_alone() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.split import reuse
-from router.split.offered import Offered
+from router.split.offered import Offered, growing
 from router.split.reuse import MARK_TOKENS, Reuse, held_tokens, marks_of
 from router.split.values import Seen, WorkTimes
 from router.split.work import Demand, Present, demands, memory_tokens
@@ -142,6 +142,39 @@ def test_where_memory_was_short_a_way_with_more_of_it_has_less_to_compute() -> N
     offered.add(of_sessions(350_000.0, prefills=4, uncached=7680))
     assert set(uncached_of(offered, 0)) == {512}
     assert set(uncached_of(offered, 4)) == {7680}
+
+
+def growing_sessions(each_s: float, count: int = 60) -> list[Seen]:
+    """Two prompts a second, whose prefixes were used 200,000 tokens ago, and every second so many more."""
+    return [
+        Seen(0.5 * place, 8192, 512, 100.0, distances=(10.0, 200_000.0 + each_s * 0.5 * place))
+        for place in range(count)
+    ]
+
+
+@pytest.mark.parametrize("each_s", [1_000.0, 9_000.0])
+def test_what_grows_is_taken_to_go_on_as_it_did_for_half_of_the_time_it_took(each_s: float) -> None:
+    assert growing(growing_sessions(each_s), 30.0) == pytest.approx(200_000 + each_s * 29.5 * 1.5)
+    assert growing(growing_sessions(each_s), 5.0) == pytest.approx(200_000 + each_s * (29.5 + 5.0))
+
+
+def test_what_does_not_grow_or_is_not_known_to_says_nothing_of_the_future() -> None:
+    assert growing(growing_sessions(0.0), 30.0) == growing(growing_sessions(-2_000.0), 30.0) == 0.0
+    assert growing(growing_sessions(9_000.0, 19), 30.0) == growing([], 30.0) == 0.0
+    new = [seen._replace(distances=()) for seen in growing_sessions(9_000.0)]
+    assert growing(new, 30.0) == 0.0
+
+
+def test_a_way_has_to_hold_what_conversations_will_have_grown_to() -> None:
+    """The larger side of 3 of 8 has 500,000 tokens of which four fifths are of use."""
+    for then, left in ((0.0, {512}), (350_000.0, {512}), (450_000.0, {7680}), (9e9, {7680})):
+        offered = Offered(fleet(8, 100_000.0), TIMES, SLO, then)
+        offered.add(of_sessions(350_000.0))
+        assert set(uncached_of(offered, 3)) == left
+        assert set(uncached_of(offered, 0)) == {512 if then < 9e9 else 7680}
+    offered = Offered(fleet(8, 100_000.0), TIMES, SLO, 9e9)
+    offered.add(of_sessions(300_000.0))
+    assert set(uncached_of(offered, 0)) == {512}, "no more than twice as much is believed"
 
 
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
