@@ -85,6 +85,8 @@ class WorkerView:
     warm: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
     """Adapters that were in use there, the latest last."""
     hardware: str = ""
+    export_blocks: int = 0
+    """That prompts computed for others may take of its pool; 0 where it does not tell."""
     ready_at: float | None = None
     """Since when it takes work, in seconds of the owner's clock, as far as its owner has seen it come."""
     takes_prompts: bool = False
@@ -142,6 +144,7 @@ class WorkerView:
             tiers=hello.tiers,
             features=hello.features,
             hardware=hello.hardware,
+            export_blocks=hello.export_blocks,
             adapters={each.name: each.content_hash for each in hello.adapters},
         )
 

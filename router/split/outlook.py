@@ -41,6 +41,7 @@ class Replay:
         self._decodes = max(1, now.workers - way.prefills)
         self._links = [0.0] * self._decodes
         self._sequences_max = float(self._decodes * now.sequences_max)
+        self._now = now
         self._kv_tokens = KV_FULL * self._decodes * now.kv_tokens
         self._own = Pool(way.prefills) if way.prefills else None
         """Of the workers that take prompts for others."""
@@ -114,7 +115,7 @@ class Replay:
             if local_s + rows * seconds + demand.miss_s * _miss(local_s, ttft_s) < handed:
                 beside.take(number, seconds, done + rate * offset_s)
                 continue
-            own.take(number, service_s, own.done + offset_s)
+            own.take(number, held_s(demand, service_s, self._now), own.done + offset_s)
         busy = self._serve(beside, rate, at_s, None)
         if own is not None:
             self._serve(own, 1.0, at_s, times)
@@ -233,6 +234,16 @@ class Replay:
             pool.ends = [each] * len(pool.ends)
             heapify(pool.ends)
             pool.work = now.prompt_s
+
+
+def held_s(demand: Demand, service_s: float, now: Present) -> float:
+    """How long a prompt keeps a worker that computes it for another one: longer than computing takes where exports
+    leave room for few of its size, as each has its blocks until they have been fetched. One that is larger than the
+    exports' share may take the pool (`tandem.engine.step_rules.may_export`)."""
+    room = now.export_tokens if demand.prompt_tokens <= now.export_tokens else now.kv_tokens
+    if 2.0 * demand.prompt_tokens > room:
+        return service_s + demand.handing_s
+    return max(service_s, (service_s + demand.handing_s) * demand.prompt_tokens / room)
 
 
 def _miss(expected_s: float, bound_s: float) -> float:

@@ -39,6 +39,7 @@ def standings(
             blocks_free=view.blocks_free,
             block_tokens=view.block_tokens,
             itl_target=view.steps_held,
+            export_blocks=view.export_blocks,
             tier_blocks=sum(tier.blocks for tier in view.tiers),
             barred=_barred(view.worker_id, barred, None if pairs is None or alone else carrying),
         )

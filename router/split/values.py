@@ -46,6 +46,8 @@ class Standing(NamedTuple):
     """At most so many run at a time."""
     tier_blocks: int = 0
     """That its tiers take below its pool."""
+    export_blocks: int = 0
+    """That prompts computed for others may take of its pool until they have been fetched; 0 for no bound."""
     barred: str = ""
     """Why it can neither take prompts for others nor leave its own to others: its KV cannot be exchanged, it spans
     several nodes. Empty where it can."""

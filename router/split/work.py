@@ -49,6 +49,8 @@ class Present(NamedTuple):
     """That run on one worker at a time."""
     memory_tokens: float = inf
     """Of prefixes that one worker holds, in its pool and its tiers."""
+    export_tokens: float = inf
+    """Of prompts that one worker has computed for others and that have not been fetched."""
 
 
 def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float | None = None) -> tuple[Demand, ...]:
@@ -91,6 +93,9 @@ def present(standings: Sequence[Standing], requests: Sequence[Seen], times: Work
         prompt_s=queued * (times.prompt_token_s + times.prompt_position_s * each / 2),
         kv_tokens=min((float(each.blocks * each.block_tokens) for each in standings), default=inf),
         sequences_max=min((each.sequences_max for each in standings), default=1),
+        export_tokens=min(
+            (float(each.export_blocks * each.block_tokens) for each in standings if each.export_blocks), default=inf
+        ),
         memory_tokens=share
         * min((float((each.blocks + each.tier_blocks) * each.block_tokens) for each in standings), default=inf),
     )

@@ -296,6 +296,9 @@ class Hello(msgspec.Struct, frozen=True):
     hardware: str = ""
     """What it computes on, `NVIDIA H100 80GB HBM3 x 4`: workers of one name, model and engine are as fast. Empty
     where nobody knows, as on CPUs."""
+    export_blocks: int = 0
+    """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
+    not tell."""
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -63,7 +64,8 @@ class LocalEngine:
 
     async def start(self) -> EngineInfo:
         """Load the model. Raises `bad_model`, `bad_setting` or `engine_failed`."""
-        info = await self._runner.load()
+        loaded = await self._runner.load()
+        info = replace(loaded, export_blocks=int(self._settings.export_share * loaded.blocks))
         self._scheduler = Scheduler(info, self._settings)
         return info
 

@@ -37,6 +37,9 @@ class EngineInfo:
     """Whether its reports say which blocks it has; of one that does not routers guess."""
     not_exchanged: str = ""
     """Why its KV is exchanged with nobody, in words; empty where it is."""
+    export_blocks: int = 0
+    """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
+    not tell."""
 
 
 @dataclass(frozen=True)

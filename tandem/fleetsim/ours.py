@@ -248,6 +248,7 @@ def _view(worker: Worker, worker_id: str, settings: OursSettings) -> WorkerView:
         tiers=tiers,
         features=() if worker.settings.itl_target_s is None else ("itl_target",),
         hardware=worker.settings.hardware,
+        export_blocks=int(worker.settings.export_share * worker.blocks),
     )
 
 

@@ -67,4 +67,5 @@ class Identity:
             adapters=info.adapters,
             kv_events=self.kv_events,
             hardware=self.hardware,
+            export_blocks=info.export_blocks,
         )

@@ -12,7 +12,7 @@ from router.settings import SplitSettings
 from router.split.choice import held_at_unified, step_towards, who
 from router.split.knee import Knee
 from router.split.offered import Offered
-from router.split.outlook import Replay
+from router.split.outlook import Replay, held_s
 from router.split.plan import Planner
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
 from router.split.window import repeated, settled, since_change
@@ -488,6 +488,42 @@ def test_prefixes_that_a_split_has_no_memory_for_speak_against_it() -> None:
     near, far = carried(100_000.0), carried(3_000_000.0)
     assert near[0] == far[0]
     assert near[4] > far[4]
+
+
+def test_exports_that_leave_room_for_few_prompts_keep_the_workers_that_take_them() -> None:
+    """Prompts of 5 k tokens that take .3 s to be fetched: where exports have room for one at a time a worker waits for
+    each fetch."""
+    requests = prompts(1, 0.0, 30.0, 22.0)
+    slow = TIMES._replace(transfer_latency_s=0.3)
+
+    def promised(export_blocks: int) -> float:
+        standings = workers(export_blocks=export_blocks)
+        work = demands(requests, slow, SLO)
+        replay = Replay(Way(3, 0.025), work, present(standings, requests, slow), slow, SLO)
+        for _ in replay.run():
+            pass
+        return replay.outlook().attainment
+
+    assert promised(0) == promised(20_000)
+    assert promised(400) < promised(20_000) - 0.2
+
+
+@given(
+    tokens=st.integers(1, 100_000),
+    service_s=st.floats(0.001, 20.0),
+    handing_s=st.floats(0.0, 20.0),
+    share=st.floats(0.01, 1.0),
+)
+def test_no_prompt_keeps_a_worker_for_less_than_computing_it_or_more_than_until_it_is_fetched(
+    tokens: int, service_s: float, handing_s: float, share: float
+) -> None:
+    demand = demands([Seen(0.0, tokens, tokens, 10.0)], TIMES, SLO)[0]._replace(handing_s=handing_s)
+    pool = present(workers(), [], TIMES)._replace(kv_tokens=100_000.0)
+    held = held_s(demand, service_s, pool._replace(export_tokens=share * 100_000))
+    assert service_s <= held <= service_s + handing_s
+    assert held_s(demand, service_s, pool) == service_s
+    if tokens > share * 100_000:
+        assert held == held_s(demand, service_s, pool._replace(export_tokens=100_000.0)), "it may take the pool"
 
 
 def test_the_first_ten_seconds_of_traffic_are_watched() -> None:

@@ -27,6 +27,7 @@ from tandem.core.messages import (
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.simple_tokenizer import decode
 from tandem.engine.local import LocalEngine
+from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.service.memory_link import MemoryLinks
 from tandem.sim.loop import LoopClock, VirtualLoop, run
@@ -474,6 +475,7 @@ def test_service_names_and_model_are_in_the_hello() -> None:
         assert (p.hello.worker_id, p.hello.role, p.hello.addresses) == ("prefill-0", "prefill", ("mem://p",))
         assert (d.hello.worker_id, d.hello.role, d.hello.addresses) == ("decode-0", "decode", ())
         assert d.hello.blocks == MODEL.blocks
+        assert d.hello.export_blocks == int(SchedulerSettings().export_share * MODEL.blocks) > 0
         assert d.hello.layout == replace(MODEL.layout)
         assert isinstance(stage.prefill_worker, WorkerService)
 
