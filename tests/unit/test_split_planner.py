@@ -491,8 +491,7 @@ def test_prefixes_that_a_split_has_no_memory_for_speak_against_it() -> None:
 
 
 def test_exports_that_leave_room_for_few_prompts_keep_the_workers_that_take_them() -> None:
-    """Prompts of 5 k tokens that take .3 s to be fetched: where exports have room for one at a time a worker waits for
-    each fetch."""
+    """Prompts of 5 k tokens that take .3 s to be fetched: with room for one at a time a worker waits for each."""
     requests = prompts(1, 0.0, 30.0, 22.0)
     slow = TIMES._replace(transfer_latency_s=0.3)
 
