@@ -9,15 +9,18 @@ that were offered and met TTFT and TPOT. Every split of the fleet into prefill a
 the best three with five, and so does a split that follows the load; peers and our router without a part of its
 price run in twelve cells. The capacity is the
 goodput knee of the best split; it is kept in a file and measured again when the simulator has changed. Results are
-kept as they come: an interrupted bench reports what it has, and the same command goes on. It exits non-zero when a
+kept as they come: an interrupted bench reports what it has, and the same command goes on. It begins with those of
+the same code that came with it (`benchmarks/goodput_results.jsonl.gz`). It exits non-zero when a
 bar is missed or could not be judged (without peers, with one seed), and with 130 when it was interrupted.
 """
 
 import argparse
+import gzip
 import multiprocessing
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -38,6 +41,8 @@ from tandem.core.errors import TandemError
 
 _ROOT: Final = Path(__file__).parent.parent
 _CAPACITIES: Final = Path(__file__).parent / "goodput_capacity.json"
+_KEPT: Final = Path(__file__).parent / "goodput_results.jsonl.gz"
+"""Results that came with the code; where they are of other code they are of no use."""
 _CI: Final = (
     Cell("bimodal", 8, 0.95, 50),
     Cell("answer_heavy", 8, 1.1, 25),
@@ -238,10 +243,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
+def _begin_with(kept: Path, results: Path) -> None:
+    """Results that came with the code, where there are none yet. Raises `bad_setting` when they cannot be read."""
+    if results.exists() or not kept.exists():
+        return
+    try:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_bytes(gzip.decompress(kept.read_bytes()))
+    except (OSError, EOFError, zlib.error) as error:
+        raise TandemError("bad_setting", f"{kept} cannot be unpacked to {results}: {error}") from error
+
+
 def whole(chosen: argparse.Namespace) -> int:
     """All that was asked for; what there is when interrupted."""
     options = options_of(chosen)
     cells = options.cells()
+    _begin_with(_KEPT, chosen.results)
     file = ResultsFile(chosen.results, codes())
     bench = Bench(file, chosen.jobs)
     known: dict[capacity.Key, capacity.Capacity] = {}

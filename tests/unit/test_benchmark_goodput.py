@@ -1,5 +1,6 @@
 """The goodput bench: what it runs next, when it stops, where a capacity lies, and that it goes on where it was."""
 
+import gzip
 import json
 import signal
 import subprocess
@@ -393,6 +394,22 @@ def test_prose_changes_no_hash_and_a_figure_does() -> None:
     assert without_prose(code) == without_prose("# why\n\n" + code.replace("Doubles", "Multiplies by two"))
     for before, after in (("2 *", "3 *"), ("(x)", "(*, x)"), ('"b"', '"c"'), ("return", "yield")):
         assert without_prose(code) != without_prose(code.replace(before, after))
+
+
+def test_a_bench_begins_with_the_results_that_came_with_it(tmp_path: Path) -> None:
+    kept, mine = tmp_path / "kept.jsonl.gz", tmp_path / "build" / "mine.jsonl"
+    goodput._begin_with(kept, mine)
+    assert not mine.exists()
+    ResultsFile(tmp_path / "kept.jsonl", Codes("a", "a")).add(replace(result(SHORT, 0.7), code="a"))
+    kept.write_bytes(gzip.compress((tmp_path / "kept.jsonl").read_bytes()))
+    goodput._begin_with(kept, mine)
+    assert set(ResultsFile(mine, Codes("a", "a")).results) == {SHORT}
+    assert not ResultsFile(mine, Codes("b", "b")).results, "they are of other code"
+    goodput._begin_with(kept, mine)
+    assert not ResultsFile(mine, Codes("a", "a")).results, "there are some of one's own"
+    kept.write_bytes(kept.read_bytes()[:-20])
+    with pytest.raises(TandemError, match="cannot be unpacked"):
+        goodput._begin_with(kept, tmp_path / "other.jsonl")
 
 
 def test_a_run_of_code_that_has_changed_meanwhile_is_refused(tmp_path: Path) -> None:
