@@ -170,7 +170,7 @@ gpu-wheels: setup
 bench-routing: setup
 	$(BIN)/python -m benchmarks.routing
 
-# Two hours on two cores at most; interrupted, it tells what it has, and goes on from build/goodput.jsonl next time.
+# Some three hours on two cores; interrupted, it tells what it has, and goes on from build/goodput.jsonl next time.
 # GOODPUT_FLAGS=--ci: four short cells in less than a minute.
 bench-goodput: setup
 	$(BIN)/python -m benchmarks.goodput $(GOODPUT_FLAGS)
