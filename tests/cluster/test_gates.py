@@ -17,8 +17,8 @@ from tests.cluster.lab.lab import Lab
 
 pytestmark = pytest.mark.timeout(300)
 SIDE_NOT_REACHED = 1
-AT_ONCE_S = 10.0
-"""Less than the Job controller waits before it tries again, the first time."""
+WAITS_S = 10.0
+"""What the Job controller waits at least before it tries again, the first time."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,12 @@ def test_a_gate_that_refused_is_not_asked_again(complete_lab: Lab, admin: Admin,
     tried = gate(admin, namespace, TOO_DIFFERENT)
     assert (tried.pods, tried.reason) == (1, "PodFailurePolicy")
     sys.stdout.write(f"refused: {tried}\n")
-    assert tried.failed_s < AT_ONCE_S, tried
-    assert tried.known_s < AT_ONCE_S, tried
+    assert 0.0 < tried.known_s <= tried.failed_s, "its one pod is the verdict, however long the Job controller takes"
 
 
 def test_a_gate_that_could_not_ask_is_tried_again(complete_lab: Lab, admin: Admin, namespace: str) -> None:
     tried = gate(admin, namespace, SIDE_NOT_REACHED)
     sys.stdout.write(f"not asked: {tried}\n")
     assert (tried.pods, tried.reason) == (3, "BackoffLimitExceeded")
-    assert tried.failed_s > 2 * AT_ONCE_S, "it waits before each try"
+    assert tried.failed_s > 2 * WAITS_S, "it waits before each try"
     assert tried.failed_s - tried.known_s < 1.0, "an answer that nobody got is no verdict"
