@@ -154,7 +154,10 @@ class Planner:
             self._note(now, standings)
             return
         yield from self._compare(now, requests, standings, times, slo, share)
-        known = settled(requests, now, settings.window_s * min(1.0, max(share, _SHARE_MIN)), settings.requests_min)
+        # Told by one router of several, arrivals were moved together.
+        told = min(1.0, max(share, _SHARE_MIN))
+        began_s = requests[0].arrival_s if self._first_s is None else now - (now - self._first_s) * told
+        known = settled(requests, began_s, now, settings.window_s * told, settings.requests_min)
         latest = since_change(known, settings.requests_min)
         changed = len(latest) < len(known)
         first_s = (latest if changed else requests)[0].arrival_s
@@ -178,8 +181,7 @@ class Planner:
             if not ways and (changed or max(each.attainment for each in outlooks) < _GOOD):
                 tried = {each.way for each in outlooks}
                 ways += [way for way in self._probes(standings, slo) if way not in tried]
-        # Told by one router of several, arrivals were moved together.
-        began_s = now - (now - first_s) / min(1.0, max(share, _SHARE_MIN))
+        began_s = now - (now - first_s) / told
         if self._began_s is None or (changed and self._changes(began_s)):
             self._began_s, self._knee.load = began_s, 1.0
         carried: dict[Way, float] = {}

@@ -50,12 +50,13 @@ def _change(requests: Sequence[Seen], at_least: int) -> int:
     return found
 
 
-def settled(requests: Sequence[Seen], now: float, window_s: float, at_least: int) -> Sequence[Seen]:
-    """Those of the later half of the time since the first one came, as long as that is no whole window ago: clients
-    that begin at once come faster than they go on. All of them where the later half has fewer than `at_least`."""
-    if not requests or now - requests[0].arrival_s >= window_s * _BEGINNING:
+def settled(requests: Sequence[Seen], began_s: float, now: float, window_s: float, at_least: int) -> Sequence[Seen]:
+    """Those of the later half of the time since traffic began, at `began_s`, as long as that is no whole window ago:
+    clients that begin at once come faster than they go on. All of them where the later half has fewer than
+    `at_least`."""
+    if now - began_s >= window_s * _BEGINNING:
         return requests
-    half_s = (now + requests[0].arrival_s) / 2
+    half_s = (now + began_s) / 2
     later = [seen for seen in requests if seen.arrival_s >= half_s]
     return later if len(later) >= at_least else requests
 

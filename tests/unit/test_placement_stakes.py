@@ -13,6 +13,7 @@ from router.placement.scorers.stakes import (
     Stakes,
     beside_stake,
     miss,
+    miss_token,
     prompt_stake,
     stakes,
     stream_stake,
@@ -63,6 +64,23 @@ def test_a_miss_is_likelier_the_longer_it_takes(one: float, other: float, bound:
 def test_at_the_bound_it_is_a_half_and_no_cliff(bound: float, share: float) -> None:
     assert abs(miss(bound, bound) - 0.5) < 1e-9
     assert 0.0 < miss(bound * (1 + share), bound) - miss(bound * (1 - share), bound) < 5 * share
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.1, 1e4), st.floats(0.1, 1e4))
+def test_a_stream_misses_the_likelier_the_longer_its_tokens_take(one: float, other: float, bound: float) -> None:
+    sooner, later = sorted((one, other))
+    assert 0.0 <= miss_token(sooner, bound) <= miss_token(later, bound) <= 1.0
+    assert miss_token(bound, bound) == pytest.approx(0.5)
+    assert miss_token(sooner, inf) == 0.0
+
+
+def test_hundreds_of_streams_that_nothing_threatens_are_at_no_stake() -> None:
+    """30 of 50 ms a token: what a stream more adds to 250 of them is less than a prompt of a millisecond; at 45 ms
+    it is a second."""
+    plain = at_stake(ask(objective=HELD_TO._replace(ttft_ms=2_000.0, tpot_ms=50.0)))
+    batch = busy("w1", 250)
+    assert stream_stake(plain, batch, 30.0, 0.02) < 1.0
+    assert stream_stake(plain, batch, 45.0, 0.02) > 1_000.0
 
 
 def test_nothing_is_at_stake_without_an_objective() -> None:

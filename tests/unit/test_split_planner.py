@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -309,11 +310,31 @@ def test_where_all_is_held_nothing_is_changed_for_more_load_and_it_is_when_some_
 
 def test_clients_that_begin_at_once_do_not_tell_how_fast_they_go_on() -> None:
     burst, then = prompts(1, 0.0, 1.0, 200.0), prompts(2, 1.0, 20.0, 5.0)
-    later = settled([*burst, *then], 20.0, 60.0, 20)
-    assert [seen for seen in then if seen.arrival_s >= (20.0 + burst[0].arrival_s) / 2] == later
-    assert settled([*burst, *then], 20.0, 60.0, 90) == [*burst, *then], "too few came later"
-    assert settled([*burst, *then], 20.0, 20.0, 20) == [*burst, *then], "that has lasted for a window"
-    assert settled([], 20.0, 60.0, 20) == []
+    later = settled([*burst, *then], 0.0, 20.0, 60.0, 20)
+    assert [seen for seen in then if seen.arrival_s >= 10.0] == later
+    assert settled([*burst, *then], 0.0, 20.0, 60.0, 90) == [*burst, *then], "too few came later"
+    assert settled([*burst, *then], 0.0, 20.0, 20.0, 20) == [*burst, *then], "that has lasted for a window"
+    assert settled([], 0.0, 20.0, 60.0, 20) == []
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_all_that_is_kept_counts_once_traffic_has_lasted(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a planner keeps may be less than a window of it."""
+    planner, counted = Planner(SplitSettings(requests_max=200)), list[tuple[int, int]]()
+
+    def noted(requests: Sequence[Seen], *told: Any) -> Sequence[Seen]:
+        counted.append((len(requests), len(settled(requests, *told))))
+        return settled(requests, *told)
+
+    monkeypatch.setattr("router.split.plan.settled", noted)
+    for begin_s, end_s in ((7.0, 11.0), (11.0, 57.0), (57.0, 67.0)):
+        for request in prompts(1, begin_s, end_s, 50.0):
+            planner.seen(request)
+        for _ in planner.look(end_s, workers(), TIMES, SLO, share):
+            pass
+    (first, later), _, (kept, all_of_it) = counted
+    assert 0 < later < first, "it has just begun"
+    assert kept == all_of_it == 200
 
 
 def test_light_traffic_is_left_alone() -> None:

@@ -12,7 +12,7 @@ long all wait, compared to what they take alone: where all are slow nobody is fa
 Without parts of `PlacementSettings.without` the price lacks them, to show what each is worth.
 """
 
-from math import inf
+from math import erfc, inf, log, sqrt
 from typing import Final
 
 import msgspec
@@ -31,8 +31,11 @@ _USUAL: Final = 3.0
 """One in twenty waits longer than so many times the mean, where waits are spread as exponentially."""
 _PATIENCE: Final = 3.0
 """A prompt that waits so many times longer than is usual does not pay more for yet longer waits."""
-_STREAMS: Final = 12.0
-"""Sharpness for time per token, which is a mean over an answer: what a batch takes says it to about 12 %."""
+_TOKENS_OFF: Final = 0.1
+"""Standard deviation of the logarithm of actual over expected time per token."""
+_OFF_ROOT_2: Final = _TOKENS_OFF * sqrt(2.0)
+_TOKENS_SURE: Final = 2.0
+"""A time per token so many times below its bound is over it less than once in 10 ** 8 times."""
 
 
 class Stakes(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +97,15 @@ def miss(expected_ms: float, bound_ms: float, sharpness: float = SHARPNESS) -> f
     return 1.0 / (1.0 + odds)
 
 
+def miss_token(expected_ms: float, bound_ms: float) -> float:
+    """The probability that a stream which is expected to take so long for a token misses its bound: a half at the
+    bound (log-normal). Time per token is a mean over an answer, so it is never off by much, as a single first token
+    is: streams are many, and the tail of a distribution of these would count for hundreds that nothing threatens."""
+    if expected_ms * _TOKENS_SURE <= bound_ms:
+        return 0.0
+    return 0.5 * erfc(log(bound_ms / expected_ms) / _OFF_ROOT_2)
+
+
 def prompt_stake(
     stakes: Stakes, arrivals_per_ms: float, queue_ms: float, first_ms: float, prefill_ms: float
 ) -> float:
@@ -134,10 +146,10 @@ def stream_stake(stakes: Stakes, worker: WorkerView, streaming_ms: float, grown_
     bound_ms = stakes.token_ms
     if bound_ms == inf:
         return 0.0
-    later = miss(streaming_ms + grown_ms, bound_ms, _STREAMS)
+    later = miss_token(streaming_ms + grown_ms, bound_ms)
     if worker.decoding <= 0 or later <= 0.0:
         return stakes.own_stream_ms * later
-    sooner = miss(streaming_ms, bound_ms, _STREAMS)
+    sooner = miss_token(streaming_ms, bound_ms)
     return stakes.own_stream_ms * later + stakes.streams_ms * worker.decoding * (later - sooner)
 
 
@@ -149,7 +161,7 @@ def beside_stake(
     are."""
     if worker.steps_held or worker.decoding <= 0 or stakes.streams_ms <= 0.0:
         return 0.0
-    later = miss(streaming_ms + prefill_ms / answer_tokens, stakes.token_ms, _STREAMS)
+    later = miss_token(streaming_ms + prefill_ms / answer_tokens, stakes.token_ms)
     if later <= 0.0:
         return 0.0
-    return stakes.streams_ms * worker.decoding * (later - miss(streaming_ms, stakes.token_ms, _STREAMS))
+    return stakes.streams_ms * worker.decoding * (later - miss_token(streaming_ms, stakes.token_ms))
