@@ -71,6 +71,10 @@ class HttpConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._expects_continue = False
+        self._in_head = True
+        """Headers that come are those of a head; otherwise trailers, which nobody asked for (RFC 9110, 6.5.1)."""
+        self._upgrading = False
+        """The parser leaves a body behind an upgrade alone."""
         self._current: HttpExchange | None = None
         self._latest: HttpExchange | None = None
         self._pipeline: deque[HttpExchange] = deque()
@@ -106,10 +110,8 @@ class HttpConnection(asyncio.Protocol):
         if self._deaf:
             return
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Nothing to upgrade to is offered: the request is answered as it stands, and is the last.
-            self._hear_no_more()
+            while data and not self._deaf:
+                data = self._heard(data)
         except (httptools.HttpParserError, httptools.HttpParserInvalidURLError) as error:
             self._misunderstood(error)
 
@@ -165,6 +167,9 @@ class HttpConnection(asyncio.Protocol):
     # ---- httptools' callbacks ----
 
     def on_message_begin(self) -> None:
+        if self._upgrading:
+            return
+        self._in_head = True
         self._url = b""
         self._headers = []
         self._head_bytes = 0
@@ -173,18 +178,28 @@ class HttpConnection(asyncio.Protocol):
             self._limit(_HEAD_S)
 
     def on_url(self, url: bytes) -> None:
+        if self._upgrading:
+            return
         self._url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._upgrading:
+            return
         name = name.lower()
         self._count(len(name) + len(value))
+        if not self._in_head:
+            return
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._upgrading:
+            return
+        self._in_head = False
         parser = self._parser
+        self._upgrading = parser.should_upgrade()
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
         request = Request(method, version, parser.should_keep_alive(), self._expects_continue)
         exchange = HttpExchange(self, self._scope(method, version), request)
@@ -203,10 +218,42 @@ class HttpConnection(asyncio.Protocol):
             self._latest.feed(body)
 
     def on_message_complete(self) -> None:
-        if self._latest is not None:
+        if self._latest is not None and not self._upgrading:
             self._latest.ended()
 
     # ---- inside ----
+
+    def _heard(self, data: bytes) -> bytes:
+        """Take what came; gives what is left of it behind a request that asked for an upgrade."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade()
+            return data[upgrade.args[0] :]
+        return b""
+
+    def _decline_upgrade(self) -> None:
+        """Nothing to upgrade to is offered, so the request is served as if it had not asked (RFC 9110, 7.8). Its
+        parser takes what follows for another protocol: a new one is told how the body is framed, and reads on. Only
+        what follows a `CONNECT` is for nobody."""
+        parser, latest = self._parser, self._latest
+        framing = [each for each in self._headers if each[0] in (b"content-length", b"transfer-encoding")]
+        connects = parser.get_method() == b"CONNECT"
+        if not connects and any(value.strip(b" \t0") for _, value in framing):
+            version, stays = parser.get_http_version().encode(), parser.should_keep_alive()
+            framing.append((b"connection", b"keep-alive" if stays else b"close"))
+            self._parser = httptools.HttpRequestParser(self)
+            lines = b"".join([b"%s: %s\r\n" % each for each in framing])
+            self._parser.feed_data(b"POST / HTTP/%s\r\n%s\r\n" % (version, lines))
+            self._upgrading = False
+            return
+        self._upgrading = False
+        if latest is not None:
+            latest.ended()
+        if connects:
+            self._hear_no_more()
+        else:
+            self._parser = httptools.HttpRequestParser(self)
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

@@ -56,6 +56,10 @@ class App:
         if path == "/wait":
             await self._wait(path, receive)
         body = await _body(receive)
+        if path == "/headers":
+            await _respond(send, b", ".join([b": ".join(each) for each in scope["headers"]]))
+            assert (await receive())["type"] == "http.disconnect"
+            return
         await _respond(send, f"{scope['method']} {path} {scope['query_string'].decode()} ".encode() + body)
         assert (await receive())["type"] == "http.disconnect"
 
@@ -229,11 +233,43 @@ async def test_nonsense_behind_a_request_does_not_cost_its_answer() -> None:
         assert await _rest(wires) == b""
 
 
-async def test_a_wish_to_upgrade_is_answered_as_it_stands() -> None:
+@pytest.mark.parametrize("wish", ["upgrade: h2c", "upgrade: websocket"])
+@pytest.mark.parametrize("framing", ["none", "length", "chunks"])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_wish_to_upgrade_is_ignored_and_the_request_served(wish: str, framing: str, whole: bool) -> None:
+    """RFC 9110, 7.8; Java's HttpClient asks for h2c with every first request."""
+    wished = f"connection: upgrade, http2-settings\r\n{wish}\r\n"
+    asked = _request("/a", method="POST", headers=wished, body=b"text" if framing == "length" else b"")
+    if framing == "chunks":
+        chunks = b"3\r\nte\n\r\n2\r\nxt\r\n0\r\n\r\n"
+        asked = _request("/a", method="POST", headers=f"{wished}transfer-encoding: chunked\r\n") + chunks
+    body = {"none": b"", "length": b"text", "chunks": b"te\nxt"}[framing]
+    asked += _request("/b", headers=wished) + _request("/c")
     async with serving() as (_, _, port):
-        wires = await _ask(port, _request("/a", headers="connection: upgrade\r\nupgrade: h2c\r\n"))
-        _, headers, body = await _answer(wires)
-        assert (headers["connection"], body) == ("close", b"GET /a  ")
+        wires = await _ask(port, *([asked] if whole else [asked[at : at + 1] for at in range(len(asked))]))
+        assert (await _answer(wires))[2] == b"POST /a  " + body
+        assert (await _answer(wires))[2] == b"GET /b  "
+        status, headers, last = await _answer(wires)
+        assert (status, last) == (200, b"GET /c  ")
+        assert "connection" not in headers
+
+
+async def test_what_follows_a_tunnel_is_not_heard() -> None:
+    async with serving() as (_, _, port):
+        wires = await _ask(port, b"CONNECT example:443 HTTP/1.1\r\nhost: x\r\n\r\nGET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await _answer(wires))[1]["connection"] == "close"
+        assert await _rest(wires) == b""
+
+
+async def test_trailers_are_no_headers() -> None:
+    """RFC 9110, 6.5.1: a gateway in front has set, stripped or judged headers, and saw no trailers."""
+    head = _request("/headers", method="POST", headers="x-told: head\r\ntransfer-encoding: chunked\r\n")
+    async with serving() as (_, _, port):
+        wires = await _ask(port, head + b"2\r\nhi\r\n0\r\nx-told: trailer\r\nauthorization: Bearer other\r\n\r\n")
+        told = (await _answer(wires))[2]
+        assert told == b"host: x, x-told: head, transfer-encoding: chunked"
+        wires[1].write(_request("/headers", headers="x-told: next\r\n"))
+        assert (await _answer(wires))[2] == b"host: x, x-told: next"
 
 
 @pytest.mark.parametrize("path", ["/fault", "/silence"])
