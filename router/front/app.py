@@ -22,7 +22,7 @@ from router.front.call import Call
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import check_method
 from router.front.exchange import Answer, Exchange
-from router.front.http_body import BodyBudget, ClientGone, Receive, discard_body, gone, read_body
+from router.front.http_body import ClientGone, Receive, discard_body, gone, read_body
 from router.front.model_listing import model_object
 from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
@@ -80,8 +80,7 @@ class RestApp:
         self._workers = workers
         self._revisions = revisions
         self._outlooks = outlooks
-        self._bodies = BodyBudget(door.settings.bodies_bytes_max)
-        self._prefixes = PrefixRest(door, keys, self._bodies)
+        self._prefixes = PrefixRest(door, keys)
         self._alarms: Alarms | None = None
         self._posts: dict[str, tuple[str, Decode]] = {
             "/v1/chat/completions": ("chatcmpl", decode_chat),
@@ -143,7 +142,7 @@ class RestApp:
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
             arrival.caller = self._caller(call)
-            with self._bodies.share() as share:
+            with self._door.bodies.share() as share:
                 body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
                 self._door.claim(arrival, call.header(b"idempotency-key"), kind, body)
                 request = decode(body)

@@ -7,6 +7,7 @@ from router.front.arrival import Arrival, Arrivals
 from router.front.asked_models import AskedModels, revision_asked
 from router.front.auth import Caller
 from router.front.beginning import beginning
+from router.front.body_budget import BodyBudget
 from router.front.chat_template import Tools
 from router.front.conversations import AllConversations
 from router.front.exchange import Answer, Ended, Exchange, Reports
@@ -78,6 +79,7 @@ class FrontDoor:
         self.settings = settings = settings or FrontSettings()
         self._total_s = (deadlines or Deadlines()).total_s
         self.services = services
+        self.bodies = BodyBudget(settings.bodies_bytes_max)
         self.arrivals = Arrivals(services.clock, services.entropy)
         self._ledger = Ledger(services.clock, services.entropy, services.meter, services.recorder, services.slo)
         self._asked = AskedModels()

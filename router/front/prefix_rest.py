@@ -10,7 +10,7 @@ from router.front.auth import Caller, Keys
 from router.front.call import Call
 from router.front.door import FrontDoor
 from router.front.errors import check_method
-from router.front.http_body import BodyBudget, ClientGone, gone, read_body
+from router.front.http_body import ClientGone, gone, read_body
 from router.front.outlet import Header
 from router.front.prefix_desk import Order, PrefixDesk
 from router.front.prefix_request import decode_prefix
@@ -23,11 +23,10 @@ PREFIXES: Final = "/v1/cache/prefixes"
 class PrefixRest:
     """The handlers of one router's prefixes."""
 
-    def __init__(self, door: FrontDoor, keys: Keys, bodies: BodyBudget) -> None:
+    def __init__(self, door: FrontDoor, keys: Keys) -> None:
         self._door = door
         self._desk = PrefixDesk(door)
         self._keys = keys
-        self._bodies = bodies
 
     async def serve(self, method: str, call: Call) -> None:
         """Raises what is to be answered as an error."""
@@ -63,7 +62,7 @@ class PrefixRest:
 
     async def _order(self, call: Call, arrival: Arrival) -> Order:
         arrival.caller = self._caller(call)
-        with self._bodies.share() as share:
+        with self._door.bodies.share() as share:
             body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
             self._door.claim(arrival, call.header(b"idempotency-key"), "prefix", body)
             return await self._desk.order(arrival, decode_prefix(body, self._door.settings.prefixes))

@@ -16,6 +16,7 @@ from router.front.chunk_stream import ChunkStream
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import for_client
 from router.front.exchange import Exchange
+from router.front.grpc_messages import Context, MessageReader
 from router.front.parsers.said import Said
 from router.front.parsers.speech import Speech, Voice
 from router.front.resumption import Rejoining, facts, source_of
@@ -25,8 +26,6 @@ from tandem.core.errors import TandemError
 
 ERROR_METADATA: Final = "tandem-error-bin"
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
-
 
 class PublicGrpc:
     """The server. `Generate` streams until its usage chunk; closing the call cancels the request."""
@@ -34,12 +33,13 @@ class PublicGrpc:
     def __init__(self, door: FrontDoor, keys: Keys) -> None:
         self._door = door
         self._keys = keys
+        self._messages = MessageReader(door.settings)
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; gives the port. Raises `bad_setting` when it cannot be had."""
         options = (
-            ("grpc.max_receive_message_length", self._door.settings.linger_bytes_max),
+            ("grpc.max_receive_message_length", self._messages.most_bytes),
             ("grpc.so_reuseport", 0),
         )
         most = self._door.settings.connections_max
@@ -63,12 +63,13 @@ class PublicGrpc:
 
     def _handlers(self) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
         return {
-            "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
-            "Resume": grpc.unary_stream_rpc_method_handler(self._resume),
-            "ListModels": grpc.unary_unary_rpc_method_handler(self._list_models),
+            # The same on the wire as one message, which is not taken before it is asked for.
+            "Generate": grpc.stream_stream_rpc_method_handler(self._generate),
+            "Resume": grpc.stream_stream_rpc_method_handler(self._resume),
+            "ListModels": grpc.stream_unary_rpc_method_handler(self._list_models),
         }
 
-    async def _list_models(self, raw: bytes, context: Context) -> bytes:
+    async def _list_models(self, messages: object, context: Context) -> bytes:
         try:
             caller = self._caller(_metadata(context))
         except TandemError as error:
@@ -77,11 +78,11 @@ class PublicGrpc:
         asked = [(name, one) for name, one in named if not caller.models or one.name in caller.models]
         return rpc.encode_models([msgspec.structs.replace(one, name=name) for name, one in asked])
 
-    async def _generate(self, raw: bytes, context: Context) -> None:
+    async def _generate(self, messages: object, context: Context) -> None:
         metadata = _metadata(context)
         arrival = self._door.arrivals.arrive(metadata.get("x-request-id"), metadata.get("traceparent"), "gen")
         await context.send_initial_metadata((("x-request-id", arrival.request_id),))
-        request, generations = await self._prepare(arrival, metadata, raw, context)
+        request, generations = await self._prepare(arrival, metadata, context)
         start = (0,) * generations[0].n if request.resumable else None
         call = _Call(self._door, generations[0], arrival.request_id, start, arrival.speech)
         call.begin(lambda stream: self._door.start(arrival, generations, stream))
@@ -90,10 +91,11 @@ class PublicGrpc:
         except TandemError as error:
             await _abort(context, error)
 
-    async def _resume(self, raw: bytes, context: Context) -> None:
+    async def _resume(self, messages: object, context: Context) -> None:
         try:
             caller = self._caller(_metadata(context))
-            request_id, positions = rpc.decode_resume(raw)
+            with self._door.bodies.share() as share:
+                request_id, positions = rpc.decode_resume(await self._messages.read(context, share))
             resumed = await self._door.find(request_id, caller)
             generation = resumed.generation
             after = positions or (0,) * generation.n
@@ -106,14 +108,15 @@ class PublicGrpc:
             await _abort(context, error)
 
     async def _prepare(
-        self, arrival: Arrival, metadata: Mapping[str, str], raw: bytes, context: Context
+        self, arrival: Arrival, metadata: Mapping[str, str], context: Context
     ) -> tuple[ApiRequest, tuple[Generation, ...]]:
         try:
             arrival.caller = self._caller(metadata)
-            self._check_size(raw)
-            self._door.claim(arrival, metadata.get("idempotency-key"), "gen", raw)
-            request = rpc.decode_generate(raw)
-            return request, await self._door.prepare(arrival, request)
+            with self._door.bodies.share() as share:
+                raw = await self._messages.read(context, share)
+                self._door.claim(arrival, metadata.get("idempotency-key"), "gen", raw)
+                request = rpc.decode_generate(raw)
+                return request, await self._door.prepare(arrival, request)
         except TandemError as error:
             self._door.refused(arrival, error)
             await _abort(context, error)
@@ -123,11 +126,6 @@ class PublicGrpc:
 
     def _caller(self, metadata: Mapping[str, str]) -> Caller:
         return self._keys.caller(metadata.get("authorization"))
-
-    def _check_size(self, raw: bytes) -> None:
-        most = self._door.settings.body_bytes_max
-        if len(raw) > most:
-            raise TandemError("body_too_large", f"the message has {len(raw)} bytes; at most {most} are accepted")
 
 
 class _Call:

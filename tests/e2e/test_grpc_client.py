@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
-from router.front.auth import load_keys
+from router.front.auth import Keys, load_keys
 from router.front.outlet import OutletLimits
 from router.front.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
@@ -174,6 +175,66 @@ async def test_keys_are_checked(tmp_path: Path) -> None:
         assert (await refusal(served, request(), authorization="Bearer c"))[0] is grpc.StatusCode.PERMISSION_DENIED
         assert await generate(served, request(), authorization="Bearer a")
         assert served.script.only.generation.tenant == "a"
+
+
+def keyed(tmp_path: Path) -> Keys:
+    path = tmp_path / "keys.json"
+    path.write_text('{"salt_key": "0123456789abcdef", "keys": {"a": "a"}}')
+    return load_keys(path)
+
+
+@asynccontextmanager
+async def unsaid(served: Served, method: str = "Generate", **metadata: str) -> AsyncIterator[Any]:
+    """A call whose message has not been sent."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        begin: Any = channel.stream_stream
+        made = begin(f"/tandem.v1.Inference/{method}")
+        yield made(metadata=tuple(metadata.items()), timeout=20)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Resume", "ListModels"])
+async def test_who_has_no_key_is_refused_before_the_message_is_taken(method: str, tmp_path: Path) -> None:
+    """Otherwise whoever is not let in makes the router hold as many messages as there may be calls."""
+    async with serving(Script(), keys=keyed(tmp_path)) as served, unsaid(served, method) as call:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+        assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_message_far_too_large_is_not_taken() -> None:
+    async with serving(Script(), settings=FrontSettings(body_bytes_max=10_000)) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await generate(served, request(text="x" * 200_000))
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert served.door.bodies.held == 0
+        assert await generate(served, request())
+
+
+async def test_whoever_says_nothing_gives_way_to_those_who_do() -> None:
+    settings = FrontSettings(body_bytes_max=1 << 20, bodies_bytes_max=1 << 20)
+    async with serving(Script(), settings=settings) as served, unsaid(served) as silent_call:
+        # Its headers have come when its id has.
+        await silent_call.initial_metadata()
+        assert await generate(served, request())
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await silent_call.read()
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert served.door.open_requests == 0
+
+
+async def test_a_call_without_a_message_is_refused(served: Served) -> None:
+    async with unsaid(served) as call:
+        await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+        assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_messages_count_with_the_bodies_in_hand() -> None:
+    async with serving(Script(), settings=FrontSettings(bodies_bytes_max=20)) as served:
+        found, error = await refusal(served, request(text="x" * 30))
+        assert (found.name, error.code) == ("UNAVAILABLE", "queue_full")
+        assert served.door.bodies.held == 0
 
 
 async def test_an_error_in_mid_stream_follows_what_was_sent() -> None:

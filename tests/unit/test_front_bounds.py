@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from router.front.http_body import BodyBudget, BodyShare, read_body
+from router.front.body_budget import BodyBudget, BodyShare
+from router.front.http_body import read_body
 from router.front.http_server import HttpServer
 from router.front.settings import FrontSettings
 from router.generation import Generation, Sink
