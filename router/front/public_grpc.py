@@ -40,6 +40,8 @@ class PublicGrpc:
         """Listen; gives the port. Raises `bad_setting` when it cannot be had."""
         options = (
             ("grpc.max_receive_message_length", self._messages.most_bytes),
+            # What is not asked for yet waits at the client; a window that adapts would take megabytes of it.
+            ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", 0),
         )
         most = self._door.settings.connections_max
