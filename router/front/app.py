@@ -143,7 +143,12 @@ class RestApp:
         try:
             arrival.caller = self._caller(call)
             with self._door.bodies.share() as share:
-                body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
+                announced = call.headers.get(b"content-length")
+                most = self._door.body_bytes_max(
+                    announced, 1 if kind == "chatcmpl" else self._door.settings.sequences_max
+                )
+                body = await read_body(call.receive, announced, self._door.settings, share, most)
+                await self._door.check_shape(body)
                 self._door.claim(arrival, call.header(b"idempotency-key"), kind, body)
                 request = decode(body)
                 generations = await self._door.prepare(arrival, request)

@@ -1,19 +1,23 @@
 """The front door: what both public interfaces do with a request between decoding it and dispatching it."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from router.front.arrival import Arrival, Arrivals
 from router.front.asked_models import AskedModels, revision_asked
 from router.front.auth import Caller
 from router.front.beginning import beginning
 from router.front.body_budget import BodyBudget
+from router.front.body_shape import SMALL_BYTES, UNITS_MIN, check_shape
 from router.front.chat_template import Tools
 from router.front.conversations import AllConversations
 from router.front.exchange import Answer, Ended, Exchange, Reports
 from router.front.idempotency import IdempotencyKeys, fingerprint
 from router.front.ledger import Ledger
 from router.front.openai import parameters
+from router.front.openai.images import FEATURE as IMAGES
 from router.front.openai.images import images
 from router.front.openai.schema import ChatRequest, CompletionRequest
 from router.front.openai.scoring import check_scored
@@ -35,7 +39,11 @@ from tandem.core.metrics import Meter
 from tandem.core.slo import DEFAULT, Slo
 from tandem.core.spans import Recorder, Span
 
-_U64 = (1 << 64) - 1
+_U64: Final = (1 << 64) - 1
+_TOKEN_BYTES: Final = 64
+"""Of a body, at most, for each token that a context has; escaped characters have twelve."""
+_BESIDE_PROMPTS_BYTES: Final = 1 << 20
+"""What a body may have besides, in tools, schemas and the like."""
 
 ApiRequest = ChatRequest | CompletionRequest
 
@@ -90,6 +98,7 @@ class FrontDoor:
         self._conversations = AllConversations(services.tokenizing, services.meter, most)
         self._open: dict[str, Exchange] = {}
         self._draining = False
+        self._counting = asyncio.Lock()
 
     @property
     def open_requests(self) -> int:
@@ -110,6 +119,27 @@ class FrontDoor:
     def not_ready(self) -> str | None:
         """Why a request could not be served now, or None."""
         return "the router is stopping" if self._draining else self.services.generator.ready()
+
+    def body_bytes_max(self, announced: bytes | None, prompts_max: int) -> int:
+        """What a body of so many prompts may have, given how long it says it is: more than the longest context takes
+        is not read, but where images are taken."""
+        most = self.settings.body_bytes_max
+        if announced is not None and announced.isdigit() and int(announced) <= _BESIDE_PROMPTS_BYTES:
+            return most
+        models = self.services.generator.models()
+        if not models or any(IMAGES in model.features for model in models):
+            return most
+        return min(most, _BESIDE_PROMPTS_BYTES + prompts_max * _TOKEN_BYTES * _longest(models))
+
+    async def check_shape(self, body: bytes) -> None:
+        """Raises `invalid_request` when a body has too much in it to be decoded at once. One is counted at a time, in
+        slices."""
+        if len(body) <= SMALL_BYTES:
+            return
+        most = max(UNITS_MIN, 2 * _longest(self.services.generator.models()))
+        async with self._counting:
+            for _ in check_shape(body, most):
+                await asyncio.sleep(0)
 
     def claim(self, arrival: Arrival, key: str | None, kind: str, body: bytes) -> None:
         """Hold the client's idempotency key, if it gave one, until the request is over.
@@ -342,6 +372,11 @@ class FrontDoor:
                 f"{count} sequences were asked for (n times prompts); at most {most} are served",
                 param="n",
             )
+
+
+def _longest(models: Iterable[ServedModel]) -> int:
+    """Tokens of the longest context."""
+    return max((model.context_tokens for model in models), default=0)
 
 
 def salt_of(caller: Caller, cache_salt: str | None) -> str:

@@ -16,19 +16,23 @@ class ClientGone(Exception):
     """The client closed the connection; nobody is left to answer."""
 
 
-async def read_body(receive: Receive, announced: bytes | None, settings: FrontSettings, share: BodyShare) -> bytes:
-    """The whole body. Raises `body_too_large` before reading more than the limit, `deadline_exceeded` when the client
-    stops sending, `queue_full` when too much is in hand, and `ClientGone`."""
-    if announced is not None and announced.isdigit() and int(announced) > settings.body_bytes_max:
-        raise _too_large(int(announced), settings)
+async def read_body(
+    receive: Receive, announced: bytes | None, settings: FrontSettings, share: BodyShare, bytes_max: int | None = None
+) -> bytes:
+    """The whole body, of at most so many bytes (default: what the settings say). Raises `body_too_large` before
+    reading more than that, `deadline_exceeded` when the client stops sending, `queue_full` when too much is in hand,
+    and `ClientGone`."""
+    most = settings.body_bytes_max if bytes_max is None else bytes_max
+    if announced is not None and announced.isdigit() and int(announced) > most:
+        raise _too_large(int(announced), most)
     first = await _next(receive, settings.body_wait_s)
     body: bytes = first.get("body", b"")
     share.take(len(body))
-    if not first.get("more_body", False) and len(body) <= settings.body_bytes_max:
+    if not first.get("more_body", False) and len(body) <= most:
         return body
     try:
         async with asyncio.timeout(settings.body_total_s):
-            return await _rest(receive, first, settings, share)
+            return await _rest(receive, first, settings, share, most)
     except TimeoutError:
         raise TandemError(
             "deadline_exceeded", f"the body was not complete within {settings.body_total_s:g} s"
@@ -36,14 +40,14 @@ async def read_body(receive: Receive, announced: bytes | None, settings: FrontSe
 
 
 async def _rest(
-    receive: Receive, first: MutableMapping[str, Any], settings: FrontSettings, share: BodyShare
+    receive: Receive, first: MutableMapping[str, Any], settings: FrontSettings, share: BodyShare, most: int
 ) -> bytes:
     """A body of several pieces, the first of which has been read."""
     body: bytes = first.get("body", b"")
     pieces, size, more = [body], len(body), bool(first.get("more_body", False))
-    while more or size > settings.body_bytes_max:
-        if size > settings.body_bytes_max:
-            raise _too_large(size, settings)
+    while more or size > most:
+        if size > most:
+            raise _too_large(size, most)
         message = await _next(receive, settings.body_wait_s)
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
@@ -88,7 +92,5 @@ async def _in_time(waiting: Waiting[MutableMapping[str, Any]], wait_s: float) ->
         raise TandemError("deadline_exceeded", f"no more of the body arrived within {wait_s:g} s") from None
 
 
-def _too_large(size: int, settings: FrontSettings) -> TandemError:
-    return TandemError(
-        "body_too_large", f"the body has {size} bytes or more; at most {settings.body_bytes_max} are accepted"
-    )
+def _too_large(size: int, most: int) -> TandemError:
+    return TandemError("body_too_large", f"the body has {size} bytes or more; at most {most} are accepted")

@@ -64,6 +64,7 @@ class PrefixRest:
         arrival.caller = self._caller(call)
         with self._door.bodies.share() as share:
             body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
+            await self._door.check_shape(body)
             self._door.claim(arrival, call.header(b"idempotency-key"), "prefix", body)
             return await self._desk.order(arrival, decode_prefix(body, self._door.settings.prefixes))
 

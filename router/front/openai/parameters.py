@@ -3,7 +3,7 @@
 Ranges were checked while decoding; here are the rules that tie parameters to each other and to the model.
 """
 
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
@@ -15,6 +15,7 @@ from tandem.core.errors import TandemError
 from tandem.core.request import Sampling, Stopping
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_ARGUMENTS_CHARACTERS: Final = 1 << 19
 _NOTHING_SAID: Final = (None,) * 8
 
 
@@ -108,6 +109,7 @@ def stopping(
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:
     """The conversation as chat templates take it. Raises `invalid_request` or `unsupported_parameter`."""
+    _check_arguments(request)
     return [_turn(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
 
 
@@ -116,27 +118,29 @@ def prompts(request: CompletionRequest, vocab_size: int) -> list[str | list[int]
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
-    listed = [prompt] if prompt and all(isinstance(item, int) for item in prompt) else prompt
+    if _tokens_alone(prompt):
+        return [_known_tokens(prompt, vocab_size)]
     found: list[str | list[int]] = []
-    for item in listed:
+    for item in prompt:
         if isinstance(item, int):
             raise _invalid("prompt", "prompt mixes token ids with other prompts")
-        if isinstance(item, list):
-            found.append(_known_tokens(item, vocab_size))
-        else:
-            found.append(item)
+        found.append(_known_tokens(item, vocab_size) if isinstance(item, list) else item)
     if not found:
         raise _invalid("prompt", "prompt is empty")
     return found
 
 
-def _known_tokens(tokens: "list[int] | list[str | int | list[int]]", vocab_size: int) -> list[int]:
-    known = [token for token in tokens if isinstance(token, int)]
-    if not known:
+def _tokens_alone(items: "list[int] | list[str | int | list[int]]") -> TypeGuard[list[int]]:
+    """Whether these are token ids and nothing else; there may be hundreds of thousands."""
+    return set(map(type, items)) == {int}
+
+
+def _known_tokens(tokens: list[int], vocab_size: int) -> list[int]:
+    if not tokens:
         raise _invalid("prompt", "prompt has no tokens")
-    if max(known) >= vocab_size:
-        raise _invalid("prompt", f"prompt: token {max(known)} is not below the vocabulary size {vocab_size}")
-    return known
+    if max(tokens) >= vocab_size:
+        raise _invalid("prompt", f"prompt: token {max(tokens)} is not below the vocabulary size {vocab_size}")
+    return tokens
 
 
 def _check_chat(request: ChatRequest) -> None:
@@ -203,6 +207,18 @@ def _call(call: ToolCall, place: str) -> dict[str, Any]:
     given = arguments if isinstance(arguments, dict) else call.function.arguments
     shown = {"type": "function", "function": {"name": call.function.name, "arguments": given}}
     return {"id": call.id, **shown} if call.id else shown
+
+
+def _check_arguments(request: ChatRequest) -> None:
+    """They are JSON of their own, which templates take as objects: as much as it takes no time to decode."""
+    left = _ARGUMENTS_CHARACTERS
+    for number, message in enumerate(request.messages):
+        for at, call in enumerate(message.tool_calls or ()):
+            left -= len(call.function.arguments or "")
+            if left < 0:
+                where = f"messages[{number}].tool_calls[{at}].function.arguments"
+                problem = f"{where}: the arguments of all calls have more than {_ARGUMENTS_CHARACTERS} characters"
+                raise _invalid(where, problem)
 
 
 def _content(message: ChatMessage, place: str) -> str | list[dict[str, str]]:

@@ -1,0 +1,60 @@
+"""How much there is in a JSON body, counted before anything is made of it. Pure.
+
+Decoding holds the event loop, on a thread, too, and takes as long as there are objects, keys and elements to make,
+of which a body within its bound in bytes may have millions. Counting what separates these costs little, and is done
+in slices, between which everybody else gets a turn. A body is refused as soon as it has too many.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tandem.core.errors import TandemError
+
+SMALL_BYTES: Final = 128 << 10
+"""A body that is no longer is not counted: it cannot have many."""
+UNITS_MIN: Final = 1 << 18
+"""What every body may have, whatever the context is, in units of an element: about 20 ms of decoding and checking."""
+_SLICE_BYTES: Final = 64 << 10
+_CONTAINER: Final = 12
+_KEY: Final = 3
+"""What an object or array, and a key, take of the time that an element of a list takes, roughly."""
+
+
+class BodyShape:
+    """What has been counted of one body. `units` are elements of lists; a key counts as three, an object or array as
+    twelve of them."""
+
+    __slots__ = ("_escape", "_in_text", "units")
+
+    def __init__(self) -> None:
+        self.units = 0
+        self._in_text = False
+        self._escape = b""
+        """A backslash whose character has not come yet."""
+
+    def add(self, piece: bytes) -> None:
+        """The next bytes."""
+        piece = self._escape + piece
+        ended = len(piece.rstrip(b"\\"))
+        self._escape = b"\\" if (len(piece) - ended) % 2 else b""
+        piece = piece[: len(piece) - len(self._escape)]
+        # What is escaped ends no text; pairs go first, as a backslash may be what is escaped.
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[1 if self._in_text else 0 :: 2])
+        self._in_text ^= len(parts) % 2 == 0
+        self.units += outside.count(b",") + _KEY * outside.count(b":")
+        self.units += _CONTAINER * (outside.count(b"{") + outside.count(b"["))
+
+
+def check_shape(body: bytes, units_max: int) -> Iterator[None]:
+    """Yields after every slice. Raises `invalid_request` when there is more in the body than that."""
+    shape = BodyShape()
+    for place in range(0, len(body), _SLICE_BYTES):
+        shape.add(body[place : place + _SLICE_BYTES])
+        if shape.units > units_max:
+            raise TandemError(
+                "invalid_request",
+                f"the body has too many parts: objects and arrays count as {_CONTAINER}, keys as {_KEY}, elements of "
+                f"lists as one, and at most {units_max} are read",
+            )
+        yield
