@@ -147,7 +147,7 @@ def builder(
         services = Services(
             dispatcher,
             renderers if texts is None else texts,
-            Threaded(),
+            Threaded(queue_s=core.deadlines.queue_s),
             clock,
             entropy,
             meter,

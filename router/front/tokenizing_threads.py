@@ -1,6 +1,7 @@
 """Tokenizing long text in threads; the Rust tokenizer lets go of the interpreter while it works."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -12,32 +13,53 @@ T = TypeVar("T")
 
 
 class Threaded:
-    """`Tokenizing` with a bounded number of long texts in hand."""
+    """`Tokenizing` with as many threads as this process may use cores. A long text waits for one of them for
+    `queue_s`; how many wait is bounded by the bytes of bodies in hand (`BodyBudget`)."""
 
-    def __init__(self, inline_characters: int = 4096, threads: int = 1, waiting_max: int = 64) -> None:
+    def __init__(self, inline_characters: int = 4096, threads: int | None = None, queue_s: float = 10.0) -> None:
         self._inline_characters = inline_characters
-        self._waiting_max = waiting_max
-        self._waiting = 0
+        self._queue_s = queue_s
         self._turns = Turns()
+        threads = len(os.sched_getaffinity(0)) if threads is None else threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
         if characters <= self._inline_characters:
             return await self._turns.run(work, characters)
-        if self._waiting >= self._waiting_max:
-            raise TandemError(
-                "queue_full", f"{self._waiting} long prompts are waiting to be tokenized", retry_after_s=1.0
-            )
-        self._waiting += 1
+        loop = asyncio.get_running_loop()
+        began: asyncio.Future[None] = loop.create_future()
+
+        def begin() -> None:
+            if not began.done():
+                began.set_result(None)
+
+        def carry_out() -> T:
+            loop.call_soon_threadsafe(begin)
+            return work()
+
+        working = loop.run_in_executor(self._threads, carry_out)
         try:
             async with asyncio.timeout(within_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                await self._place(began)
+                return await working
         except TimeoutError:
             raise TandemError(
                 "deadline_exceeded", f"the prompt was not tokenized within {max(0.0, within_s):.1f} s"
             ) from None
         finally:
-            self._waiting -= 1
+            working.cancel()
+
+    async def _place(self, began: "asyncio.Future[None]") -> None:
+        """Wait for a thread. Raises `queue_full`."""
+        try:
+            async with asyncio.timeout(self._queue_s):
+                await began
+        except TimeoutError:
+            raise TandemError(
+                "queue_full",
+                f"the prompt waited {self._queue_s:g} s for its turn to be tokenized behind other long ones",
+                retry_after_s=1.0,
+            ) from None
 
     def close(self) -> None:
         """Let the running one end; drop those that wait."""

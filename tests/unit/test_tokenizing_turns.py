@@ -1,6 +1,10 @@
 """Short texts are tokenized in the turn they came in, together, and one that fails or goes away hurts no other."""
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -67,6 +71,60 @@ async def test_long_texts_leave_the_loop_alone() -> None:
     assert await tokenizing.run(lambda: "short", 5, 1.0) == "short"
     assert await tokenizing.run(lambda: "long", 50, 1.0) == "long"
     tokenizing.close()
+
+
+async def test_a_burst_of_long_texts_waits_for_its_turn() -> None:
+    tokenizing = Threaded(inline_characters=10)
+    texts = await asyncio.gather(*[tokenizing.run(partial(str, text), 50, 30.0) for text in range(1000)])
+    assert texts == list(map(str, range(1000)))
+    tokenizing.close()
+
+
+@asynccontextmanager
+async def occupied(queue_s: float) -> AsyncIterator[Threaded]:
+    """One thread, which works for somebody else."""
+    tokenizing, begun, going = Threaded(10, 1, queue_s), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        return going.wait(30.0)
+
+    first = asyncio.create_task(tokenizing.run(work, 50, 30.0))
+    try:
+        await begun.wait()
+        yield tokenizing
+    finally:
+        going.set()
+        await first
+        tokenizing.close()
+
+
+async def test_a_long_text_that_gets_no_turn_in_time_is_refused_and_never_begun() -> None:
+    done = list[int]()
+    async with occupied(0.05) as tokenizing:
+        with pytest.raises(TandemError) as refused:
+            await tokenizing.run(lambda: done.append(1), 50, 30.0)
+        with pytest.raises(TandemError) as late:
+            await tokenizing.run(lambda: done.append(2), 50, 0.01)
+    assert (refused.value.code, refused.value.retry_after_s) == ("queue_full", 1.0)
+    assert late.value.code == "deadline_exceeded"
+    assert not done
+
+
+async def test_a_text_whose_client_left_is_not_begun() -> None:
+    done = list[int]()
+    async with occupied(30.0) as tokenizing:
+        asked = asyncio.create_task(tokenizing.run(lambda: done.append(1), 50, 30.0))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        next_one = asyncio.create_task(tokenizing.run(lambda: done.append(2), 50, 30.0))
+        await asyncio.sleep(0.01)
+        assert not next_one.done()
+        next_one.cancel()
+    assert not done
 
 
 async def test_what_keeps_coming_is_waited_for_but_not_for_long() -> None:
