@@ -42,6 +42,9 @@ from tandem.core.errors import TandemError
 Scope = MutableMapping[str, Any]
 Decode = Callable[[bytes], ApiRequest]
 
+_MODELS: Final = "/v1/models/"
+_REQUESTS: Final = "/v1/requests/"
+_EVENTS: Final = "/events"
 _METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -121,19 +124,19 @@ class RestApp:
         if call.path.startswith(PREFIXES):
             await self._prefixes.serve(method, call)
             return
-        check_method(method, ("GET", "HEAD"), call.path)
         show = self._gets.get(call.path)
+        events = call.path.startswith(_REQUESTS) and call.path.endswith(_EVENTS)
+        if show is None and not events and not call.path.startswith((_MODELS, _REQUESTS)):
+            raise TandemError("not_found", f"there is nothing at {call.path}")
+        check_method(method, ("GET",) if events else ("GET", "HEAD"), call.path)
         if show is not None:
             show(call)
-        elif call.path.startswith("/v1/models/"):
-            self._one_model(call, call.path.removeprefix("/v1/models/"))
-        elif call.path.startswith("/v1/requests/") and call.path.endswith("/events"):
-            check_method(method, ("GET",), call.path)
-            await self._resume(call, watch, call.path.removeprefix("/v1/requests/").removesuffix("/events"))
-        elif call.path.startswith("/v1/requests/"):
-            self._one_request(call, call.path.removeprefix("/v1/requests/"))
+        elif events:
+            await self._resume(call, watch, call.path.removeprefix(_REQUESTS).removesuffix(_EVENTS))
+        elif call.path.startswith(_REQUESTS):
+            self._one_request(call, call.path.removeprefix(_REQUESTS))
         else:
-            raise TandemError("not_found", f"there is nothing at {call.path}")
+            self._one_model(call, call.path.removeprefix(_MODELS))
 
     # -- generating --
 

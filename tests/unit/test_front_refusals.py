@@ -258,6 +258,8 @@ def test_paths_and_methods_that_do_not_exist() -> None:
     async def test(stage: Stage) -> None:
         lost = await stage.get("/v1/engines")
         assert (lost.status, lost.error["code"]) == (404, "not_found")
+        for path in ("/v1/embeddings", "/v1/responses", "/v2/models"):
+            assert (await stage.post(path, {})).status == 404, "what is not there takes no method at all"
         wrong = await stage.get(CHAT)
         assert (wrong.status, wrong.error["code"]) == (405, "method_not_allowed")
         assert wrong.headers["allow"] == "POST"
