@@ -75,6 +75,7 @@ class Platform:
         self._environment = environment
         self._drills = drills
         self._registry: Registry = open_registry(environment)
+        self._registry.clear_dead()
         self._operations: Operations | None = None
 
     @property

@@ -6,6 +6,7 @@ directory that only this user can read: `$XDG_RUNTIME_DIR/tandem`, or `tandem-UI
 
 import errno
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ import msgspec
 
 from tandem.core.errors import TandemError
 
+RUN_PREFIX: Final = "tandem-"
+"""Names of run directories begin with it (`tandem.cli.run_directory`)."""
 _PRIVATE: Final = 0o700
 _LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 _HTTP_PORT: Final = 80
@@ -91,6 +94,21 @@ class Registry:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: another platform runs
             self._directory.rmdir()
+
+    def clear_dead(self) -> list[str]:
+        """Remove what platforms that were killed have left: their entries, and their run directories with the ticket
+        key, logs and sockets. Gives the paths of these."""
+        cleared = []
+        for path in sorted(self._directory.glob("*.json")):
+            entry = _read(path)
+            if entry is None or process_start(entry.pid) == entry.began:
+                continue
+            left = Path(entry.run_directory)
+            if left.name.startswith(RUN_PREFIX) and _distrust(left) is None:
+                shutil.rmtree(left, ignore_errors=True)
+                cleared.append(str(left))
+            path.unlink(missing_ok=True)
+        return cleared
 
     def _path(self, entry: PlatformEntry) -> Path:
         return self._directory / f"{_address(entry.url)[1]}.json"

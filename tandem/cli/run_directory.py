@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from tandem.cli.registry import RUN_PREFIX
 from tandem.core.entropy import Entropy
 from tandem.service.workers_file import ServiceEntry
 
@@ -23,7 +24,7 @@ class RunDirectory:
 
     def __init__(self) -> None:
         usual = tempfile.gettempdir()
-        self.path = Path(tempfile.mkdtemp(prefix="tandem-", dir=usual if len(usual) <= _BASE_MAX else "/tmp"))
+        self.path = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=usual if len(usual) <= _BASE_MAX else "/tmp"))
         self.logs = self.path / "logs"
         self.sockets = self.path / "s"
         self._workers: list[dict[str, object]] = []

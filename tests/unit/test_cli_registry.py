@@ -76,6 +76,26 @@ def test_what_a_dead_platform_left_is_not_believed(environment: dict[str, str]) 
     assert found.value.code == "not_found"
 
 
+def test_what_a_killed_platform_left_is_cleared_and_nothing_else(environment: dict[str, str], tmp_path: Path) -> None:
+    """kill -9 of `tandem up` leaves its ticket key, logs and sockets."""
+    directories = {name: tmp_path / name for name in ("tandem-dead", "tandem-alive", "mine", "tandem-open")}
+    for name, directory in directories.items():
+        directory.mkdir(mode=0o755 if name == "tandem-open" else 0o700)
+        (directory / "ticket.key").write_text("secret")
+    ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    dead = entry(pid=ended.pid)
+    ended.communicate(b"\n")
+    for port, name in enumerate(directories, 8000):
+        of = entry() if name == "tandem-alive" else dead
+        url, place = f"http://127.0.0.1:{port}", str(directories[name])
+        open_registry(environment).publish(msgspec.structs.replace(of, url=url, run_directory=place))
+    (tmp_path / "tandem" / "9000.json").write_text("of another version")
+    assert open_registry(environment).clear_dead() == [str(directories["tandem-dead"])]
+    assert [name for name, each in directories.items() if each.exists()] == ["tandem-alive", "mine", "tandem-open"]
+    assert {path.name for path in (tmp_path / "tandem").iterdir()} == {"8001.json", "9000.json"}
+    assert open_registry(environment).clear_dead() == []
+
+
 def test_another_process_with_the_same_number_is_another_process(environment: dict[str, str]) -> None:
     open_registry(environment).publish(msgspec.structs.replace(entry(), began=1))
     with pytest.raises(TandemError):
