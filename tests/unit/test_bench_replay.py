@@ -158,7 +158,11 @@ async def test_every_way_to_break_is_an_error_of_its_own_kind(
 ) -> None:
     stub, target = server
     stub.fault = fault
-    (outcome,) = await replay(target, workload(1), settings(timeout_s=0.3), lambda outcome: None)
+    for timeout_s in (0.3, 3.0, 30.0):
+        (outcome,) = await replay(target, workload(1), settings(timeout_s=timeout_s), lambda outcome: None)
+        assert outcome.error in (error, "timeout")
+        if outcome.first_s is not None:
+            break  # on a busy machine the first token may be late, too
     assert outcome.error == error
     assert outcome.first_s is not None
 
