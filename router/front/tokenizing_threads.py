@@ -37,16 +37,17 @@ class Threaded:
             loop.call_soon_threadsafe(begin)
             return work()
 
-        working = loop.run_in_executor(self._threads, carry_out)
+        working = self._threads.submit(carry_out)
         try:
             async with asyncio.timeout(within_s):
                 await self._place(began)
-                return await working
+                return await asyncio.wrap_future(working)
         except TimeoutError:
             raise TandemError(
                 "deadline_exceeded", f"the prompt was not tokenized within {max(0.0, within_s):.1f} s"
             ) from None
         finally:
+            # At once, as a thread may be free before the loop turns; one that has begun goes on.
             working.cancel()
 
     async def _place(self, began: "asyncio.Future[None]") -> None:
