@@ -43,6 +43,9 @@ _PRESENT_S: Final = 10.0
 _REMEMBERED_PER_TURN: Final = 1000
 _REMEMBERED_ALONE: Final = 8
 """Marks that are looked at before the caller gets a turn, about a millisecond, and as how many a request counts."""
+_WATCHED_LOOKS: Final = 1.8
+"""Times `look_s` that traffic lasts before the first change: at the second look, also where it began just after one. One
+look more where the way in force promises all, and another would only carry more."""
 _HURRY_S: Final = 1.0
 """Between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10
@@ -332,7 +335,8 @@ class Planner:
             self._direction * (best.way.prefills - here.way.prefills) > 0 or (self._began_s or 0.0) > self._moved_s
         )
         # Of the first traffic only what is at stake now is known; what would be carried shows in more of it.
-        known = now - (now if self._first_s is None else self._first_s) >= 2 * settings.look_s
+        watch_s = (_WATCHED_LOOKS if here.attainment < _WELL else _WATCHED_LOOKS + 1) * settings.look_s
+        known = now - (now if self._first_s is None else self._first_s) >= watch_s
         if known and ahead > settings.urgent and (confirmed or settled or onward):
             goal = best.way
         elif known and confirmed and settled:
@@ -343,7 +347,7 @@ class Planner:
         else:
             waits = "once more" if not confirmed else f"{settle_s:.0f} s after the last change"
             if not known:
-                waits = f"when traffic has lasted {2 * settings.look_s:g} s"
+                waits = f"when traffic has lasted {watch_s:g} s"
             self._keep(f"{compared}: to be taken if it is so {waits}")
             return
         self._ahead = None

@@ -396,7 +396,7 @@ def test_traffic_after_silence_is_new() -> None:
     assert planner.last_look_s is not None
     assert planner.last_look_s < 202.0
     look(planner, 206.5, workers())
-    assert "when traffic has lasted 10 s" in planner.split.reason
+    assert "when traffic has lasted 9 s" in planner.split.reason
     look(planner, 211.0, workers())
     assert len(planner.split.prefills) >= 4
 
@@ -546,10 +546,12 @@ def test_no_prompt_keeps_a_worker_for_less_than_computing_it_or_more_than_until_
         assert held == held_s(demand, service_s, pool._replace(export_tokens=100_000.0)), "it may take the pool"
 
 
-def test_the_first_ten_seconds_of_traffic_are_watched() -> None:
+@pytest.mark.parametrize("begin_s", [0.0, 0.9])
+def test_the_first_change_comes_at_the_second_look(begin_s: float) -> None:
+    """Also where traffic began shortly after the planner had looked for the first time."""
     planner = Planner(SplitSettings())
-    splits = run(planner, prompts(1, 0.0, 20.0), 20.0)
-    assert [bool(split.prefills) for _, split in splits] == [False, False, True, True]
+    splits = run(planner, prompts(1, begin_s, 20.0), 20.0)
+    assert [bool(split.prefills) for _, split in splits] == [False, True, True, True]
 
 
 def test_a_change_is_held_no_longer_than_the_traffic_was_that_it_rests_on() -> None:

@@ -13,10 +13,12 @@ import pytest_asyncio
 from tools.models.catalogue import CI, named
 from tools.models.checkpoints import write
 from tools.models.reference import Reference, reference
-from tools.models.trial import trial
+from tools.models.trial import ALONE, trial
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(700)]
 LIMIT_S = 600.0
+OF_SOME_PROCESSORS = {"awq"}
+"""vLLM's kernel needs AVX-512, and ends where a virtual machine tells of an AMX that it does not have."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -32,6 +34,8 @@ async def test_a_model_answers_as_vllm_alone_does_and_its_twins_do_not(
 ) -> None:
     (entry,) = named(name)
     outcome = await trial(entry, write(entry, tmp_path / name), alone, LIMIT_S, print)
+    if name in OF_SOME_PROCESSORS and outcome.problem.startswith(ALONE):
+        pytest.skip(f"not on this processor: {outcome.problem}")
     assert not outcome.problem
     assert outcome.unified.wrong == ()
     assert outcome.unified_twins.holds

@@ -10,7 +10,7 @@ FULL: Final = "full attention"
 class Entry:
     """One model. `caches` says in words what its layers keep of a prompt; `exchanged`, whether the stage carries that
     to another worker; `dtype`, what it is served in, as its kernels on a CPU want it; `without`, which kernel of vLLM
-    is turned off, in vLLM alone too, because it is wrong there."""
+    is turned off, in vLLM alone too, because it is wrong there; `attention`, which backend is asked of both."""
 
     name: str
     title: str
@@ -19,12 +19,25 @@ class Entry:
     exchanged: bool = True
     dtype: str = "float32"
     without: str = ""
+    attention: str = ""
     runs: bool = True
     """Otherwise its kernels exist on GPUs alone: configuration, sizing and arguments are checked."""
+
+    def arguments(self) -> dict[str, object]:
+        """Engine arguments of vLLM's by which it is served everywhere."""
+        found: dict[str, object] = {}
+        if self.without:
+            found["compilation_config"] = {"custom_ops": [f"-{self.without}"]}
+        if self.attention:
+            found["attention_backend"] = self.attention
+        return found
 
 
 _WINDOWS: Final = "full attention and sliding windows"
 _STATE: Final = "full attention and recurrent state"
+_LATENTS: Final = "latents (MLA)"
+_LATENTS_FLOAT: Final = "CPU_MLA"
+"""On CPUs with AMX vLLM takes a backend for latents that computes in bfloat16 alone."""
 
 ENTRIES: Final = (
     Entry("llama", "Llama", "LlamaForCausalLM"),
@@ -33,9 +46,16 @@ ENTRIES: Final = (
     Entry("qwen3", "Qwen3", "Qwen3ForCausalLM"),
     Entry("mixtral", "Mixtral", "MixtralForCausalLM"),
     Entry("qwen3-moe", "Qwen3-MoE", "Qwen3MoeForCausalLM"),
-    Entry("deepseek-v3", "DeepSeek-V3", "DeepseekV3ForCausalLM", "latents (MLA)"),
-    Entry("deepseek-v2-lite", "DeepSeek-V2-Lite", "DeepseekV2ForCausalLM", "latents (MLA)"),
-    Entry("moonlight", "Moonlight", "DeepseekV3ForCausalLM", "latents (MLA)", without="rotary_embedding"),
+    Entry("deepseek-v3", "DeepSeek-V3", "DeepseekV3ForCausalLM", _LATENTS, attention=_LATENTS_FLOAT),
+    Entry("deepseek-v2-lite", "DeepSeek-V2-Lite", "DeepseekV2ForCausalLM", _LATENTS, attention=_LATENTS_FLOAT),
+    Entry(
+        "moonlight",
+        "Moonlight",
+        "DeepseekV3ForCausalLM",
+        _LATENTS,
+        without="rotary_embedding",
+        attention=_LATENTS_FLOAT,
+    ),
     Entry("gpt-oss", "gpt-oss, bfloat16", "GptOssForCausalLM", _WINDOWS, dtype="bfloat16"),
     Entry("gemma-3", "Gemma-3, text", "Gemma3ForCausalLM", _WINDOWS),
     Entry("qwen3-next", "Qwen3-Next", "Qwen3NextForCausalLM", _STATE, exchanged=False, dtype="bfloat16"),
@@ -53,7 +73,7 @@ ENTRIES: Final = (
     Entry("w4a16", "Llama, compressed-tensors W4A16", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("fp8-channel", "Llama, compressed-tensors FP8 per channel", "LlamaForCausalLM", dtype="bfloat16"),
     Entry("fp8", "Llama, FP8", "LlamaForCausalLM", runs=False),
-    Entry("block-fp8", "DeepSeek-V3, FP8 in blocks", "DeepseekV3ForCausalLM", "latents (MLA)", runs=False),
+    Entry("block-fp8", "DeepSeek-V3, FP8 in blocks", "DeepseekV3ForCausalLM", _LATENTS, runs=False),
     Entry("mxfp4", "gpt-oss, MXFP4", "GptOssForCausalLM", _WINDOWS, runs=False),
     Entry("gptq-moe", "Qwen3-MoE, GPTQ", "Qwen3MoeForCausalLM", runs=False),
     Entry(

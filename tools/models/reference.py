@@ -37,12 +37,12 @@ _ENVIRONMENT: Final = {
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A model to answer for, within `limit_s`; see `Entry`."""
+    """A model to answer for, within `limit_s`; `arguments` are `Entry.arguments`."""
 
     model: str
     dtype: str
     limit_s: float
-    without: str = ""
+    arguments: dict[str, object]
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -74,12 +74,12 @@ class Reference:
         self._process = process
         self._turn = asyncio.Lock()
 
-    async def answers(self, model: Path, dtype: str, limit_s: float, without: str = "") -> Answers:
+    async def answers(self, model: Path, dtype: str, limit_s: float, arguments: dict[str, object]) -> Answers:
         """Raises RuntimeError when the process is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         async with self._turn:
-            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s, without)) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s, arguments)) + b"\n")
             async with asyncio.timeout(limit_s + 120.0):
                 # What was asked before, and given up, is answered first.
                 while line := await self._process.stdout.readline():
@@ -149,11 +149,11 @@ def _forked(job: Job) -> Answers:
 def _answers(job: Job) -> Answers:
     import vllm
 
+    arguments: dict[str, Any] = job.arguments
     model = vllm.LLM(
         model=job.model, dtype=job.dtype, block_size=BLOCK_TOKENS, enforce_eager=True, max_model_len=CONTEXT_TOKENS,
         num_gpu_blocks_override=BLOCKS, max_num_batched_tokens=CHUNK_TOKENS, max_num_seqs=SEQUENCES,
-        generation_config="vllm", disable_log_stats=True,
-        compilation_config=compilation(job.without),
+        generation_config="vllm", disable_log_stats=True, **arguments,
     )  # fmt: skip
     engine: Any = model.llm_engine
     cache = engine.vllm_config.cache_config
@@ -170,11 +170,6 @@ def _answers(job: Job) -> Answers:
         further=said[1],
         twins=said[2],
     )
-
-
-def compilation(without: str) -> dict[str, list[str]] | None:
-    """vLLM's setting that turns this kernel off; None for no kernel."""
-    return {"custom_ops": [f"-{without}"]} if without else None
 
 
 def _said(model: Any, prompt: tuple[int, ...]) -> Said:

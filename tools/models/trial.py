@@ -20,12 +20,16 @@ from tools.models.catalogue import Entry
 from tools.models.damaging import VARIABLE
 from tools.models.judge import tally, varied
 from tools.models.prompts import BLOCK_TOKENS, CONTEXT_TOKENS, edges, further, swapped, twins
-from tools.models.reference import BLOCKS, Answers, Reference, compilation
+from tools.models.reference import BLOCKS, Answers, Reference
 from tools.models.trial_types import Outcome, Tally, Twins
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
 _ENVIRONMENT: Final = {"TANDEM_VLLM__BLOCKS": str(BLOCKS), "TANDEM_STAGE__BLOCKS": str(BLOCKS - 1)}
+
+
+ALONE: Final = "vLLM alone"
+"""How a problem begins that it has without Tandem."""
 
 
 async def trial(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
@@ -52,18 +56,25 @@ def _cause(error: BaseException) -> BaseException:
 
 
 async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, tell: Tell) -> Outcome:
-    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s, entry.without))
-    async with asyncio.TaskGroup() as group:
-        known = group.create_task(alone)
-        unified = group.create_task(_timed(tell, "unified", _unified(entry, model, known)))
-        pair = (
-            group.create_task(_timed(tell, "prefill and decode", _pair(entry, model, known)))
-            if entry.exchanged
-            else None
-        )
-    answers = known.result()
+    alone = _timed(tell, "vLLM alone", right.answers(model, entry.dtype, limit_s, entry.arguments()))
+    known = asyncio.create_task(alone)
+    try:
+        async with asyncio.TaskGroup() as group:
+            unified = group.create_task(_timed(tell, "unified", _unified(entry, model, known)))
+            pair = (
+                group.create_task(_timed(tell, "prefill and decode", _pair(entry, model, known)))
+                if entry.exchanged
+                else None
+            )
+        answers = await asyncio.shield(known)
+    except ExceptionGroup:
+        # What vLLM alone cannot do either tells nothing about Tandem.
+        if not (answers := await known).problem:
+            raise
+    finally:
+        known.cancel()
     if answers.problem:
-        return Outcome(entry.name, problem=f"vLLM alone: {answers.problem}", vllm=answers.vllm)
+        return Outcome(entry.name, problem=f"{ALONE}: {answers.problem}", vllm=answers.vllm)
     whole, whole_twins, remark = unified.result()
     handed, handed_twins = pair.result() if pair is not None else (None, None)
     return Outcome(
@@ -74,7 +85,7 @@ async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, te
 
 async def _unified(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins, str]:
     async with _serving(entry, model, ["--prefill", "0", "--decode", "1"]) as running:
-        answers = await known
+        answers = await asyncio.shield(known)
         if answers.problem:
             return Tally(), Twins(), ""
         found = await _equal(entry, running, answers, handed_over=False)
@@ -86,7 +97,7 @@ async def _pair(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tu
     damage.unlink(missing_ok=True)
     flags = ["--prefill", "1", "--decode", "1"]
     async with _serving(entry, model, flags, {VARIABLE: str(damage)}) as running:
-        answers = await known
+        answers = await asyncio.shield(known)
         if answers.problem:
             return Tally(), Twins()
         found = await _equal(entry, running, answers, handed_over=True)
@@ -137,10 +148,13 @@ def _serving(
 
 
 def _changed(entry: Entry, platform: Platform) -> None:
-    """Workers are told which kernel to leave off, and decode workers run in the module that damages KV, which does
+    """Workers get the entry's arguments, and decode workers run in the module that damages KV, which does
     nothing unless its file is there."""
-    off = compilation(entry.without)
-    told = [] if off is None else ["--vllm.extra.compilation_config", json.dumps(off)]
+    told = [
+        word
+        for name, given in entry.arguments().items()
+        for word in (f"--vllm.extra.{name}", given if isinstance(given, str) else json.dumps(given))
+    ]
     for member in platform.members:
         if member.role == ROUTER:
             continue
