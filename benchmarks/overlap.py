@@ -45,6 +45,7 @@ from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
 from tandem.engine.model_directory import open_model
 from tandem.service.link import RouterLink
+from tandem.service.link_proof import LinkKeys
 from tandem.service.local_processes import LocalProcesses
 from tandem.service.processes import Command, Process
 from tandem.service.tcp_dialer import TcpDialer
@@ -145,14 +146,14 @@ class Worker:
 
 
 async def start_worker(
-    control: LocalProcesses, role: str, flags: Mapping[str, object], stack: AsyncExitStack
+    control: LocalProcesses, role: str, flags: Mapping[str, object], keys: LinkKeys, stack: AsyncExitStack
 ) -> Worker:
     """Start `python -m ROLE_worker`, wait until it listens, and dial it."""
     arguments = [part for key, value in flags.items() for part in (f"--{key}", str(value))]
     argv = [sys.executable, "-m", f"{role}_worker", "--events", *arguments]
     process = await control.start(Command(role, argv, os.environ))
     address = await asyncio.wait_for(_address(process), _START_S)
-    link = await TcpDialer("benchmark", SeededEntropy(1, role)).dial(address, _START_S)
+    link = await TcpDialer("benchmark", SeededEntropy(1, role), keys=keys).dial(address, _START_S)
     worker = Worker(process, link)
     stack.push_async_callback(worker.stop)
     return worker
@@ -256,9 +257,13 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, l
         "log.level": "warning",
     }
     control = LocalProcesses(directory)
+    keys = LinkKeys(read_keyring(key).secrets)
     async with AsyncExitStack() as stack:
         prefill, decode = await asyncio.gather(
-            *(start_worker(control, role, {"worker_id": role, **flags}, stack) for role in ("prefill", "decode"))
+            *(
+                start_worker(control, role, {"worker_id": role, **flags}, keys, stack)
+                for role in ("prefill", "decode")
+            )
         )
         pair = Pair(prefill, decode, read_keyring(key), prompt_tokens, open_model(str(model)).config.vocab_size)
         contenders: dict[str, Callable[[], Awaitable[Run]]] = {}

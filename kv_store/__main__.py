@@ -18,6 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.digest_threads import DigestThreads
 from tandem.service.health import Health
 from tandem.service.link_dialer import open_dialer
+from tandem.service.link_proof import LinkKeys
 from tandem.service.link_servers import open_server
 from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
@@ -59,6 +60,7 @@ def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, 
     assert settings.ticket_key_file is not None
     entropy, clock, link = SystemEntropy(), SystemClock(), settings.link
     keyring = read_keyring(settings.ticket_key_file)
+    proved = LinkKeys(keyring.secrets)
     paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, settings.link_tls)
 
     def tiers(wanted: TierSettings, space: HeldSpace, root: bytes) -> LocalTiers:
@@ -66,8 +68,8 @@ def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, 
         return open_tiers(wanted, space, clock, meter, keyring, identity, entropy)
 
     return StoreParts(
-        links=open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s),
-        dialer=open_dialer(settings.worker_id, entropy, settings.link_tls),
+        links=open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s, proved),
+        dialer=open_dialer(settings.worker_id, entropy, settings.link_tls, proved),
         transports=paths.open(STORE_SCHEMES),
         keyring=keyring,
         clock=clock,

@@ -59,6 +59,11 @@ class Keyring:
     current: TicketKey
     other: TicketKey | None = None
 
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The current key first."""
+        return (self.current.secret,) if self.other is None else (self.current.secret, self.other.secret)
+
     def find(self, key_id: str) -> TicketKey | None:
         if key_id == self.current.key_id:
             return self.current

@@ -42,6 +42,7 @@ from tandem.engine.model_directory import open_model
 from tandem.kube.cluster import Cluster
 from tandem.service.large_pages import use_large_pages
 from tandem.service.link_dialer import open_dialer
+from tandem.service.link_proof import LinkKeys
 from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.run import fail, serve_process
@@ -126,7 +127,8 @@ def builder(
     def build(telemetry: Telemetry, events: EventLines) -> RouterService:
         clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
         core = settings.core
-        dialer = open_dialer(settings.name, entropy, settings.link_tls)
+        proved = None if settings.ticket_key_file is None else LinkKeys(keyring.secrets)
+        dialer = open_dialer(settings.name, entropy, settings.link_tls, proved)
         prober = _prober(core, keyring, clock, entropy, meter)
         index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
         shared = _shared_index(settings, meter)

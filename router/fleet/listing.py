@@ -60,6 +60,10 @@ class WorkerListing(msgspec.Struct, frozen=True):
     takes_prompts: bool = False
     """Whether it computes prompts that others answer: as its role says, or for role `auto` the split in force."""
 
+    def for_tenants(self) -> "WorkerListing":
+        """Without where it is reached, and without what others have asked of it."""
+        return msgspec.structs.replace(self, address="", load=None)
+
 
 class LoadListing(msgspec.Struct, frozen=True):
     """A worker's own figures (`tandem.core.messages.Load`), and what this router sees of it. Speeds are those it

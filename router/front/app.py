@@ -264,10 +264,14 @@ class RestApp:
     def _list_workers(self, call: Call) -> None:
         caller = self._caller(call)
         listed = [worker for worker in self._workers() if not caller.models or worker.model in caller.models]
+        if not caller.operator:
+            listed = [worker.for_tenants() for worker in listed]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": listed}), ())
 
     def _list_revisions(self, call: Call) -> None:
-        respond(call.outlet, 200, msgspec.json.encode(self._revisions(tuple(self._caller(call).models))), ())
+        caller = self._caller(call)
+        caller.check_operator("what all tenants together have asked for")
+        respond(call.outlet, 200, msgspec.json.encode(self._revisions(tuple(caller.models))), ())
 
     def _explain_fleet(self, call: Call) -> None:
         outlooks = tuple(self._outlooks(tuple(self._caller(call).models)))

@@ -35,6 +35,12 @@ class Caller:
         if self.models and model not in self.models:
             raise TandemError("not_allowed", f"this API key may not use the model {model!r}", param="model")
 
+    def check_operator(self, what: str) -> None:
+        """Raises `not_allowed`."""
+        if not self.operator:
+            why = f'{what} is for whoever runs the service: ask with a key that has "operator": true'
+            raise TandemError("not_allowed", why)
+
     def check_priority(self, priority: int | None) -> int:
         """The priority of a request that asks for this one, 0 where it asks for none. Raises `not_allowed` above what
         its tenant may ask for: a higher one goes first, and weighs more where workers are chosen."""

@@ -44,8 +44,8 @@ _REMEMBERED_PER_TURN: Final = 1000
 _REMEMBERED_ALONE: Final = 8
 """Marks that are looked at before the caller gets a turn, about a millisecond, and as how many a request counts."""
 _WATCHED_LOOKS: Final = 1.8
-"""Times `look_s` that traffic lasts before the first change: at the second look, also where it began just after one. One
-look more where the way in force promises all, and another would only carry more."""
+"""Times `look_s` that traffic lasts before the first change: at the second look, also where it began just after
+one. One look more where the way in force promises all, and another would only carry more."""
 _HURRY_S: Final = 1.0
 """Between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10

@@ -9,6 +9,7 @@ what was sent before, within `LinkLimits.flush_s`, then ends its streams.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from secrets import token_bytes
 from typing import Any, Final
 
 import grpc
@@ -27,13 +28,19 @@ from tandem.service.grpc_stream import END_FRAME, GrpcChannel, GrpcLink, Stream
 from tandem.service.link import RouterLink, WorkerLink
 from tandem.service.link_address import GRPC, LinkAddress, parse_address, split_host
 from tandem.service.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
+from tandem.service.link_proof import NONCE_BYTES, LinkKeys, both
 from tandem.service.link_queue import LinkLimits
 
 _SERVICE: Final = "tandem.worker.v1.WorkerLink"
 TOKENS: Final = f"/{_SERVICE}/Tokens"
 STATE: Final = f"/{_SERVICE}/State"
+_METHODS: Final = {"tokens": TOKENS, "state": STATE}
 # In the metadata of both sides: the router's version when it calls, the worker's when it serves the link.
 _PROTOCOL: Final = "tandem-protocol"
+_LINK: Final = "tandem-link"
+# Where there is a key: the router's nonce, and the worker's with its proof, hexadecimal.
+_NONCE: Final = "tandem-nonce"
+_CHALLENGE: Final = "tandem-challenge"
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -66,7 +73,8 @@ def _worker_end(peer: str, limits: LinkLimits) -> _WorkerEnd:
 
 
 class GrpcDialer:
-    """`tandem.service.link.Dialer` over gRPC. `name` is how workers know this router."""
+    """`tandem.service.link.Dialer` over gRPC. `name` is how workers know this router; with `keys` both ends prove
+    that they hold the same one: the worker in its initial metadata, the router in its first message."""
 
     def __init__(
         self,
@@ -76,8 +84,10 @@ class GrpcDialer:
         credentials: grpc.ChannelCredentials | None = None,
         protocol: int = PROTOCOL_VERSION,
         server_name: str | None = None,
+        keys: LinkKeys | None = None,
     ) -> None:
         self._name = name
+        self._keys = keys
         self._entropy = entropy
         self._limits = limits or LinkLimits()
         self._credentials = credentials
@@ -87,27 +97,30 @@ class GrpcDialer:
         self._running: set[asyncio.Task[None]] = set()
 
     async def dial(self, address: str, timeout_s: float) -> RouterLink:
-        """Connect both streams. Raises `link_lost`, `protocol_mismatch` when the worker refuses our version, and
-        `bad_setting` for an address that is none."""
+        """Connect both streams. Raises `link_lost`, also for a worker that does not prove our key,
+        `protocol_mismatch` when the worker refuses our version, and `bad_setting` for an address that is none."""
         channel = self._channel(parse_address(address).target)
+        pair = self._entropy.token(16).hex()
+        nonce = b"" if self._keys is None else self._entropy.token(NONCE_BYTES)
         metadata = (
-            (_PROTOCOL, str(self._protocol)),
-            ("tandem-link", self._entropy.token(16).hex()),
-            ("tandem-router", self._name),
-        )
-        calls = [_call(channel, method, metadata) for method in (TOKENS, STATE)]
+            (_PROTOCOL, str(self._protocol)), (_LINK, pair), ("tandem-router", self._name), (_NONCE, nonce.hex())
+        )  # fmt: skip
+        calls = {stream: _call(channel, method, metadata) for stream, method in _METHODS.items()}
         try:
             async with asyncio.timeout(timeout_s):
-                for call in calls:
-                    await _opened(call, address)
+                for stream, call in calls.items():
+                    challenge = await _opened(call, address)
+                    if self._keys is not None:
+                        await call.write(_proved(self._keys, pair, stream, nonce, challenge, address))
         except TimeoutError:
-            await _abandon(calls, channel)
+            await _abandon(list(calls.values()), channel)
             raise TandemError("link_lost", f"worker {address} did not answer within {timeout_s:g} s") from None
         except BaseException:
-            await _abandon(calls, channel)
+            await _abandon(list(calls.values()), channel)
             raise
         link = _router_end(address, self._limits)
-        task = asyncio.get_running_loop().create_task(_run_router_end(link, calls, channel), name=f"link {address}")
+        running = _run_router_end(link, list(calls.values()), channel)
+        task = asyncio.get_running_loop().create_task(running, name=f"link {address}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return link
@@ -124,18 +137,39 @@ def _call(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str
     return multi(metadata=metadata)
 
 
-async def _opened(call: Any, address: str) -> None:
-    """Wait until the worker says that it serves the link; the end of the call tells why it does not.
+async def _opened(call: Any, address: str) -> str:
+    """Wait until the worker says that it serves the link, or asks for a proof; its challenge, or nothing. The end of
+    the call tells why it does not.
 
     A refused call has initial metadata too, without our key, and may have it before it is done.
     """
-    begun = await call.initial_metadata()
-    if any(key == _PROTOCOL for key, _ in begun or ()):
-        return
+    begun = dict(await call.initial_metadata() or ())
+    if _PROTOCOL in begun:
+        return str(begun.get(_CHALLENGE, ""))
     code, details = await call.code(), await call.details()
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         raise TandemError("protocol_mismatch", f"worker {address} refused the link: {details}")
     raise TandemError("link_lost", f"worker {address} cannot be reached: {details}")
+
+
+def _proved(keys: LinkKeys, pair: str, stream: str, nonce: bytes, challenge: str, address: str) -> bytes:
+    """Our proof for a worker that has given its own."""
+    given = _unhex(challenge)
+    if not given:
+        raise TandemError("link_lost", f"worker {address} does not prove that it holds the ticket key of this router")
+    try:
+        router, worker = both(pair, stream, nonce, given[:NONCE_BYTES])
+        return keys.answer(worker, given[NONCE_BYTES:], router)
+    except TandemError as error:
+        raise TandemError(error.code, f"worker {address}: {error.message}") from None
+
+
+def _unhex(text: str) -> bytes:
+    """Empty for what is no hexadecimal number."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 async def _abandon(calls: list[Any], channel: grpc.aio.Channel) -> None:
@@ -185,8 +219,10 @@ class GrpcLinkServer:
         pair_s: float = 5.0,
         protocol: int = PROTOCOL_VERSION,
         advertise: str | None = None,
+        keys: LinkKeys | None = None,
     ) -> None:
         self._bind = bind
+        self._keys = keys
         self._limits = limits or LinkLimits()
         self._credentials = credentials
         self._pair_s = pair_s
@@ -244,6 +280,7 @@ class GrpcLinkServer:
             self._server = None
 
     async def _serve_tokens(self, _requests: object, context: Any) -> None:
+        await self._admit("tokens", context)
         link = await self._meet("tokens", context)
         task = asyncio.get_running_loop().create_task(self._accepted(link), name=f"accept {link.peer}")
         self._accepting[task] = link
@@ -251,6 +288,7 @@ class GrpcLinkServer:
         await self._serve(link, link.tokens, context)
 
     async def _serve_state(self, _requests: object, context: Any) -> None:
+        await self._admit("state", context)
         link = await self._meet("state", context)
         await self._serve(link, link.state, context)
 
@@ -269,7 +307,8 @@ class GrpcLinkServer:
             await context.write(END_FRAME)
 
         try:
-            await context.send_initial_metadata(((_PROTOCOL, str(self._protocol)),))
+            if self._keys is None:
+                await context.send_initial_metadata(((_PROTOCOL, str(self._protocol)),))
             await link.pump(channel, Stream(context.read, context.write, reason, end))
             context.set_trailing_metadata((("tandem-reason", _header(link.reason)),))
         except BaseException:
@@ -279,8 +318,7 @@ class GrpcLinkServer:
     async def _meet(self, stream: str, context: Any) -> _WorkerEnd:
         """The link both streams belong to, once both have arrived. Ends the call otherwise."""
         metadata = dict(context.invocation_metadata() or ())
-        await self._check_protocol(metadata.get(_PROTOCOL, ""), context)
-        key = str(metadata.get("tandem-link", ""))
+        key = str(metadata.get(_LINK, ""))
         if key not in self._meetings:
             self._meetings[key] = _Meeting(_worker_end(str(metadata.get("tandem-router", "")), self._limits))
         meeting = self._meetings[key]
@@ -295,6 +333,27 @@ class GrpcLinkServer:
         finally:
             self._meetings.pop(key, None)
         return meeting.link
+
+    async def _admit(self, stream: str, context: Any) -> None:
+        """Ends the call of a router that speaks another version, or does not prove that it holds our key."""
+        metadata = dict(context.invocation_metadata() or ())
+        await self._check_protocol(metadata.get(_PROTOCOL, ""), context)
+        if self._keys is None:
+            return
+        theirs = _unhex(str(metadata.get(_NONCE, "")))
+        nonce = token_bytes(NONCE_BYTES)
+        try:
+            router, worker = both(str(metadata.get(_LINK, "")), stream, theirs, nonce)
+            challenge = (nonce + self._keys.prove(worker)).hex()
+            await context.send_initial_metadata(((_PROTOCOL, str(self._protocol)), (_CHALLENGE, challenge)))
+            async with asyncio.timeout(self._pair_s):
+                answer = await context.read()
+            self._keys.answer(router, answer if isinstance(answer, bytes) else b"", worker)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the router's proof did not come in time")
+        except TandemError as error:
+            why = "this worker has a ticket key and the router shows none" if not theirs else error.message
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{why}; give it ticket_key_file")
 
     async def _check_protocol(self, theirs: str, context: Any) -> None:
         if not theirs.isdigit() or abs(int(theirs) - self._protocol) > 1:

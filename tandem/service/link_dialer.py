@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from tandem.core.entropy import Entropy
 from tandem.service.link import Dialer, RouterLink
 from tandem.service.link_address import GRPC, TCP, parse_address
+from tandem.service.link_proof import LinkKeys, keys_without
 from tandem.service.tcp_dialer import TcpDialer
 from tandem.service.tls import client_context
 from tandem.service.tls_settings import TlsSettings
@@ -26,17 +27,21 @@ class SchemeDialer:
         return await dialer.dial(address, timeout_s)
 
 
-def open_dialer(name: str, entropy: Entropy, tls: TlsSettings) -> SchemeDialer:
-    """For workers that listen on TCP or gRPC. Raises `bad_setting` for certificates that are no good."""
-    context = client_context(tls)
+def open_dialer(name: str, entropy: Entropy, tls: TlsSettings, keys: LinkKeys | None = None) -> SchemeDialer:
+    """For workers that listen on TCP or gRPC. `keys` are for links without certificates. Raises `bad_setting` for
+    certificates that are no good."""
+    context, keys = client_context(tls), keys_without(tls, keys)
     return SchemeDialer(
-        {TCP: lambda: TcpDialer(name, entropy, context=context), GRPC: lambda: _over_grpc(name, entropy, tls)}
+        {
+            TCP: lambda: TcpDialer(name, entropy, context=context, keys=keys),
+            GRPC: lambda: _over_grpc(name, entropy, tls, keys),
+        }
     )
 
 
-def _over_grpc(name: str, entropy: Entropy, tls: TlsSettings) -> Dialer:
+def _over_grpc(name: str, entropy: Entropy, tls: TlsSettings, keys: LinkKeys | None) -> Dialer:
     # Imported on use: megabytes and a polling thread that most routers never need for their links.
     from tandem.service.grpc_link import GrpcDialer
     from tandem.service.grpc_tls import channel_credentials
 
-    return GrpcDialer(name, entropy, credentials=channel_credentials(tls), server_name=tls.server_name)
+    return GrpcDialer(name, entropy, credentials=channel_credentials(tls), server_name=tls.server_name, keys=keys)

@@ -2,18 +2,23 @@
 
 from tandem.service.link import LinkServer
 from tandem.service.link_address import GRPC, TCP
+from tandem.service.link_proof import LinkKeys, keys_without
 from tandem.service.tcp_server import TcpLinkServer
 from tandem.service.tls import server_context
 from tandem.service.tls_settings import TlsSettings
 
 
-def open_server(transport: str, bind: str, advertise: str | None, tls: TlsSettings, pair_s: float) -> LinkServer:
-    """`transport` is `tcp` or `grpc`; the rest is as for both servers. Raises `bad_setting`."""
+def open_server(
+    transport: str, bind: str, advertise: str | None, tls: TlsSettings, pair_s: float, keys: LinkKeys | None = None
+) -> LinkServer:
+    """`transport` is `tcp` or `grpc`; the rest is as for both servers. `keys` are for links without certificates.
+    Raises `bad_setting`."""
+    keys = keys_without(tls, keys)
     if transport == TCP:
-        return TcpLinkServer(bind, context=server_context(tls), pair_s=pair_s, advertise=advertise)
+        return TcpLinkServer(bind, context=server_context(tls), pair_s=pair_s, advertise=advertise, keys=keys)
     assert transport == GRPC, f"unknown transport {transport!r}"
     # Imported on use: a worker that speaks TCP starts faster and stays smaller without it.
     from tandem.service.grpc_link import GrpcLinkServer
     from tandem.service.grpc_tls import server_credentials
 
-    return GrpcLinkServer(bind, credentials=server_credentials(tls), pair_s=pair_s, advertise=advertise)
+    return GrpcLinkServer(bind, credentials=server_credentials(tls), pair_s=pair_s, advertise=advertise, keys=keys)

@@ -11,16 +11,27 @@ from tandem.core.messages import PROTOCOL_VERSION, RouterMessage, StateRequest, 
 from tandem.service.link import RouterLink
 from tandem.service.link_address import LinkAddress, parse_address
 from tandem.service.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
+from tandem.service.link_proof import NONCE_BYTES, LinkKeys, both
 from tandem.service.link_queue import LinkLimits
 from tandem.service.tcp_channel import TcpChannel, TcpLink
-from tandem.service.tcp_frames import Greeting, Streams, Welcome, pack_greeting, read_greeting
+from tandem.service.tcp_frames import (
+    CHALLENGE,
+    Answer,
+    Challenge,
+    Greeting,
+    Streams,
+    Welcome,
+    pack_greeting,
+    read_greeting,
+)
 from tandem.service.tcp_stream import TcpStream
 
 RouterEnd = TcpLink[WorkerCommand, RouterMessage, StateRequest, StateUpdate]
 
 
 class TcpDialer:
-    """`name` is how workers know this router; `context` (`tandem.service.tls`) makes the links TLS."""
+    """`name` is how workers know this router; `context` (`tandem.service.tls`) makes the links TLS; with `keys` both
+    ends prove that they hold the same one."""
 
     def __init__(
         self,
@@ -29,16 +40,18 @@ class TcpDialer:
         limits: LinkLimits | None = None,
         context: ssl.SSLContext | None = None,
         protocol: int = PROTOCOL_VERSION,
+        keys: LinkKeys | None = None,
     ) -> None:
         self._name = name
         self._entropy = entropy
         self._limits = limits or LinkLimits()
         self._context = context
         self._protocol = protocol
+        self._keys = keys
 
     async def dial(self, address: str, timeout_s: float) -> RouterLink:
-        """Connect both streams. Raises `link_lost`, `protocol_mismatch` when the worker refuses our version, and
-        `bad_setting` for an address that is none."""
+        """Connect both streams. Raises `link_lost`, also for a worker that does not prove our key,
+        `protocol_mismatch` when the worker refuses our version, and `bad_setting` for an address that is none."""
         where = parse_address(address)
         link = _router_end(address, self._limits)
         pair = self._entropy.token(16).hex()
@@ -58,7 +71,9 @@ class TcpDialer:
         return link
 
     async def _connect(self, where: LinkAddress, channel: TcpChannel[Any, Any], pair: str, name: Streams) -> None:
-        asking = _Asking(channel, str(where))
+        nonce = b"" if self._keys is None else self._entropy.token(NONCE_BYTES)
+        greeting = Greeting(self._protocol, pair, name, self._name, nonce)
+        asking = _Asking(channel, str(where), greeting, self._keys)
         channel.stream.greeted_by(asking)
         loop = asyncio.get_running_loop()
         host = where.host if self._context is not None else None
@@ -68,7 +83,7 @@ class TcpDialer:
             )
         except (OSError, UnicodeError) as error:
             raise TandemError("link_lost", f"worker {where} cannot be reached: {error}") from None
-        channel.stream.write(pack_greeting(Greeting(self._protocol, pair, name, self._name)))
+        channel.stream.write(pack_greeting(greeting))
         await asking.answered.wait()
         if asking.refusal is not None:
             raise asking.refusal
@@ -77,19 +92,45 @@ class TcpDialer:
 class _Asking:
     """`tandem.service.tcp_stream.StreamOwner` until the worker has answered."""
 
-    def __init__(self, channel: TcpChannel[Any, Any], address: str) -> None:
+    def __init__(
+        self, channel: TcpChannel[Any, Any], address: str, greeting: Greeting, keys: LinkKeys | None
+    ) -> None:
         self._channel = channel
         self._address = address
+        self._greeting = greeting
+        self._keys = keys
+        """Until the worker has proved that it holds one of them."""
         self.answered = asyncio.Event()
         self.refusal: TandemError | None = None
 
     def took(self, kind: int, body: memoryview) -> None:
+        if self._keys is not None and kind == CHALLENGE:
+            self._prove(self._keys, read_greeting(Challenge, kind, body))
+            return
         welcome = read_greeting(Welcome, kind, body)
+        if welcome.refused is None and self._keys is not None:
+            self._untrusted("does not prove that it holds the ticket key of this router")
+            return
         if welcome.refused is None:
             self._channel.stream.belongs_to(self._channel)
             self.answered.set()
         else:
             self._fail("protocol_mismatch", f"refused the link: {welcome.refused}")
+
+    def _prove(self, keys: LinkKeys, challenge: Challenge) -> None:
+        greeting = self._greeting
+        router, worker = both(greeting.link, greeting.stream, greeting.nonce, challenge.nonce)
+        try:
+            proof = keys.answer(worker, challenge.proof, router)
+        except TandemError as error:
+            self._untrusted(f"is refused: {error.message}")
+            return
+        self._keys = None
+        self._channel.stream.write(pack_greeting(Answer(proof)))
+
+    def _untrusted(self, what: str) -> None:
+        self._fail("link_lost", what)
+        self._channel.stream.abort()
 
     def writable(self) -> None:
         return None

@@ -6,7 +6,9 @@ A frame is its length as a little-endian uint32, one byte that says what it hold
                sent, up to `LinkLimits.frame_bytes` unless a single message is longer
     END        the sender's last frame: why the link ends, UTF-8
     GREETING   the first frame to the worker: `Greeting`, MessagePack
-    WELCOME    the first frame to the router: `Welcome`, MessagePack
+    CHALLENGE  before that, where there is a key: `Challenge`, MessagePack
+    ANSWER     what the router says to it: `Answer`, MessagePack
+    WELCOME    the last frame to the router before the link is open: `Welcome`, MessagePack
 
 Frames of other kinds are skipped. Until the greetings are over a frame is short, so what is no link at all (a
 browser, a port scanner, TLS where plain text is expected) shows in its first bytes. Pure; nothing here waits.
@@ -23,6 +25,8 @@ MESSAGES: Final = 0
 END: Final = 1
 GREETING: Final = 2
 WELCOME: Final = 3
+CHALLENGE: Final = 4
+ANSWER: Final = 5
 
 GREETING_BYTES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 64 << 20
@@ -34,12 +38,27 @@ Streams = Literal["tokens", "state"]
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What a router says first on each of a link's two connections; `link` tells which belong together."""
+    """What a router says first on each of a link's two connections; `link` tells which belong together. `nonce` is
+    empty where the router has no key (`tandem.service.link_proof`)."""
 
     protocol: int
     link: str
     stream: Streams
     router: str
+    nonce: bytes = b""
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """A worker that has a key proves it and asks for the router's proof."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The router's proof."""
+
+    proof: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -49,7 +68,10 @@ class Welcome(msgspec.Struct, frozen=True):
     refused: str | None = None
 
 
-G = TypeVar("G", Greeting, Welcome)
+G = TypeVar("G", Greeting, Challenge, Answer, Welcome)
+_KINDS: Final[dict[type[msgspec.Struct], int]] = {
+    Greeting: GREETING, Challenge: CHALLENGE, Answer: ANSWER, Welcome: WELCOME
+}  # fmt: skip
 
 
 def pack_frame(kind: int, *parts: bytes) -> bytes:
@@ -57,15 +79,15 @@ def pack_frame(kind: int, *parts: bytes) -> bytes:
     return b"".join((_HEAD.pack(sum(map(len, parts)), kind), *parts))
 
 
-def pack_greeting(greeting: Greeting | Welcome) -> bytes:
-    """The first frame of a connection."""
-    return pack_frame(GREETING if isinstance(greeting, Greeting) else WELCOME, msgspec.msgpack.encode(greeting))
+def pack_greeting(greeting: Greeting | Challenge | Answer | Welcome) -> bytes:
+    """A frame of a connection that is not open yet."""
+    return pack_frame(_KINDS[type(greeting)], msgspec.msgpack.encode(greeting))
 
 
 def read_greeting(kind: type[G], frame_kind: int, body: memoryview) -> G:
-    """Raises `link_lost` for a frame that is no greeting."""
-    if frame_kind != (GREETING if kind is Greeting else WELCOME):
-        raise TandemError("link_lost", "the first frame is no greeting")
+    """Raises `link_lost` for a frame of another kind than is expected."""
+    if frame_kind != _KINDS[kind]:
+        raise TandemError("link_lost", f"a frame of kind {frame_kind}, where {kind.__name__.lower()} is expected")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

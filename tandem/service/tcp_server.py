@@ -3,7 +3,8 @@
 A link is two connections, one per stream, so that neither waits for the other: a snapshot of block names may fill its
 connection for as long as the router takes to read it, while tokens have buffers and flow control of their own in
 the kernel. `tandem.service.tcp_frames` describes the bytes, `tandem.service.link_messages` the messages in them. With
-certificates both connections are TLS and both ends show theirs. Liveness is not a link's business: heartbeats are
+certificates both connections are TLS and both ends show theirs; with `keys` both ends prove that they hold the same
+one (`tandem.service.link_proof`). Liveness is not a link's business: heartbeats are
 messages.
 """
 
@@ -12,6 +13,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from secrets import token_bytes
 from typing import Final
 
 from tandem.core.errors import TandemError
@@ -19,10 +21,11 @@ from tandem.core.messages import PROTOCOL_VERSION, RouterMessage, StateRequest, 
 from tandem.service.link import WorkerLink
 from tandem.service.link_address import TCP, LinkAddress, split_host
 from tandem.service.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
+from tandem.service.link_proof import NONCE_BYTES, LinkKeys, both
 from tandem.service.link_queue import LinkLimits
 from tandem.service.logs import event
 from tandem.service.tcp_channel import TcpChannel, TcpLink
-from tandem.service.tcp_frames import Greeting, Welcome, pack_greeting, read_greeting
+from tandem.service.tcp_frames import Answer, Challenge, Greeting, Welcome, pack_greeting, read_greeting
 from tandem.service.tcp_stream import TcpStream
 
 _log = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class TcpLinkServer:
         pair_s: float = 5.0,
         protocol: int = PROTOCOL_VERSION,
         advertise: str | None = None,
+        keys: LinkKeys | None = None,
     ) -> None:
         self._bind = bind
         self._limits = limits or LinkLimits()
@@ -53,6 +57,7 @@ class TcpLinkServer:
         self._pair_s = pair_s
         self._protocol = protocol
         self._advertise = advertise
+        self.keys = keys
         self._server: asyncio.Server | None = None
         self._accept: Callable[[WorkerLink], Awaitable[None]] | None = None
         self._arriving: dict[Arriving, None] = {}
@@ -102,11 +107,23 @@ class TcpLinkServer:
         arriving.wait(self._pair_s if len(self._arriving) <= ARRIVING_MAX else 0.0)
         return stream
 
+    def speaks(self, arriving: "Arriving", greeting: Greeting) -> bool:
+        """Whether a connection speaks our version; it is told when it does not."""
+        if abs(greeting.protocol - self._protocol) <= 1:
+            return True
+        self._refuse(
+            arriving,
+            f"the router speaks protocol {greeting.protocol}, this worker {self._protocol}; "
+            "only neighbouring versions work together",
+        )
+        return False
+
+    def keyless(self, arriving: "Arriving") -> None:
+        """A connection offers no proof where one is asked for."""
+        self._refuse(arriving, "this worker has a ticket key and the router shows none; give it ticket_key_file")
+
     def greeted(self, arriving: "Arriving", greeting: Greeting) -> None:
-        """A connection has said what it is. Raises `link_lost` for one that is there already."""
-        if abs(greeting.protocol - self._protocol) > 1:
-            self._refuse(arriving, greeting)
-            return
+        """A connection has said what it is, and proved it. Raises `link_lost` for one that is there already."""
         other = self._waiting.pop(greeting.link, None)
         if other is None:
             self._waiting[greeting.link] = arriving
@@ -121,13 +138,9 @@ class TcpLinkServer:
         self._forget(arriving)
         event(_log, "link_refused", level=logging.WARNING, reason=reason)
 
-    def _refuse(self, arriving: "Arriving", greeting: Greeting) -> None:
-        refused = (
-            f"the router speaks protocol {greeting.protocol}, this worker {self._protocol}; "
-            "only neighbouring versions work together"
-        )
-        arriving.refusal = refused
-        arriving.stream.write(pack_greeting(Welcome(self._protocol, refused)))
+    def _refuse(self, arriving: "Arriving", why: str) -> None:
+        arriving.refusal = why
+        arriving.stream.write(pack_greeting(Welcome(self._protocol, why)))
         arriving.stream.close()
 
     def _open(self, tokens: "Arriving", state: "Arriving", router: str) -> None:
@@ -164,6 +177,9 @@ class Arriving:
         self.stream = stream
         self.refusal: str | None = None
         self.greeting: Greeting | None = None
+        """When it was said, and proved where it has to be."""
+        self._unproved: tuple[Greeting, bytes] | None = None
+        """A greeting, and the nonce that the router's proof has to cover."""
 
     def wait(self, within_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(within_s, self._too_late)
@@ -176,8 +192,36 @@ class Arriving:
     def took(self, kind: int, body: memoryview) -> None:
         if self.greeting is not None:
             raise TandemError("link_lost", "something came before the greeting was answered")
-        self.greeting = read_greeting(Greeting, kind, body)
-        self._server.greeted(self, self.greeting)
+        keys = self._server.keys
+        if self._unproved is not None:
+            assert keys is not None
+            greeting, nonce = self._unproved
+            router, worker = both(greeting.link, greeting.stream, greeting.nonce, nonce)
+            answer = read_greeting(Answer, kind, body)
+            try:
+                keys.answer(router, answer.proof, worker)
+            except TandemError as error:
+                self.refusal = error.message
+                self.stream.abort()
+                return
+        else:
+            greeting = read_greeting(Greeting, kind, body)
+            if not self._server.speaks(self, greeting):
+                return
+            if keys is not None:
+                self._challenge(keys, greeting)
+                return
+        self.greeting = greeting
+        self._server.greeted(self, greeting)
+
+    def _challenge(self, keys: LinkKeys, greeting: Greeting) -> None:
+        if not greeting.nonce:
+            self._server.keyless(self)
+            return
+        nonce = token_bytes(NONCE_BYTES)
+        _, worker = both(greeting.link, greeting.stream, greeting.nonce, nonce)
+        self._unproved = greeting, nonce
+        self.stream.write(pack_greeting(Challenge(nonce, keys.prove(worker))))
 
     def writable(self) -> None:
         return None

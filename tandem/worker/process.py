@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
+from kv_transfer.key_file import read_keyring
 from kv_transfer.nixl import SCHEME as NIXL
 from kv_transfer.transport import Transport
 from tandem.core.errors import TandemError
 from tandem.engine.digest_threads import DigestThreads
 from tandem.service.health import Health
 from tandem.service.link import LinkServer
+from tandem.service.link_proof import LinkKeys
 from tandem.service.link_servers import open_server
 from tandem.service.logs import EventLines, set_up_logs
 from tandem.service.metrics import PrometheusMeter
@@ -154,7 +156,9 @@ def _process(
         hardware,
     )
     link = settings.link
-    links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s)
+    key_file = settings.ticket_key_file
+    keys = None if key_file is None else LinkKeys(read_keyring(key_file).secrets)
+    links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s, keys)
     paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, link.tls)
     return Process(settings, parts, links, paths.open(WORKER_SCHEMES), loaded.begin_epoch, events, health)
 

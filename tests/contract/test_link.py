@@ -24,6 +24,7 @@ from tandem.core.messages import (
 from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
 from tandem.service.link import Dialer, LinkServer, RouterLink, WorkerLink
 from tandem.service.link_address import parse_address
+from tandem.service.link_proof import LinkKeys
 from tandem.service.link_queue import LinkLimits
 from tandem.service.memory_link import MemoryLinks
 from tandem.service.tcp_dialer import TcpDialer
@@ -63,17 +64,17 @@ class Network:
         return router, await accepted
 
 
-def _grpc() -> Network:
+def _grpc(keys: LinkKeys | None = None) -> Network:
     return Network(
-        lambda limits: GrpcLinkServer("127.0.0.1:0", limits),
-        lambda name, limits: GrpcDialer(name, SeededEntropy(1, name), limits),
+        lambda limits: GrpcLinkServer("127.0.0.1:0", limits, keys=keys),
+        lambda name, limits: GrpcDialer(name, SeededEntropy(1, name), limits, keys=keys),
     )
 
 
-def _tcp() -> Network:
+def _tcp(keys: LinkKeys | None = None) -> Network:
     return Network(
-        lambda limits: TcpLinkServer("127.0.0.1:0", limits),
-        lambda name, limits: TcpDialer(name, SeededEntropy(1, name), limits),
+        lambda limits: TcpLinkServer("127.0.0.1:0", limits, keys=keys),
+        lambda name, limits: TcpDialer(name, SeededEntropy(1, name), limits, keys=keys),
     )
 
 
@@ -90,7 +91,14 @@ def _memory() -> Network:
     )
 
 
-NETWORKS = {"tcp": _tcp, "grpc": _grpc, "memory": _memory}
+KEYS = LinkKeys([bytes(range(32))])
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "tcp": _tcp,
+    "grpc": _grpc,
+    "memory": _memory,
+    "tcp with a key": lambda: _tcp(KEYS),
+    "grpc with a key": lambda: _grpc(KEYS),
+}
 
 
 @pytest.fixture(params=NETWORKS)

@@ -19,6 +19,7 @@ from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Sour
 from tandem.core.request import Stopping
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
+from tandem.service.link_proof import LinkKeys
 from tandem.service.system import SystemClock
 from tandem.service.tcp_dialer import TcpDialer
 from tests.unit.test_worker_wire import Worker
@@ -39,7 +40,7 @@ class Stage:
         self._key_file = folder / "key"
         self._key_file.write_text("6b" * 32 + "\n")
         self.keyring = read_keyring(self._key_file)
-        self._dialer = TcpDialer("router", SeededEntropy(4))
+        self._dialer = TcpDialer("router", SeededEntropy(4), keys=LinkKeys(self.keyring.secrets))
         self._handles = itertools.count(1)
         self.workers: list[Worker] = []
         self.routers: list[Router] = []

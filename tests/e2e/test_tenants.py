@@ -9,7 +9,11 @@ import pytest
 
 from tandem.bench.client import parse_target
 from tandem.cli.ask import ask
+from tandem.core.errors import TandemError
 from tandem.core.tiers import TIERS
+from tandem.service.link_proof import LinkKeys
+from tandem.service.system import SystemEntropy
+from tandem.service.tcp_dialer import TcpDialer
 from tests.e2e.up_stage import Up, root, up
 
 __all__ = ["root"]
@@ -57,6 +61,23 @@ async def test_tenants_share_no_block_and_keep_what_is_theirs(root: Path) -> Non
         await no_sharing(running)
         await pinned(running)
         await bounded(running)
+        await strangers(running)
+
+
+async def strangers(running: Up) -> None:
+    """Whoever has no secret finds no worker's address; with the address he gets no link, and ends nothing."""
+    assert (await call(running, "a", "GET", "/v1/revisions"))[0] == 403
+    _, shown = await call(running, "a", "GET", "/v1/workers")
+    assert {worker["address"] for worker in shown["data"]} == {""}
+    _, before = await call(running, "ops", "GET", "/v1/workers")
+    assert len(before["data"]) == 2
+    for worker in before["data"]:
+        for keys in (None, LinkKeys([b"not the ticket key"])):
+            with pytest.raises(TandemError, match="ticket key"):
+                await TcpDialer("stranger", SystemEntropy(), keys=keys).dial(worker["address"], 20.0)
+    await complete(running, "a")
+    _, after = await call(running, "ops", "GET", "/v1/workers")
+    assert [worker["epoch"] for worker in after["data"]] == [worker["epoch"] for worker in before["data"]]
 
 
 async def no_sharing(running: Up) -> None:

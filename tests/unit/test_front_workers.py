@@ -5,17 +5,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.fleet.listing import PairListing, WorkerListing
+from router.fleet.listing import LoadListing, PairListing, WorkerListing
 from router.fleet.split_listing import FleetOutlook, WayListing
 from router.front.app import RestApp
 from router.front.auth import Keys, load_keys
 from tests.unit.front_stage import Stage, on_stage
 
+LOAD = LoadListing(3, 1, 2_000, 4, 100, 50, 0.5, 0.1, 0.02, 1_000.0, 50.0, 0.001, 0.0, 0)
+
 
 def worker(name: str, model: str, role: str = "decode") -> WorkerListing:
     pair = PairListing("p0", "prefill", "open", "tcp", "open after kv_corrupt (…)", 0, False)
     return WorkerListing(
-        name, "worker", role, "ready", model, "r1", "00ff", "host:1", "self", ("shm", "tcp"), (), "", (pair,)
+        name,
+        "worker",
+        role,
+        "ready",
+        model,
+        "r1",
+        "00ff",
+        "host:1",
+        "self",
+        ("shm", "tcp"),
+        (),
+        "",
+        (pair,),
+        load=LOAD,
     )
 
 
@@ -26,7 +41,9 @@ WORKERS = (worker("d0", "tiny"), worker("d1", "other"))
 def keys(tmp_path: Path) -> Keys:
     path = tmp_path / "keys.json"
     path.write_text(
-        '{"salt_key": "0123456789abcdef", "keys": {"sk-a": "a", "sk-b": {"tenant": "b", "models": ["tiny"]}}}'
+        '{"salt_key": "0123456789abcdef", "keys": {"sk-a": "a", "sk-b": {"tenant": "b", "models": ["tiny"]}, '
+        '"sk-op": {"tenant": "op", "operator": true}, '
+        '"sk-op-b": {"tenant": "op-b", "models": ["tiny"], "operator": true}}}'
     )
     return load_keys(path)
 
@@ -72,7 +89,7 @@ def test_workers_are_listed_with_their_states_and_pairs() -> None:
             "adapters": [],
             "service": "",
             "pool": "",
-            "load": None,
+            "load": msgspec.to_builtins(LOAD),
             "ready_for_s": None,
             "takes_prompts": False,
         }
@@ -87,6 +104,18 @@ def test_a_key_shows_the_workers_of_the_models_it_may_use(keys: Keys) -> None:
         for key, names in (("sk-a", ["d0", "d1"]), ("sk-b", ["d0"])):
             answer = await stage.get("/v1/workers", authorization=f"Bearer {key}")
             assert [listed["id"] for listed in answer.json()["data"]] == names
+            assert {listed["address"] for listed in answer.json()["data"]} == {""}
+            assert {listed["load"] for listed in answer.json()["data"]} == {None}
+
+    on_stage(test)
+
+
+def test_operators_see_where_workers_are_and_what_they_are_busy_with(keys: Keys) -> None:
+    async def test(stage: Stage) -> None:
+        with_workers(stage, keys)
+        (first, _) = (await stage.get("/v1/workers", authorization="Bearer sk-op")).json()["data"]
+        assert first["address"] == "host:1"
+        assert first["load"]["running"] == 3
 
     on_stage(test)
 
@@ -95,13 +124,16 @@ class Counted(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
 
 
-def test_revisions_are_told_of_the_models_a_key_may_use(keys: Keys) -> None:
+def test_revisions_are_told_to_operators_of_the_models_a_key_may_use(keys: Keys) -> None:
     async def test(stage: Stage) -> None:
         stage.app = RestApp(stage.door, keys, stage.meter.render, lambda: WORKERS, Counted)
         assert (await stage.get("/v1/revisions")).status == 401
-        for key, models in (("sk-a", []), ("sk-b", ["tiny"])):
+        for key, models in (("sk-op", []), ("sk-op-b", ["tiny"])):
             answer = await stage.get("/v1/revisions", authorization=f"Bearer {key}")
             assert (answer.status, answer.json()) == (200, {"models": models})
+        refused = await stage.get("/v1/revisions", authorization="Bearer sk-a")
+        assert refused.status == 403
+        assert "operator" in refused.json()["error"]["message"]
         assert (await stage.post("/v1/revisions", {})).status == 405
 
     on_stage(test)

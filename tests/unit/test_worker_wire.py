@@ -26,6 +26,7 @@ from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
 from tandem.service.link_dialer import open_dialer
+from tandem.service.link_proof import LinkKeys
 from tandem.service.system import SystemClock
 from tandem.service.tcp_dialer import TcpDialer
 from tandem.service.tcp_server import TcpLinkServer
@@ -181,10 +182,13 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
     )
     over_grpc = ("--link.transport", "grpc")
     decoder = await Worker.start(
-        "decode_worker", "--worker-id", "d-0", "--socket-directory", str(tmp_path), *over_grpc
+        "decode_worker",
+        *("--worker-id", "d-0", "--ticket-key-file", str(key_file)),
+        *("--socket-directory", str(tmp_path), *over_grpc),
     )
     try:
-        dialer = open_dialer("router", SeededEntropy(4), TlsSettings())
+        keys = LinkKeys(read_keyring(key_file).secrets)
+        dialer = open_dialer("router", SeededEntropy(4), TlsSettings(), keys)
         addresses = await prefill.address(), await decoder.address()
         assert [address.partition("://")[0] for address in addresses] == ["tcp", "grpc"]
         p, d = await dial(dialer, addresses[0]), await dial(dialer, addresses[1])
