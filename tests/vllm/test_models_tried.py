@@ -17,6 +17,8 @@ from tools.models.trial import ALONE, trial
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(700)]
 LIMIT_S = 600.0
+ELSEWHERE = {"llama"}
+"""What nearly every other test here serves."""
 OF_SOME_PROCESSORS = {"awq"}
 """vLLM's kernel needs AVX-512, and ends where a virtual machine tells of an AMX that it does not have."""
 
@@ -28,7 +30,9 @@ async def alone(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Refer
         yield process
 
 
-@pytest.mark.parametrize("name", CI)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in ELSEWHERE else []) for name in CI]
+)
 async def test_a_model_answers_as_vllm_alone_does_and_its_twins_do_not(
     name: str, alone: Reference, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def _traced_alone(platform: Platform) -> None:
             member.command = replace(member.command, argv=(*member.command.argv, *setting))
 
 
+@pytest.mark.long
 async def test_two_stages_say_what_one_says() -> None:
     """Layers dealt out over two ranks. On a CPU vLLM does that with a compiled model only: here it is traced, and the
     C++ that makes it fast is not written, which takes minutes."""

@@ -45,8 +45,7 @@ def drafting(method: str, place: Path) -> tuple[Path, str]:
     scope="module",
     params=[
         "ngram",
-        "draft_model",
-        *(pytest.param(each, marks=pytest.mark.long) for each in ("eagle", "eagle3", "mtp")),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("draft_model", "eagle", "eagle3", "mtp")),
     ],
 )
 def drafts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:

@@ -124,7 +124,7 @@ async def undisturbed(place: Serving) -> list[Heard]:
     return asked
 
 
-@pytest.mark.parametrize("after", [1, 4, 7, 40])
+@pytest.mark.parametrize("after", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (4, 7)), 40])
 async def test_streams_of_a_killed_decode_worker_go_on_and_are_equal(
     place: Serving, undisturbed: list[Heard], after: int
 ) -> None:

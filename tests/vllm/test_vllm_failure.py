@@ -130,7 +130,9 @@ async def test_what_vllm_refuses_is_said_in_one_sentence(settings: VllmSettings,
     assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, "spawn_main"), (2, "Worker_TP1")])
+@pytest.mark.parametrize(
+    ("ranks", "stage"), [(1, "spawn_main"), pytest.param(2, "Worker_TP1", marks=pytest.mark.long)]
+)
 def test_what_a_worker_has_started_does_not_outlive_it_while_it_loads(ranks: int, stage: str) -> None:
     """Killed as soon as the engine process has begun, which then waits for its worker; or as soon as ranks load."""
     loading = subprocess.Popen(
