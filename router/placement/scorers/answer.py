@@ -20,8 +20,8 @@ def uneven_tokens(answer_tokens: float, step_ms: float, batches: Batches, trend:
 
 def answer_price(ask: Ask, worker: WorkerView, terms: StepTerms) -> tuple[float, float]:
     """Milliseconds for the expected answer in the batch that the request joins, and what all who are in it lose."""
-    sequences: float = worker.sequences
-    attended: float = worker.attended_tokens
+    sequences = float(worker.sequences)
+    attended = float(worker.attended_tokens)
     base, sequence, position = terms
     batches, request, load = ask.batches, ask.request, worker.load
     if ask.lasting:

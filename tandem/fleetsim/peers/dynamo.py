@@ -165,7 +165,7 @@ class DynamoDecode(Peer):
 
     def _cost(self, ask: PeerAsk, worker: int) -> float:
         settings, seen = self._settings, ask.seen[worker]
-        tokens: float = self._tokens[worker] + ask.input_tokens
+        tokens = float(self._tokens[worker] + ask.input_tokens)
         if self._conditional:
             tokens = max(0.0, tokens - credit(settings, seen.hbm, seen.dram, seen.nvme))
         return tokens / settings.block_tokens + settings.decode_active_request_weight * seen.in_flight
