@@ -70,7 +70,7 @@ class Account:
         """The figures of a leg; the first that computed some of the prompt tells how much of it was cached, also when
         its attempt failed: what later attempts find is what this one has computed."""
         if report.spans:
-            self._tools.recorder.record(self._generation.request_id, report.spans)
+            self._tools.recorder.record(self._generation.request_id, report.spans, self._generation.tenant)
             self._tools.costs.observe_spans(leg.peer.worker_id, report.spans, alone=leg.alone)
         if report.prompt_tokens:
             self._prompt_tokens = report.prompt_tokens
@@ -98,4 +98,4 @@ class Account:
             sum(lengths), attempts, self.cached, self._cached_expected or 0, self._first_at, self.missed
         )
         untold = self._story.ended(self._tools.clock.now(), outcome, reason, summary)
-        self._tools.recorder.record(self._generation.request_id, untold)
+        self._tools.recorder.record(self._generation.request_id, untold, self._generation.tenant)

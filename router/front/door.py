@@ -310,14 +310,15 @@ class FrontDoor:
         return exchange.standing()
 
     def story(self, request_id: str, caller: Caller) -> tuple[Span, ...]:
-        """What is known of a request that has ended; empty when it is unknown or another tenant's."""
+        """What is known of a request that has ended; empty when it is unknown or another tenant's. Of those that
+        several tenants had under one id an operator sees the first."""
         spans_of = self.services.recorder.spans
-        for root in spans_of(request_id):
-            if root.name == ROOT and (caller.operator or root.attributes.get("tenant") == caller.tenant):
-                ids = ids_of(request_id, root)
+        for root in spans_of(request_id, None if caller.operator else caller.tenant):
+            if root.name == ROOT:
+                ids, tenant = ids_of(request_id, root), str(root.attributes.get("tenant", ""))
                 renderer = self.services.renderers.get(str(root.attributes.get("model", "")))
                 return Teller(root, self._texts, renderer, operator=caller.operator).tell(
-                    {each: spans_of(each) for each in ids}
+                    {each: spans_of(each, tenant) for each in ids}
                 )
         return ()
 

@@ -137,7 +137,7 @@ class Ledger:
         facts = Facts(
             trace.trace_id, trace.span_id, arrival.parent_id, arrival.received_wall, ended, figures, arrival.tokenized
         )
-        self._recorder.record(arrival.request_id, Untold(facts, tell))
+        self._recorder.record(arrival.request_id, Untold(facts, tell), arrival.caller.tenant)
 
 
 def _identity(arrival: Arrival) -> dict[str, Attribute]:

@@ -1,7 +1,7 @@
 """A request's story as one caller may see it: without what is for operators, with what only people want to read.
 
-Clients choose request ids, so spans of several requests, of several tenants even, may be kept under one id. Those of
-one request are below its root span, whose id the router has drawn.
+Clients choose request ids, so spans of several requests of a tenant may be kept under one id. Those of one request
+are below its root span, whose id the router has drawn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -89,20 +89,21 @@ class Untold(Sequence[Span]):
 class Recorder(Protocol):
     """Where finished spans go: a ring for `tandem explain`, and OpenTelemetry when configured."""
 
-    def record(self, request_id: str, spans: Sequence[Span]) -> None:
-        """Keep spans of a request. Never blocks, never raises."""
+    def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
+        """Keep spans of a tenant's request; workers know of no tenants. Never blocks, never raises."""
         ...
 
-    def spans(self, request_id: str) -> tuple[Span, ...]:
-        """What is known of a request, oldest first; empty when unknown or forgotten."""
+    def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
+        """What is known of a tenant's requests of this id, oldest first; None asks for every tenant's. Empty when
+        unknown or forgotten."""
         ...
 
 
 class NullRecorder:
     """Keeps nothing."""
 
-    def record(self, request_id: str, spans: Sequence[Span]) -> None:
+    def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
         return None
 
-    def spans(self, request_id: str) -> tuple[Span, ...]:
+    def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
         return ()

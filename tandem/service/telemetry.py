@@ -27,6 +27,9 @@ class _Kept(msgspec.Struct, gc=False):
 class RingRecorder:
     """Keeps the spans of the last `requests_max` requests, `spans_max` each; the oldest request goes first.
 
+    Clients choose request ids: what two tenants do under the same one is kept apart, and neither fills what the other
+    has.
+
     Spans are written for every request and read for hardly any, so they are kept packed: thousands of requests as
     objects are megabytes that the collector walks through and that push everything else out of the processor's cache.
     """
@@ -36,14 +39,15 @@ class RingRecorder:
         assert spans_max > 0, spans_max
         self._requests_max = requests_max
         self._spans_max = spans_max
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        """By tenant and request id."""
         self._facts: dict[Tell, msgspec.msgpack.Decoder[Any]] = {}
         """What reads the facts again, by what tells them."""
 
-    def record(self, request_id: str, spans: Sequence[Span]) -> None:
-        kept = self._kept.get(request_id)
+    def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
+        kept = self._kept.get((tenant, request_id))
         if kept is None:
-            kept = self._kept[request_id] = _Kept(0, ())
+            kept = self._kept[tenant, request_id] = _Kept(0, ())
             if len(self._kept) > self._requests_max:
                 self._kept.popitem(last=False)
         if kept.count >= self._spans_max:
@@ -58,10 +62,16 @@ class RingRecorder:
             kept.count += len(new)
             kept.pieces = (*kept.pieces, (None, _pack(new)))
 
-    def spans(self, request_id: str) -> tuple[Span, ...]:
-        kept = self._kept.get(request_id)
-        found = [] if kept is None else [span for tell, piece in kept.pieces for span in self._told(tell, piece)]
-        return tuple(sorted(found[: self._spans_max], key=lambda span: span.start_s))
+    def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
+        if tenant is None:
+            found = [span for (_, each), kept in self._kept.items() if each == request_id for span in self._of(kept)]
+        else:
+            found = self._of(self._kept.get((tenant, request_id)))
+        return tuple(sorted(found, key=lambda span: span.start_s))
+
+    def _of(self, kept: _Kept | None) -> list[Span]:
+        pieces = () if kept is None else kept.pieces
+        return [span for tell, piece in pieces for span in self._told(tell, piece)][: self._spans_max]
 
     def _told(self, tell: Tell | None, piece: bytes) -> tuple[Span, ...]:
         return _unpack(piece) if tell is None else tell(self._facts[tell].decode(piece))
@@ -89,14 +99,14 @@ class ExportingRecorder:
         self._service = service
         self._exporter = exporter
 
-    def record(self, request_id: str, spans: Sequence[Span]) -> None:
-        self._inner.record(request_id, spans)
+    def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
+        self._inner.record(request_id, spans, tenant)
         own = [span for span in spans if span.service == self._service]
         if own:
             self._exporter.export(request_id, own)
 
-    def spans(self, request_id: str) -> tuple[Span, ...]:
-        return self._inner.spans(request_id)
+    def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
+        return self._inner.spans(request_id, tenant)
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ class Trace:
         self._digest.update(f"{now:.9f} {request_id} {text}\n".encode())
         self._lines.append((now, request_id, text))
 
-    def record(self, request_id: str, spans: Sequence[Span]) -> None:
+    def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
         now = self._now()
         self._lines.extend((now, request_id, span) for span in spans)
 
-    def spans(self, request_id: str) -> tuple[Span, ...]:
+    def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
         return ()
 
     def hexdigest(self) -> str:

@@ -433,11 +433,14 @@ class Spans:
 
     def __init__(self) -> None:
         self.kept: dict[str, list[Span]] = {}
+        self.tenants: dict[str, set[str]] = {}
 
-    def record(self, request_id: str, spans: Sequence[Span]) -> None:
+    def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
         self.kept.setdefault(request_id, []).extend(spans)
+        self.tenants.setdefault(request_id, set()).add(tenant)
 
-    def spans(self, request_id: str) -> tuple[Span, ...]:
+    def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
+        assert tenant is None, "it does not keep tenants apart"
         return tuple(self.kept.get(request_id, ()))
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from router.front.auth import Keys, load_keys
 from router.front.prompt_texts import PromptTexts, place_in_text
@@ -35,7 +36,7 @@ async def ask(stage: Stage, prompt: str, key: str, request_id: str) -> str:
     generation = stage.script.started[-1].generation
     span_id = f"dispatch-of-{key}"
     parent = generation.trace.span_id
-    stage.recorder.record(request_id, [Span("t", span_id, parent, "dispatch", "router", 1.0, 2.0, MISSED)])
+    stage.recorder.record(request_id, [Span("t", span_id, parent, "dispatch", "router", 1.0, 2.0, MISSED)], key)
     return parent
 
 
@@ -67,6 +68,26 @@ def test_an_id_that_two_tenants_used_shows_each_its_own_request(tmp_path: Path) 
             assert {span.parent_id for span in spans if span.name == "dispatch"} == {root}
         (own,) = [span for span in await told(stage, "b", "same") if span.name == "dispatch"]
         assert own.attributes["missed_before"] == "of "
+
+    on_stage(test, keys=keys(tmp_path))
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_tenant_hides_no_story_of_another_by_using_its_id(first: str, tmp_path: Path) -> None:
+    """However often it does, before or after."""
+
+    async def test(stage: Stage) -> None:
+        roots: dict[str, list[str]] = {"a": [], "b": []}
+        for key in (first, "b" if first == "a" else "a"):
+            roots[key] = [await ask(stage, f"of {key}", key, "same") for _ in range(1 if key == "a" else 300)]
+        own = await told(stage, "a", "same")
+        assert {span.name for span in own} == {"request", "tokenize", "dispatch"}
+        assert [span.span_id for span in own if span.name == "request"] == roots["a"]
+        others = await told(stage, "b", "same")
+        assert [span.span_id for span in others if span.name == "request"] == roots["b"][:1]
+        assert not {span.span_id for span in others} & {span.span_id for span in own}
+        seen = await told(stage, "root", "same")
+        assert [span.span_id for span in seen if span.name == "request"] == roots[first][:1]
 
     on_stage(test, keys=keys(tmp_path))
 

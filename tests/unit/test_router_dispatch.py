@@ -58,6 +58,7 @@ def test_a_request_goes_through_prefill_and_decode_and_arrives_whole() -> None:
         assert len([command for command in p1.commands if isinstance(command, Cancel)]) <= 1, "it lets go once"
 
     world = scenario(body)
+    assert world.recorder.tenants == {"req-1": {"t"}}
     names = [span.name for span in world.recorder.kept["req-1"]]
     assert sorted(names) == ["attempt", "decode", "dispatch", "place", "prefill", "queue"]
     place = next(span for span in world.recorder.kept["req-1"] if span.name == "place")

@@ -49,6 +49,17 @@ def test_spans_of_one_request_are_bounded() -> None:
     assert len(ring.spans("r")) == 3
 
 
+def test_tenants_that_use_one_id_do_not_fill_each_others_spans() -> None:
+    ring = RingRecorder(spans_max=2)
+    for number in range(5):
+        ring.record("r", [make_span(f"b{number}", 2.0 + number)], "b")
+    ring.record("r", [make_span("a", 1.0)], "a")
+    assert [span.name for span in ring.spans("r", "a")] == ["a"]
+    assert [span.name for span in ring.spans("r", "b")] == ["b0", "b1"]
+    assert [span.name for span in ring.spans("r")] == ["a", "b0", "b1"]
+    assert ring.spans("r", "") == ()
+
+
 def test_only_own_spans_leave_the_process() -> None:
     exported = Exported()
     recorder = ExportingRecorder(RingRecorder(), "router", exported)

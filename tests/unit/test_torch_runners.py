@@ -1,8 +1,10 @@
 """Both runners answer alike; a dead engine process is one sentence; bad settings and models stop the load."""
 
 import asyncio
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -137,6 +139,68 @@ def test_process_ends_with_its_owner(llama: Path) -> None:
     done = subprocess.run([sys.executable, "-c", OWNER, str(llama)], stdout=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert int(done.stdout) > 0
+
+
+HUNG = """
+import asyncio, os, signal, sys
+import uvloop
+from tandem.engine.torch.build import build_runner
+from tandem.engine.torch.settings import TorchSettings
+
+async def main():
+    runner = build_runner(TorchSettings(model=sys.argv[1], blocks=4, threads=1))
+    await runner.load()
+    os.kill(runner.pid, signal.SIGSTOP)
+    print(runner.pid, flush=True)
+    await asyncio.Event().wait()
+
+with asyncio.Runner(loop_factory=eval(sys.argv[2])) as loop:
+    loop.run(main())
+"""
+GONE_S = 60.0
+"""A bound on what takes the kernel microseconds."""
+
+
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+
+
+def ends_with_its_owner(*command: str) -> bool:
+    """Whether the process that `command` starts and tells the id of ends when `command` is killed."""
+    with subprocess.Popen([sys.executable, "-c", *command], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        child = os.pidfd_open(int(owner.stdout.readline()))
+        try:
+            owner.kill()
+            owner.wait()
+            readable, _, _ = select.select([child], [], [], GONE_S)
+            return bool(readable)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+            os.close(child)
+
+
+@only_linux
+@pytest.mark.parametrize("loop", ["uvloop.new_event_loop", "asyncio.new_event_loop"])
+def test_a_process_that_hangs_ends_with_its_owner(loop: str, llama: Path) -> None:
+    """Stopped as by a device that hangs, it reads no end-of-file."""
+    assert ends_with_its_owner(HUNG, str(llama), loop)
+
+
+ASKING = """
+import sys
+from tandem.engine.torch.card import read_card
+sys.executable = sys.argv[1]
+read_card("cuda")
+"""
+
+
+@only_linux
+def test_a_driver_that_says_nothing_is_not_asked_any_longer_than_its_asker_lives(tmp_path: Path) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\necho $$ >/proc/$PPID/fd/1\nexec sleep 600\n")
+    silent.chmod(0o755)
+    assert ends_with_its_owner(ASKING, str(silent))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ a program that has loaded torch can ask, and the one that sizes the pool has not
 """
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.core.errors import TandemError
+from tandem.service.parent_death import die_with
 
 _BOUND_S: Final = 120.0
 _RESERVE: Final = 1 << 30
@@ -31,7 +33,9 @@ def read_card(device: str) -> Card:
     """Ask the driver; takes seconds. Raises `bad_setting` where there is no such GPU."""
     command = [sys.executable, "-m", "tandem.engine.torch.card", device]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=True)
+        # This thread waits for it, so it does not end before.
+        end = die_with(os.getpid())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BOUND_S, check=True, preexec_fn=end)
         return Card(*json.loads(done.stdout.splitlines()[-1]))
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no reason given"])[-1]

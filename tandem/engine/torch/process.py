@@ -1,7 +1,8 @@
 """`Runner` with torch in a process of its own, so that neither a busy event loop nor the GIL delays a step.
 
 KV memory is a memfd that both processes map; steps and results go over a socket pair. When this process dies,
-the other end reads end-of-file and leaves; when the other dies, the running step fails with `engine_failed`.
+the other reads end-of-file and leaves, and on Linux the kernel kills it, even when it hangs; when the other dies, the
+running step fails with `engine_failed`.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from tandem.engine.protocol import EngineInfo
 from tandem.engine.torch.frames import LENGTH_BYTES, Answer, Done, Failure, Loaded, frame, read_answer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
+from tandem.service.parent_death import die_with
 
 _CLOSE_S = 3.0
 
@@ -106,6 +108,7 @@ class ProcessRunner:
                 pass_fds=fds,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=_environment(os.environ, prepared.spec.threads),
+                preexec_fn=die_with(os.getpid()),
             )
         ours.setblocking(False)
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=ours)
