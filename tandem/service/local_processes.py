@@ -1,23 +1,21 @@
 """Service processes on this machine: asyncio subprocesses that never outlive whoever started them.
 
 Each gets a session of its own, so a terminal's Ctrl-C reaches only the supervisor and a whole tree can be ended
-at once. On Linux the kernel kills a child when its parent dies, however that happened.
+at once.
 """
 
 import asyncio
-import ctypes
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
 from tandem.core.errors import TandemError
+from tandem.service.parent_death import die_with
 from tandem.service.processes import Command, Process
 
-_PR_SET_PDEATHSIG: Final = 1
 _READ_BYTES: Final = 64 * 1024
 _LINE_MAX: Final = 1024 * 1024
 
@@ -45,7 +43,7 @@ class LocalProcesses:
                     stdout=write_end,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=_die_with(os.getpid()),
+                    preexec_fn=die_with(os.getpid()),
                 )
         except OSError as error:
             os.close(read_end)
@@ -106,17 +104,3 @@ async def _reader(descriptor: int) -> asyncio.StreamReader:
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
     )
     return reader
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """What a child runs before its program: ask the kernel for SIGKILL when the parent is gone."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arrange
