@@ -24,6 +24,7 @@ from router.dispatch.naming import Naming
 from router.front.chat_template import Message
 from router.front.conversations import Conversations
 from router.front.render import FileRenderer
+from router.front.templates import InlineTemplates
 from router.placement import CostModel, Placement, PlacementRequest, Work, WorkerView, make_policy
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.kv import Layout, RootIdentity, chain_names
@@ -110,12 +111,12 @@ class Routing:
 
     def __init__(self, renderer: FileRenderer, model: str) -> None:
         self.root = RootIdentity("bench", "float16", BLOCK_TOKENS).name()
-        self.conversations = Conversations(renderer, Inline(), PrometheusMeter(), _KEPT_BYTES)
+        self.conversations = Conversations(renderer, Inline(), SystemClock(), PrometheusMeter(), _KEPT_BYTES)
         self.naming = Naming(_KEPT_BYTES)
         self.fleet = Fleet(model, self.root)
 
     def tokens(self, messages: Sequence[Message]) -> bytes:
-        return _result(self.conversations.tokens(messages, "tenant", 1.0))
+        return _result(self.conversations.tokens(messages, "tenant"))
 
     def names(self, packed: bytes) -> Sequence[bytes]:
         return self.naming.names(self.root, packed, BLOCK_TOKENS)
@@ -156,10 +157,10 @@ def measure_naming(rounds: int) -> list[Check]:
 def measure_conversation(rounds: int, messages: int) -> float:
     """Turns per second of a conversation of 60k tokens in so many messages."""
     prose, model = Prose(), open_model("demo")
-    renderer = FileRenderer(model, SystemClock())
+    renderer = FileRenderer(model, InlineTemplates(SystemClock()))
     base = prose.conversation(messages)
-    text = renderer.render(base)
-    tokens = len(renderer.chat(base)) // 4
+    text = _result(renderer.render(base))
+    tokens = len(renderer.chat(text)) // 4
     cold, bare, known, routed = list[float](), list[float](), list[float](), list[float]()
     for _ in range(rounds):
         routing = Routing(renderer, model.name)
@@ -170,13 +171,13 @@ def measure_conversation(rounds: int, messages: int) -> float:
         for _ in range(TURNS):
             now = prose.turn(now)
             of_all.append(_cpu_ms(lambda: routing.route(now)))  # noqa: B023
-        assert routing.tokens(now) == renderer.chat(now)
+        assert routing.tokens(now) == renderer.chat(_result(renderer.render(now)))
         for _ in range(TURNS):
             now = prose.turn(now)
             of_tokens.append(_cpu_ms(lambda: routing.tokens(now)))  # noqa: B023
         known.append(statistics.median(of_tokens))
         routed.append(statistics.median(of_all))
-    new = renderer.render(prose.turn(base))[len(text) :]
+    new = _result(renderer.render(prose.turn(base)))[len(text) :]
     limit = statistics.median(_cpu_ms(lambda: renderer.tokenize(new)) for _ in range(TURNS))
     per_s = 1e3 / statistics.median(routed)
     print(

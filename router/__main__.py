@@ -27,6 +27,8 @@ from router.front.door import FrontDoor, Services, nothing_coming
 from router.front.http_server import HttpServer
 from router.front.public_grpc import PublicGrpc
 from router.front.render import FileRenderer, Renderer, SimpleRenderer
+from router.front.template_helper import HelperTemplates
+from router.front.templates import Templates
 from router.front.tokenizing_threads import Threaded
 from router.placement import CostModel
 from router.process_settings import ProcessSettings
@@ -65,17 +67,18 @@ def main() -> int:
     """Run a router to its end; the exit status."""
     if help_asked("router", ProcessSettings, sys.argv[1:]):
         return 0
-    events = EventLines(sys.stdout if "--events" in sys.argv else None)
+    events, templates = EventLines(sys.stdout if "--events" in sys.argv else None), HelperTemplates(SystemClock())
     try:
         settings = load_settings(ProcessSettings, _flags(sys.argv[1:]), os.environ)
         set_up_logs(json_lines=settings.log.format == "json", level=settings.log.level)
         events = EventLines(sys.stdout if settings.events else None)
         events.emit("loading", fraction=0.0)
-        clock = SystemClock()
-        renderers = {} if settings.kubernetes else dict([open_renderer(settings, clock)])
+        if not settings.kubernetes and settings.engine != "simulated":
+            templates.prepare()
+        renderers = {} if settings.kubernetes else dict([open_renderer(settings, templates)])
         keys = load_keys(settings.api_keys) if settings.api_keys is not None else Keys()
         keyring = open_keyring(settings, SystemEntropy())
-        build = builder(settings, renderers, keys, keyring)
+        build = builder(settings, renderers, templates, keys, keyring)
     except TandemError as error:
         return fail(events, error)
     endpoint = settings.otlp_endpoint if settings.otlp_endpoint is not None else endpoint_from(os.environ)
@@ -95,16 +98,17 @@ def main() -> int:
             loop_factory=uvloop.new_event_loop,
         )
     finally:
+        templates.close()
         telemetry.close()
 
 
-def open_renderer(settings: ProcessSettings, clock: Clock) -> tuple[str, Renderer]:
+def open_renderer(settings: ProcessSettings, templates: Templates) -> tuple[str, Renderer]:
     """The served model's name and text side. Blocks while a hub model is downloaded. Raises `bad_model`."""
     if settings.engine == "simulated":
-        return settings.model_name or MODEL_NAME, SimpleRenderer(clock)
+        return settings.model_name or MODEL_NAME, SimpleRenderer(templates.clock)
     directory = open_model(settings.model, name=settings.model_name, cache=settings.cache)
     directory = directory.with_template(settings.chat_template, anywhere=True)
-    return directory.name, FileRenderer(directory, clock, settings.parsers, settings.generation_config)
+    return directory.name, FileRenderer(directory, templates, settings.parsers, settings.generation_config)
 
 
 def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
@@ -118,6 +122,7 @@ def open_keyring(settings: ProcessSettings, entropy: Entropy) -> Keyring:
 def builder(
     settings: ProcessSettings,
     renderers: dict[str, Renderer],
+    templates: Templates,
     keys: Keys,
     keyring: Keyring,
     connect: Connect | None = None,
@@ -145,7 +150,7 @@ def builder(
             meter=meter,
         )
         dispatcher = Dispatcher(fleet, tools)
-        texts = _text_sides(settings, clock) if settings.kubernetes else None
+        texts = _text_sides(settings, templates) if settings.kubernetes else None
         services = Services(
             dispatcher,
             renderers if texts is None else texts,
@@ -203,11 +208,11 @@ def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None
     return RedisIndex(settings.index, meter, redis_client(settings.index))
 
 
-def _text_sides(settings: ProcessSettings, clock: Clock) -> TextSides:
+def _text_sides(settings: ProcessSettings, templates: Templates) -> TextSides:
     def load(model: str, source: TextSource) -> TextSide:
-        return load_text_side(model, source, settings.text_files, settings.cache, clock)
+        return load_text_side(model, source, settings.text_files, settings.cache, templates)
 
-    return TextSides(load, clock)
+    return TextSides(load, templates.clock)
 
 
 def _connecting(settings: ProcessSettings) -> Connect:

@@ -7,7 +7,7 @@ from router.discovery.reading import TextSource
 from router.discovery.texts import TextSide
 from router.front.parsers.dialect import ParserSettings
 from router.front.render import FileRenderer, SimpleRenderer
-from tandem.core.clock import Clock
+from router.front.templates import Templates
 from tandem.core.errors import TandemError
 from tandem.engine.model_directory import open_model
 from tandem.engine.simulated.presets import SimulatedSettings
@@ -21,19 +21,23 @@ _WAIT_S: Final = 600.0
 """For another router of this machine that fetches the same."""
 
 
-def load_text_side(name: str, source: TextSource, files: Path | None, cache: Path | None, clock: Clock) -> TextSide:
+def load_text_side(
+    name: str, source: TextSource, files: Path | None, cache: Path | None, templates: Templates
+) -> TextSide:
     """`files` has a directory `NAMESPACE/NAME` for each service whose model the router cannot get by itself; what it
     has goes first. Of the models of hubs, buckets and registries only what the text needs is fetched, with the
     credentials in this process's environment. Raises `bad_model`, `bad_setting`."""
     if source.simulated:
-        return TextSide(SimpleRenderer(clock), SimulatedSettings(preset=source.preset).resolved.context_tokens)
+        return TextSide(
+            SimpleRenderer(templates.clock), SimulatedSettings(preset=source.preset).resolved.context_tokens
+        )
     directory = open_model(_place(source, files, cache), name=name, cache=cache, weights=False)
     # Of the model's files alone: who may write a service may not have the router read any file that it can.
     directory = directory.with_template(source.model.chat_template)
     parsers = ParserSettings(source.model.tool_parser, source.model.reasoning_parser)
     # What of it is served says the first worker; until then what is asked for or, without that, what the file states.
     context = source.context_tokens or directory.facts.context_tokens
-    return TextSide(FileRenderer(directory, clock, parsers, source.model.generation_config), context)
+    return TextSide(FileRenderer(directory, templates, parsers, source.model.generation_config), context)
 
 
 def _place(source: TextSource, files: Path | None, cache: Path | None) -> str:

@@ -58,8 +58,6 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TandemError("bad_model", f"{origin}: the chat template cannot be compiled: {error}") from error
         self.source = source
-        self.takes_tools = _TAKES_TOOLS.search(source) is not None
-        """Whether it does anything with tools."""
         self._known = {**environment.globals, **special_tokens}
         self._known |= {"add_generation_prompt": True, "tools": None, "documents": None}
         self._takes_parts = self._shows([_TEXT_PART])
@@ -67,11 +65,14 @@ class ChatTemplate:
         """Many templates of models with vision go through the parts of a message, and see nothing in a text."""
         self.takes_images = self._takes_parts and self._has_place_for_images()
 
-    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Tools | None = None, characters_max: int | None = None
+    ) -> str:
         """The prompt, ending where the assistant's answer begins.
 
-        Raises `invalid_request` when the template refuses the messages (roles out of order, for example), and
-        `unsupported_parameter` for images that it has no place for.
+        Raises `invalid_request` when the template refuses the messages (roles out of order, for example),
+        `unsupported_parameter` for images that it has no place for, and `context_length_exceeded` for a prompt of too
+        many characters.
         """
         images = any(not isinstance(message["content"], str) for message in messages)
         if images and not self.takes_images:
@@ -80,7 +81,15 @@ class ChatTemplate:
                 "the model's chat template has no place for images: give the service one that has (chat_template)",
                 param="messages",
             )
-        return self._render(messages if self._takes_text and not images else _in_parts(messages), tools)
+        prompt = self._render(messages if self._takes_text and not images else _in_parts(messages), tools)
+        if characters_max is not None and len(prompt) > characters_max:
+            raise TandemError(
+                "context_length_exceeded",
+                f"the model's chat template makes a prompt of {len(prompt)} characters of these messages, and "
+                f"{characters_max} are more than the model's context takes",
+                param="messages",
+            )
+        return prompt
 
     def _shows(self, content: object) -> bool:
         """Whether a message's content is part of the prompt, and not merely written out as an object."""
@@ -120,6 +129,11 @@ def _in_parts(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def takes_tools(source: str) -> bool:
+    """Whether a template does anything with tools."""
+    return _TAKES_TOOLS.search(source) is not None
 
 
 def samples(template: ChatTemplate) -> list[str]:

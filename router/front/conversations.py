@@ -1,18 +1,16 @@
-"""Conversations become tokens: rendered at once, tokenized where they are new."""
+"""Conversations become tokens: rendered as a whole, tokenized where they are new."""
 
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from router.front.chat_template import Message, Tools
 from router.front.conversation_cache import ConversationCache
 from router.front.render import Renderer
+from router.front.templates import AMPLE, Bounds
 from router.front.tokenizing import Tokenizing
+from tandem.core.clock import Clock
 from tandem.core.metrics import Meter
 
-_MESSAGES_AT_ONCE, _CHARACTERS_AT_ONCE = 1024, 1 << 20
-"""Conversations up to this size are rendered at once: about a millisecond."""
 _OPENING_CHARACTERS: Final = 2048
 """A first message alone, up to this length, is not kept: most never go on, and it is soon tokenized again."""
 
@@ -20,9 +18,12 @@ _OPENING_CHARACTERS: Final = 2048
 class Conversations:
     """Of one model. At most `bytes_max` bytes of text and tokens are kept, about."""
 
-    def __init__(self, renderer: Renderer, tokenizing: Tokenizing, meter: Meter, bytes_max: int) -> None:
+    def __init__(
+        self, renderer: Renderer, tokenizing: Tokenizing, clock: Clock, meter: Meter, bytes_max: int
+    ) -> None:
         self._renderer = renderer
         self._tokenizing = tokenizing
+        self._clock = clock
         self._meter = meter
         self._cache = ConversationCache(renderer.cuts, bytes_max) if renderer.cuts is not None else None
 
@@ -32,44 +33,36 @@ class Conversations:
         return self._cache.size_bytes if self._cache is not None else 0
 
     async def tokens(
-        self, messages: Sequence[Message], salt: str, within_s: float, tools: Tools | None = None
+        self, messages: Sequence[Message], salt: str, tools: Tools | None = None, bounds: Bounds = AMPLE
     ) -> bytes:
         """Packed token ids of a conversation: those of `Renderer.chat`. What is kept is found by rendered text, so
         tools are as good as any other part of it. Tenants (`salt`) do not share what is kept.
 
-        Raises `invalid_request`, `unsupported_parameter`, `queue_full`, `deadline_exceeded`.
+        Raises `invalid_request`, `unsupported_parameter`, `context_length_exceeded`, `queue_full`,
+        `deadline_exceeded`.
         """
-        characters = sum(map(_text_characters, messages))
-        if tools or any("tool_calls" in message for message in messages):
-            characters += _tool_characters(messages, tools)
+        end = self._clock.now() + bounds.within_s
+        text = await self._renderer.render(messages, tools, bounds)
+        left_s = end - self._clock.now()
         cache = self._cache
-        if cache is None or (len(messages) == 1 and characters <= _OPENING_CHARACTERS):
-            return await self._tokenizing.run(
-                lambda: self._renderer.chat(messages, tools, salt), characters, within_s
-            )
-        text = await self._rendered(messages, tools, characters, within_s)
+        if cache is None or (len(messages) == 1 and len(text) <= _OPENING_CHARACTERS):
+            return await self._tokenizing.run(lambda: self._renderer.chat(text, salt), len(text), left_s)
         known = cache.find(salt, text)
         rest = text[known.characters :]
-        new = await self._tokenizing.run(lambda: self._renderer.tokenize(rest), len(rest), within_s)
+        new = await self._tokenizing.run(lambda: self._renderer.tokenize(rest), len(rest), left_s)
         packed = known.packed + new.packed
         cache.keep(salt, text, known, packed, new.places)
         self._meter.add("tandem_prompt_characters_total", float(known.characters), "known")
         self._meter.add("tandem_prompt_characters_total", float(len(rest)), "tokenized")
         return packed
 
-    async def _rendered(
-        self, messages: Sequence[Message], tools: Tools | None, characters: int, within_s: float
-    ) -> str:
-        if len(messages) <= _MESSAGES_AT_ONCE and characters <= _CHARACTERS_AT_ONCE:
-            return self._renderer.render(messages, tools)
-        return await self._tokenizing.run(lambda: self._renderer.render(messages, tools), characters, within_s)
-
 
 class AllConversations:
     """Of every model, each for as long as its renderer is the same; made when it is asked for first."""
 
-    def __init__(self, tokenizing: Tokenizing, meter: Meter, bytes_max: int) -> None:
+    def __init__(self, tokenizing: Tokenizing, clock: Clock, meter: Meter, bytes_max: int) -> None:
         self._tokenizing = tokenizing
+        self._clock = clock
         self._meter = meter
         self._bytes_max = bytes_max
         self._known: dict[str, tuple[Renderer, Conversations]] = {}
@@ -78,17 +71,6 @@ class AllConversations:
         """Those of one model."""
         known = self._known.get(model)
         if known is None or known[0] is not renderer:
-            made = Conversations(renderer, self._tokenizing, self._meter, self._bytes_max)
+            made = Conversations(renderer, self._tokenizing, self._clock, self._meter, self._bytes_max)
             known = self._known[model] = renderer, made
         return known[1]
-
-
-def _text_characters(message: Message) -> int:
-    content = message["content"]
-    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
-
-
-def _tool_characters(messages: Sequence[Message], tools: Tools | None) -> int:
-    """About how much of a conversation tools and their calls are."""
-    calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
-    return len(msgspec.json.encode((calls, tools)))

@@ -27,6 +27,7 @@ from router.front.render import Renderer
 from router.front.resumption import Rejoining, facts_of
 from router.front.settings import FrontSettings
 from router.front.telling import ROOT, Teller, ids_of
+from router.front.templates import Bounds
 from router.front.tokenizing import Tokenizing
 from router.front.wants import opened, wants
 from router.generation import Generation, Generator, Keeper, Resumed, Resumer, Seeker, ServedModel, Standing
@@ -95,7 +96,7 @@ class FrontDoor:
         self._keys = IdempotencyKeys(settings.idempotency)
         self._texts = PromptTexts(settings.prompt_texts_bytes_max)
         most = settings.conversations_bytes_max
-        self._conversations = AllConversations(services.tokenizing, services.meter, most)
+        self._conversations = AllConversations(services.tokenizing, services.clock, services.meter, most)
         self._open: dict[str, Exchange] = {}
         self._draining = False
         self._counting = asyncio.Lock()
@@ -158,7 +159,7 @@ class FrontDoor:
         started = self.services.clock.wall()
         timeout_s = self.bounded_s(request.timeout)
         left_s = arrival.received + timeout_s - self.services.clock.now()
-        packed = await self._tokenize(arrival.caller, request, model.base, wanted.tools, left_s)
+        packed = await self._tokenize(arrival.caller, request, model, wanted.tools, left_s)
         if wanted.speech is not None:
             arrival.speech = opened(wanted.speech, packed[0], renderer.token_bytes)
         arrival.parts = len(packed)
@@ -337,14 +338,15 @@ class FrontDoor:
         raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
 
     async def _tokenize(
-        self, caller: Caller, request: ApiRequest, model: str, tools: Tools | None, within_s: float
+        self, caller: Caller, request: ApiRequest, model: ServedModel, tools: Tools | None, within_s: float
     ) -> list[bytes]:
-        renderer = self.services.renderers[model]
+        renderer = self.services.renderers[model.base]
         if isinstance(request, ChatRequest):
             turns = parameters.messages(request)
             self._check_sequences(request.n or 1)
             salt = salt_of(caller, request.cache_salt)
-            packed = [await self._conversations.of(model, renderer).tokens(turns, salt, within_s, tools)]
+            conversations = self._conversations.of(model.base, renderer)
+            packed = [await conversations.tokens(turns, salt, tools, prompt_bounds(model, within_s))]
         else:
             asked = parameters.prompts(request, renderer.vocab_size)
             self._check_sequences(len(asked) * (request.n or 1))
@@ -373,6 +375,11 @@ class FrontDoor:
                 f"{count} sequences were asked for (n times prompts); at most {most} are served",
                 param="n",
             )
+
+
+def prompt_bounds(model: ServedModel, within_s: float) -> Bounds:
+    """What rendering a conversation may come to: as many characters as a body may have bytes."""
+    return Bounds(within_s, _BESIDE_PROMPTS_BYTES + _TOKEN_BYTES * model.context_tokens)
 
 
 def _longest(models: Iterable[ServedModel]) -> int:

@@ -7,7 +7,7 @@ import msgspec
 
 from router.front.arrival import Arrival
 from router.front.auth import Caller
-from router.front.door import FrontDoor, salt_of
+from router.front.door import FrontDoor, prompt_bounds, salt_of
 from router.front.openai.answer import total, usage_object
 from router.front.prefix_request import PrefixRequest, show
 from router.front.prefix_run import run_beside, run_on_one
@@ -52,7 +52,7 @@ class PrefixDesk:
             raise TandemError("unsupported_parameter", _NO_TIERS)
         timeout_s = door.bounded_s(request.timeout)
         left_s = arrival.received + timeout_s - self._now()
-        packed = await prefix_tokens(plain, renderer, door.services.tokenizing, left_s)
+        packed = await prefix_tokens(plain, renderer, door.services.tokenizing, prompt_bounds(model, left_s))
         pin = Pin(request.priority or 0, request.ttl_s or door.settings.prefixes.ttl_s)
         generation = Generation(
             request_id=arrival.request_id,

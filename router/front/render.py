@@ -11,10 +11,11 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from tokenizers import Tokenizer
 
-from router.front.chat_template import ChatTemplate, Message, Tools, samples
+from router.front.chat_template import Message, Tools, takes_tools
 from router.front.cuts import NOWHERE, Cuts, Places, find_cuts
 from router.front.openai.defaults import AUTO, NEUTRAL, Defaults, defaults_of
 from router.front.parsers.dialect import SILENT, Dialect, ParserSettings, dialect_of
+from router.front.templates import AMPLE, Bounds, InlineTemplates, Template, Templates
 from router.front.words import find_words
 from tandem.core import simple_tokenizer
 from tandem.core.clock import Clock
@@ -33,7 +34,7 @@ class Tokenized(NamedTuple):
 
 
 class Renderer(Protocol):
-    """The text side of one model. Calls are pure and may run on any thread."""
+    """The text side of one model. Calls are pure; all but `render` may run on any thread."""
 
     @property
     def vocab_size(self) -> int:
@@ -55,17 +56,18 @@ class Renderer(Protocol):
         """How to draw for requests that leave it open."""
         ...
 
-    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
-        """The text of a conversation. Raises `invalid_request`, `unsupported_parameter`."""
+    async def render(self, messages: Sequence[Message], tools: Tools | None = None, bounds: Bounds = AMPLE) -> str:
+        """The text of a conversation. Raises `invalid_request`, `unsupported_parameter`, `context_length_exceeded`,
+        `deadline_exceeded`."""
         ...
 
     def tokenize(self, rendered: str) -> Tokenized:
         """Token ids of rendered text, or of what comes from a cut on."""
         ...
 
-    def chat(self, messages: Sequence[Message], tools: Tools | None = None, owner: Hashable | None = None) -> bytes:
-        """Token ids (packed uint32) of a conversation, rendered and tokenized at once. The words of an owner are
-        remembered for the owner's next prompts. Raises as `render`."""
+    def chat(self, rendered: str, owner: Hashable | None = None) -> bytes:
+        """Token ids (packed uint32) of a conversation's whole text. The words of an owner are remembered for the
+        owner's next prompts."""
         ...
 
     def text(self, text: str) -> bytes:
@@ -87,16 +89,17 @@ class SimpleRenderer:
     defaults: Final = NEUTRAL
 
     def __init__(self, clock: Clock) -> None:
-        self._template = ChatTemplate(simple_tokenizer.CHAT_TEMPLATE, {}, clock, "built-in template")
+        templates = InlineTemplates(clock)
+        self._template = templates.load(simple_tokenizer.CHAT_TEMPLATE, {}, "", "built-in template")
 
-    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
-        return self._template.render(messages, tools)
+    async def render(self, messages: Sequence[Message], tools: Tools | None = None, bounds: Bounds = AMPLE) -> str:
+        return await self._template.render(messages, tools, bounds)
 
     def tokenize(self, rendered: str) -> Tokenized:
         return Tokenized(simple_tokenizer.encode(rendered), NOWHERE)
 
-    def chat(self, messages: Sequence[Message], tools: Tools | None = None, owner: Hashable | None = None) -> bytes:
-        return simple_tokenizer.encode(self.render(messages, tools))
+    def chat(self, rendered: str, owner: Hashable | None = None) -> bytes:
+        return simple_tokenizer.encode(rendered)
 
     def text(self, text: str) -> bytes:
         return simple_tokenizer.encode(text)
@@ -111,14 +114,14 @@ class FileRenderer:
     def __init__(
         self,
         model: ModelDirectory,
-        clock: Clock,
+        templates: Templates,
         parsers: ParserSettings | None = None,
         generation_config: str = AUTO,
     ) -> None:
         """Raises `bad_model` naming the file and what is wrong with it."""
         self.defaults = defaults_of(model.generation, generation_config)
         self._tokenizer = _load_tokenizer(model.tokenizer_path)
-        self._template = _load_template(model, clock)
+        self._template = _load_template(model, templates)
         self._byte_level = _is_byte_level(model.tokenizer_path)
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {number: token.content.encode() for number, token in added.items()}
@@ -127,25 +130,25 @@ class FileRenderer:
         self.dialect = dialect_of(
             template.source if template is not None else "",
             parsers or ParserSettings(),
-            takes_tools=template is not None and template.takes_tools,
+            takes_tools=template is not None and takes_tools(template.source),
             special=[token.content for token in added.values() if token.special],
         )
-        self.cuts = find_cuts(self._tokenizer, samples(self._template)) if self._template is not None else None
+        self.cuts = find_cuts(self._tokenizer, template.samples) if template is not None else None
         self._words = find_words(self._tokenizer, self.cuts.tokens) if self.cuts is not None else None
 
-    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
+    async def render(self, messages: Sequence[Message], tools: Tools | None = None, bounds: Bounds = AMPLE) -> str:
         if self._template is None:
             raise TandemError(
                 "unsupported_parameter", "this model has no chat template: use /v1/completions", param="messages"
             )
-        return self._template.render(messages, tools)
+        return await self._template.render(messages, tools, bounds)
 
     def tokenize(self, rendered: str) -> Tokenized:
         ids = self._ids(rendered)
         return Tokenized(pack_tokens(ids), self.cuts.places(rendered, ids) if self.cuts is not None else NOWHERE)
 
-    def chat(self, messages: Sequence[Message], tools: Tools | None = None, owner: Hashable | None = None) -> bytes:
-        rendered, words = self.render(messages, tools), self._words
+    def chat(self, rendered: str, owner: Hashable | None = None) -> bytes:
+        words = self._words
         packed = words.tokens(rendered, owner) if words is not None and owner is not None else None
         return pack_tokens(self._ids(rendered)) if packed is None else packed
 
@@ -183,11 +186,11 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise TandemError("bad_model", f"{path}: not a tokenizer: {error}", param="model") from error
 
 
-def _load_template(model: ModelDirectory, clock: Clock) -> ChatTemplate | None:
+def _load_template(model: ModelDirectory, templates: Templates) -> Template | None:
     source = model.chat_template()
     if source is None:
         return None
-    return ChatTemplate(source, _special_tokens(model.tokenizer_config()), clock, str(model.path))
+    return templates.load(source, _special_tokens(model.tokenizer_config()), model.name, str(model.path))
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:

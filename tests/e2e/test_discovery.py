@@ -13,6 +13,7 @@ import pytest
 from kv_transfer.key_file import read_keyring
 from router.__main__ import builder
 from router.front.auth import Keys
+from router.front.template_helper import HelperTemplates
 from router.process_settings import ProcessSettings
 from router.service import RouterService
 from tandem.kube.cluster import Cluster
@@ -98,7 +99,7 @@ class Town:
         async def connect() -> Cluster:
             return self.cluster
 
-        build = builder(settings, {}, Keys(), read_keyring(key_file), connect)
+        build = builder(settings, {}, HelperTemplates(SystemClock()), Keys(), read_keyring(key_file), connect)
         service = build(open_telemetry("router", "", "r1"), EventLines(None))
         await service.start()
         roots = [asyncio.create_task(_named_root(service, name)) for name in service.roots()]

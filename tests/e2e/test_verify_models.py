@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.front.render import FileRenderer
+from router.front.templates import InlineTemplates
 from router.generation import Generation, ServedModel, Sink, Usage
 from tandem.bench.client import Target
 from tandem.cli.verify.command import verify
@@ -65,7 +66,7 @@ class EngineScript(Script):
 async def served(path: Path) -> AsyncIterator[Target]:
     """The model at `path`, with float32 so that equal copies are equal in every batch."""
     torch = TorchSettings(str(path), dtype="float32", mode="thread", threads=1, kv_memory_bytes=16 << 20)
-    renderer = FileRenderer(open_model(str(path)), SystemClock())
+    renderer = FileRenderer(open_model(str(path)), InlineTemplates(SystemClock()))
     async with (
         SingleEngine(torch, SchedulerSettings(), FileDecoder(path)) as engine,
         serving(EngineScript(engine), renderer=renderer) as running,

@@ -19,6 +19,7 @@ from tokenizers import (
 )
 
 from router.front.render import FileRenderer
+from router.front.templates import InlineTemplates
 from tandem.core.clock import Clock
 from tandem.engine.model_directory import ModelDirectory, open_model
 
@@ -141,7 +142,7 @@ FAMILIES = (
 def family_renderer(family: Family, path: Path, clock: Clock) -> FileRenderer:
     """Its text side, from files in the directory `path`."""
     write_files(path, tokenizer_of(family), family.template, family.named)
-    return FileRenderer(ModelDirectory(path, family.name, open_model("demo").raw), clock)
+    return FileRenderer(ModelDirectory(path, family.name, open_model("demo").raw), InlineTemplates(clock))
 
 
 def write_files(path: Path, tokenizer: Tokenizer, template: str, named: dict[str, str]) -> None:

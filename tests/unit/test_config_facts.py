@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
+from router.front.templates import InlineTemplates
 from tandem.cli.up_options import parse
 from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, cannot_exchange, facts_of
 from tandem.core.errors import TandemError
@@ -133,7 +134,7 @@ def write(case: Case, place: Path) -> Path:
 def test_the_router_reads_the_text_side_of_any_model(case: Case, tmp_path: Path) -> None:
     place = write(case, tmp_path / "model")
     source = TextSource("a/b", Model(source=str(place)), simulated=False, settled=True)
-    side = load_text_side("b", source, None, None, SystemClock())
+    side = load_text_side("b", source, None, None, InlineTemplates(SystemClock()))
     assert side.context_tokens == case.context
     assert side.renderer.text("hello")
 
@@ -171,11 +172,12 @@ from pathlib import Path
 from control_plane.operator.model_facts import facts_of
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
+from router.front.templates import InlineTemplates
 from tandem.service.system import SystemClock
 from tandem.spec.model import Model
 for place in sys.argv[1:]:
     source = TextSource("a/b", Model(source=place), simulated=False, settled=True)
-    assert load_text_side("b", source, None, None, SystemClock()).renderer.text("hello")
+    assert load_text_side("b", source, None, None, InlineTemplates(SystemClock())).renderer.text("hello")
     import json
     facts_of(json.loads((Path(place) / "config.json").read_text()))
 heavy = sorted(name for name in ("torch", "vllm", "transformers", "triton") if name in sys.modules)

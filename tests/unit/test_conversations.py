@@ -1,6 +1,6 @@
 """Whatever was asked before, a conversation has the tokens of one that is rendered and tokenized at once."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from router.front.chat_template import Message
 from router.front.conversations import Conversations
 from router.front.render import FileRenderer, Renderer, SimpleRenderer, Tokenized
+from router.front.templates import InlineTemplates
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.model_directory import open_model
 from tandem.service.metrics import PrometheusMeter
 from tests.unit.chat_models import FAMILIES, Family, family_renderer, tokenizer_of
 from tests.unit.front_stage import Inline, Stage, on_stage
+from tests.unit.rendered import chat, done, rendered
 
 T = TypeVar("T")
 DAY_S = 86_400.0
@@ -62,20 +64,10 @@ def renderer_of(name: str) -> Renderer:
     if name == "simulated":
         return SimpleRenderer(CALENDAR)
     if name == "demo":
-        return FileRenderer(open_model("demo"), CALENDAR)
+        return FileRenderer(open_model("demo"), InlineTemplates(CALENDAR))
     family = next(family for family in FAMILIES if family.name == name)
     with TemporaryDirectory() as directory:
         return family_renderer(family, Path(directory), CALENDAR)
-
-
-def done(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as ended:
-        result: T = ended.value
-        return result
-    raise AssertionError("it waited")
 
 
 def outcome(work: Callable[[], bytes]) -> bytes | str:
@@ -150,46 +142,46 @@ def conversations(changes: Sequence[tuple[int, int, list[Message]]]) -> list[lis
 @given(changes=st.lists(CHANGE, min_size=1, max_size=8), bound=st.sampled_from((0, 3_000, 1 << 20)))
 def test_cached_tokens_are_those_of_the_whole(name: str, changes: Any, bound: int) -> None:
     renderer = renderer_of(name)
-    cached = Conversations(renderer, Inline(), PrometheusMeter(), bound)
+    cached = Conversations(renderer, Inline(), CALENDAR, PrometheusMeter(), bound)
     for number, messages in enumerate(conversations(changes)):
         CALENDAR.wall_s += DAY_S * (number % 3 == 2)
-        found = outcome(lambda messages=messages: done(cached.tokens(messages, "salt", 1.0)))  # type: ignore[misc]
-        assert found == outcome(lambda messages=messages: renderer.chat(messages))  # type: ignore[misc]
+        found = outcome(lambda messages=messages: done(cached.tokens(messages, "salt")))  # type: ignore[misc]
+        assert found == outcome(lambda messages=messages: chat(renderer, messages))  # type: ignore[misc]
         assert cached.size_bytes <= bound
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("simulated", "thinking")])
 def test_a_conversation_that_goes_on_costs_what_is_new(name: str) -> None:
     renderer = Counting(renderer_of(name))
-    cached = Conversations(renderer, Inline(), PrometheusMeter(), 1 << 20)
+    cached = Conversations(renderer, Inline(), CALENDAR, PrometheusMeter(), 1 << 20)
     messages = [{"role": "user", "content": "words and words " * 20}]
     for turn in range(6):
         before, renderer.characters = renderer.characters, 0
-        assert done(cached.tokens(messages, "salt", 1.0)) == renderer.chat(messages)
+        assert done(cached.tokens(messages, "salt")) == chat(renderer, messages)
         assert turn < 2 or renderer.characters <= before + 10
         messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": f"why, {turn}?"}]
     assert renderer.characters < 200
-    assert len(renderer.render(messages)) > 500
+    assert len(rendered(renderer, messages)) > 500
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_tokens_are_those_that_the_library_gives_with_their_places_in_the_text(family: Family) -> None:
     renderer, tokenizer = renderer_of(family.name), tokenizer_of(family)
     for content in PIECES:
-        text = renderer.render([{"role": "user", "content": f"word {content} word"}])
+        text = rendered(renderer, [{"role": "user", "content": f"word {content} word"}])
         assert renderer.tokenize(text).packed == pack_tokens(tokenizer.encode(text, add_special_tokens=False).ids)
         assert renderer.text(content) == pack_tokens(tokenizer.encode(content).ids)
 
 
 def test_conversations_that_begin_alike_share_the_beginning_and_nobody_elses_is_found() -> None:
     renderer = Counting(renderer_of("chatml"))
-    cached = Conversations(renderer, Inline(), PrometheusMeter(), 1 << 20)
+    cached = Conversations(renderer, Inline(), CALENDAR, PrometheusMeter(), 1 << 20)
     system = {"role": "system", "content": "Be of help. " * 50}
 
     def cost(salt: str, question: str) -> int:
         renderer.characters = 0
         messages = [system, {"role": "user", "content": question}]
-        assert done(cached.tokens(messages, salt, 1.0)) == renderer.chat(messages)
+        assert done(cached.tokens(messages, salt)) == chat(renderer, messages)
         return renderer.characters
 
     assert cost("one", "why?") > 600
@@ -200,16 +192,16 @@ def test_conversations_that_begin_alike_share_the_beginning_and_nobody_elses_is_
 
 def test_what_is_known_and_what_is_tokenized_is_counted() -> None:
     renderer, meter = renderer_of("chatml"), PrometheusMeter()
-    cached = Conversations(renderer, Inline(), meter, 1 << 20)
+    cached = Conversations(renderer, Inline(), CALENDAR, meter, 1 << 20)
     messages = [{"role": "system", "content": "x " * 500}, {"role": "user", "content": "why?"}]
     for _ in range(3):
-        done(cached.tokens(messages, "", 1.0))
+        done(cached.tokens(messages, ""))
     figures = dict(
         line.rsplit(" ", 1) for line in meter.render().decode().splitlines() if line.startswith("tandem_prompt_char")
     )
     known = float(figures['tandem_prompt_characters_total{how="known"}'])
     tokenized = float(figures['tandem_prompt_characters_total{how="tokenized"}'])
-    assert known + tokenized == 3 * len(renderer.render(messages))
+    assert known + tokenized == 3 * len(rendered(renderer, messages))
     assert known > 2000
 
 
@@ -235,7 +227,7 @@ def test_requests_get_the_tokens_of_the_whole_under_their_own_salt() -> None:
             assert (await stage.chat(messages=messages, cache_salt=salt)).status == 200
             lines = stage.meter.render().decode().splitlines()
             known.append(next(float(line.removeprefix(counter)) for line in lines if line.startswith(counter)))
-        assert [each.generation.prompt for each in stage.script.started] == [renderer.chat(messages)] * 3
+        assert [each.generation.prompt for each in stage.script.started] == [chat(renderer, messages)] * 3
         assert known[0] == 0.0
         assert known[1] == known[2] > 0.0
 

@@ -7,10 +7,12 @@ import pytest
 
 from router.front.chat_template import ChatTemplate
 from router.front.render import FileRenderer, SimpleRenderer
+from router.front.templates import InlineTemplates
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tandem.engine.model_directory import ModelDirectory, open_model
 from tandem.sim.loop import LoopClock, VirtualLoop
+from tests.unit.rendered import chat
 
 CLOCK = LoopClock(VirtualLoop())
 USER = {"role": "user", "content": "hi"}
@@ -65,8 +67,8 @@ def test_a_template_that_is_not_one_stops_the_start() -> None:
 
 
 def test_the_demo_model_renders_with_its_special_tokens_once() -> None:
-    renderer = FileRenderer(open_model("demo"), CLOCK)
-    tokens = unpack_tokens(renderer.chat([USER]))
+    renderer = FileRenderer(open_model("demo"), InlineTemplates(CLOCK))
+    tokens = unpack_tokens(chat(renderer, [USER]))
     pieces = [renderer.token_bytes(token) for token in tokens]
     text = b"".join(pieces).decode()
     assert text.count("<|begin|>") == 1
@@ -77,7 +79,7 @@ def test_the_demo_model_renders_with_its_special_tokens_once() -> None:
 
 @pytest.mark.parametrize("text", ["The fox walks home.", "naïve café 🦊", "  spaces\n\nlines\t", "日本"])
 def test_the_bytes_of_tokens_make_up_the_text(text: str) -> None:
-    renderer = FileRenderer(open_model("demo"), CLOCK)
+    renderer = FileRenderer(open_model("demo"), InlineTemplates(CLOCK))
     special = renderer.token_bytes(unpack_tokens(renderer.text(""))[0]) if renderer.text("") else b""
     joined = b"".join(renderer.token_bytes(token) for token in unpack_tokens(renderer.text(text)))
     assert joined.removeprefix(special).decode() == text
@@ -102,7 +104,7 @@ def test_tokens_of_other_tokenizers_have_bytes_too(tmp_path: Path) -> None:
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
         "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
     }
-    renderer = FileRenderer(directory(tmp_path, tokenizer), CLOCK)
+    renderer = FileRenderer(directory(tmp_path, tokenizer), InlineTemplates(CLOCK))
     assert [renderer.token_bytes(token) for token in (1, 2, 3, 4, 99)] == [b"<s>", b" two", b" words", b"\n", b""]
     assert renderer.vocab_size == 5
 
@@ -115,27 +117,27 @@ def test_a_named_template_and_token_objects_are_understood(tmp_path: Path) -> No
             {"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}"},
         ],
     }
-    renderer = FileRenderer(directory(tmp_path, config=config), CLOCK)
-    pieces = [renderer.token_bytes(token) for token in unpack_tokens(renderer.chat([USER]))]
+    renderer = FileRenderer(directory(tmp_path, config=config), InlineTemplates(CLOCK))
+    pieces = [renderer.token_bytes(token) for token in unpack_tokens(chat(renderer, [USER]))]
     assert b"".join(pieces) == b"<|begin|>hi"
 
 
 def test_without_a_template_only_completions_are_served(tmp_path: Path) -> None:
-    renderer = FileRenderer(directory(tmp_path), CLOCK)
+    renderer = FileRenderer(directory(tmp_path), InlineTemplates(CLOCK))
     assert renderer.text("hi")
     with pytest.raises(TandemError, match="/v1/completions") as refused:
-        renderer.chat([USER])
+        chat(renderer, [USER])
     assert refused.value.code == "unsupported_parameter"
 
 
 def test_a_file_that_is_no_tokenizer_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match=r"tokenizer\.json") as failed:
-        FileRenderer(directory(tmp_path, {"nonsense": 1}), CLOCK)
+        FileRenderer(directory(tmp_path, {"nonsense": 1}), InlineTemplates(CLOCK))
     assert failed.value.code == "bad_model"
 
 
 def test_a_model_without_files_speaks_bytes() -> None:
     renderer = SimpleRenderer(CLOCK)
     assert bytes(unpack_tokens(renderer.text("é"))) == "é".encode()
-    assert bytes(unpack_tokens(renderer.chat([USER]))) == b"user: hi\nassistant:"
+    assert bytes(unpack_tokens(chat(renderer, [USER]))) == b"user: hi\nassistant:"
     assert renderer.token_bytes(300).startswith(b" ")

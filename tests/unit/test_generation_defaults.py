@@ -14,6 +14,7 @@ from router.front.openai import parameters
 from router.front.openai.defaults import NEUTRAL, Defaults, defaults_of
 from router.front.openai.schema import ChatRequest, CompletionRequest
 from router.front.render import FileRenderer
+from router.front.templates import InlineTemplates
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError
@@ -128,7 +129,11 @@ def test_a_renderer_has_the_defaults_of_its_models_own_file(tmp_path: Path) -> N
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "max_new_tokens": 9}))
     here = open_model(str(tmp_path))
-    auto, off = FileRenderer(here, SystemClock()), FileRenderer(here, SystemClock(), generation_config="vllm")
+    templates = InlineTemplates(SystemClock())
+    auto, off = (
+        FileRenderer(here, templates),
+        FileRenderer(here, templates, generation_config="vllm"),
+    )
     assert auto.defaults.stated() == {"temperature": 0.25, "max_tokens": 9}
     assert off.defaults == NEUTRAL
 

@@ -16,6 +16,7 @@ from router.discovery.reading import TextSource, by_model, facts_of, service_of
 from router.fleet.services import ServiceFacts, Services
 from router.front.asked_models import AskedModels, by_name, revision_asked
 from router.front.auth import Caller, Keys
+from router.front.templates import InlineTemplates
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
 from tandem.cli.launches import Places, members_of
@@ -29,6 +30,7 @@ from tandem.sim.loop import LoopClock, VirtualLoop
 from tandem.spec.model import Model
 from tandem.spec.reading import service_of as spec_of
 from tests.unit.front_stage import CONTEXT, MODEL, Script, Stage, on_stage
+from tests.unit.rendered import rendered
 
 SHOUT = "{% for message in messages %}SHOUT {{ message.content }}{% endfor %}"
 ALIASED = ServedModel(MODEL, CONTEXT, (0,), revisions=("r1",), aliases=("gpt", "llama"))
@@ -134,9 +136,9 @@ def test_a_sleeping_service_keeps_its_aliases_and_an_alias_does_not_read_its_fil
 
 
 def text_of(model: Model, files: Path | None = None) -> str:
-    clock = LoopClock(VirtualLoop())
-    renderer = load_text_side("m", TextSource("n/s", model, False, True), files, None, clock).renderer
-    return renderer.render([{"role": "user", "content": "hi"}])
+    templates = InlineTemplates(LoopClock(VirtualLoop()))
+    renderer = load_text_side("m", TextSource("n/s", model, False, True), files, None, templates).renderer
+    return rendered(renderer, [{"role": "user", "content": "hi"}])
 
 
 def test_a_router_takes_a_template_from_among_the_models_files_alone(tmp_path: Path) -> None:
@@ -158,12 +160,12 @@ def test_a_router_takes_a_template_from_among_the_models_files_alone(tmp_path: P
 
 
 def test_parsers_of_the_specification_are_those_of_the_router() -> None:
-    clock = LoopClock(VirtualLoop())
+    templates = InlineTemplates(LoopClock(VirtualLoop()))
     model = Model("demo", tool_parser="hermes", reasoning_parser="think")
-    dialect = load_text_side("m", TextSource("n/s", model, False, True), None, None, clock).renderer.dialect
+    dialect = load_text_side("m", TextSource("n/s", model, False, True), None, None, templates).renderer.dialect
     assert (dialect.tools, dialect.reasoning) == ("hermes", True)
     silent = msgspec.structs.replace(model, tool_parser="none", reasoning_parser="none")
-    dialect = load_text_side("m", TextSource("n/s", silent, False, True), None, None, clock).renderer.dialect
+    dialect = load_text_side("m", TextSource("n/s", silent, False, True), None, None, templates).renderer.dialect
     assert (dialect.tools, dialect.reasoning) == ("none", False)
 
 
@@ -180,7 +182,7 @@ def test_on_one_machine_any_file_is_a_template_and_an_edited_alias_needs_no_rest
     places = Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
     router = members_of(service(chatTemplate=str(path)), places, 2, {})[0]
     settings = load_settings(ProcessSettings, list(router.command.argv[4:]), {})
-    _, renderer = open_renderer(settings, LoopClock(VirtualLoop()))
-    assert renderer.render([{"role": "user", "content": "hi"}]) == "SHOUT hi"
+    _, renderer = open_renderer(settings, InlineTemplates(LoopClock(VirtualLoop())))
+    assert rendered(renderer, [{"role": "user", "content": "hi"}]) == "SHOUT hi"
     assert unchangeable(service(), service(aliases=["gpt"])) is None
     assert "spec.model" in str(unchangeable(service(), service(chatTemplate="x.jinja")))

@@ -16,7 +16,8 @@ from router.front.settings import FrontSettings
 from router.generation import BlockShape, Generation, Kept, Sink, Usage
 from tandem.core.errors import TandemError
 from tandem.core.kv import chain_names, tenant_root, unpack_tokens
-from tests.unit.front_stage import MODEL, Script, Stage, on_stage, until
+from tests.unit.front_stage import MODEL, Inline, Script, Stage, on_stage, until
+from tests.unit.rendered import chat, done
 
 PATH = "/v1/cache/prefixes"
 BLOCK = 4
@@ -299,12 +300,12 @@ def test_the_prefix_of_a_conversation_is_what_every_continuation_begins_with() -
     async def test(stage: Stage) -> None:
         renderer = SimpleRenderer(stage.clock)
         system = [{"role": "system", "content": "Be brief."}]
-        packed = chat_prefix(renderer, system)
+        packed = done(chat_prefix(renderer, system, Inline()))
         assert bytes(unpack_tokens(packed)) == b"system: Be brief.\nuser: "
         for text in ("A", "b", "Anything else"):
-            assert renderer.chat([*system, {"role": "user", "content": text}]).startswith(packed)
+            assert chat(renderer, [*system, {"role": "user", "content": text}]).startswith(packed)
         asked = [*system, {"role": "user", "content": "hi"}]
-        assert chat_prefix(renderer, asked) == renderer.chat(asked)
+        assert done(chat_prefix(renderer, asked, Inline())) == chat(renderer, asked)
         answer = await stage.post(PATH, {"model": MODEL, "messages": system})
         assert answer.json()["tokens"] == len(packed) // 4 // BLOCK * BLOCK
 

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from router.front import words as module
-from router.front.chat_template import ChatTemplate
 from router.front.cuts import find_cuts
 from router.front.render import FileRenderer
+from router.front.templates import InlineTemplates
 from router.front.words import Words, find_words
 from tandem.core.kv import pack_tokens
 from tandem.engine.model_directory import open_model
 from tandem.service.system import SystemClock
+from tests.unit.rendered import chat, rendered
 
 LLAMA, QWEN = sorted(module._EXPRESSIONS, key=lambda each: r"{1,3}" not in each)
 CORPUS = ("the word it's a 12 don't, (word) wörd!\n\n the\tword\r\n  the 123 'word' 日本 e\u0301 \u00e9",) * 3
@@ -148,14 +149,13 @@ def test_tokenizers_of_which_it_is_not_known_have_no_words() -> None:
 
 
 def test_prompts_of_the_demo_model_are_put_together_from_words() -> None:
-    renderer = FileRenderer(open_model("demo"), SystemClock())
+    renderer = FileRenderer(open_model("demo"), InlineTemplates(SystemClock()))
     assert renderer._words is not None
-    assert isinstance(renderer._template, ChatTemplate)
     for text in ("Tell me a story about 3 lanterns, please.", "Tell  me", "a\n\nb c", "<|end|> x<|user|>y", ""):
         messages = [{"role": "user", "content": text}]
         for _ in range(2):
             assert (
-                renderer.chat(messages, owner=OWNER)
-                == renderer.chat(messages)
-                == whole(renderer._tokenizer, renderer.render(messages))
+                chat(renderer, messages, OWNER)
+                == chat(renderer, messages)
+                == whole(renderer._tokenizer, rendered(renderer, messages))
             )

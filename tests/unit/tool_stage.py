@@ -8,6 +8,7 @@ from typing import Any
 
 from router.front.parsers.dialect import ParserSettings
 from router.front.render import FileRenderer
+from router.front.templates import InlineTemplates
 from router.generation import Generation, ServedModel, Sink, Usage
 from tandem.core.clock import Clock
 from tandem.engine.model_directory import ModelDirectory, open_model
@@ -56,7 +57,7 @@ def renderer(template: str = TOOLS_TEMPLATE, tools: str = "auto", reasoning: str
     with TemporaryDirectory() as directory:
         write_files(Path(directory), tokenizer_of(family), template, {})
         model = ModelDirectory(Path(directory), MODEL, open_model("demo").raw)
-        return FileRenderer(model, clock, ParserSettings(tools, reasoning))
+        return FileRenderer(model, InlineTemplates(clock), ParserSettings(tools, reasoning))
 
 
 def saying(*pieces: str, finish: str = "stop") -> Play:
