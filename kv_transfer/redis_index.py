@@ -45,7 +45,7 @@ class RedisIndex:
         """For each service besides the own, how many looks ago it was asked for."""
         self._asking = 0
         """Look-ups under way: fewer than there are connections, so that none waits for one."""
-        self._nodes = RedisNodes(settings, (LOOK_UP, HOLDERS), connect)
+        self._nodes = RedisNodes(settings, (LOOK_UP, HOLDERS), meter, connect)
 
     @property
     def usable(self) -> bool:

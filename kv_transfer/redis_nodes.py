@@ -1,7 +1,8 @@
 """A connection to whichever of a service's Redis nodes is the primary, and the breaker in front of it.
 
 `run` looks for the primary and keeps looking when it is lost; nothing else ever waits for a connection. While there
-is none, `evaluate` refuses at once: a dead Redis costs a request nothing.
+is none, `evaluate` refuses at once: a dead Redis costs a request nothing. Why there is none is logged: each reason
+once until one is found.
 """
 
 import asyncio
@@ -9,21 +10,27 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import cast
+from typing import Final, cast
 
 from kv_transfer.redis_connection import Argument, Connect, RedisConnection, RedisFailed, ScriptUnknown
-from kv_transfer.redis_settings import RedisSettings, shown
+from kv_transfer.redis_settings import RedisSettings, shown, without_secrets
 from tandem.core.errors import TandemError
+from tandem.core.metrics import Meter
 from tandem.service.logs import event
 
 _log = logging.getLogger(__name__)
+
+_REASONS_MAX: Final = 8
+"""So many reasons are logged before a node is found; what a node says may differ each time."""
+_ADVICE: Final = "check that it runs, and address, user and password in redis_url; requests go on without it"
 
 
 class RedisNodes:
     """`usable` while the primary is connected and answers."""
 
-    def __init__(self, settings: RedisSettings, scripts: Sequence[str], connect: Connect) -> None:
+    def __init__(self, settings: RedisSettings, scripts: Sequence[str], meter: Meter, connect: Connect) -> None:
         self._settings = settings
+        self._meter = meter
         self._connect = connect
         self._scripts = tuple(scripts)
         self._client: RedisConnection | None = None
@@ -35,6 +42,8 @@ class RedisNodes:
         self.address = ""
         self.why_not = "it has not been reached yet"
         """Why it is not usable, in words."""
+        self._logged: set[str] = set()
+        """The reasons that were logged since it was usable."""
 
     @property
     def usable(self) -> bool:
@@ -59,7 +68,10 @@ class RedisNodes:
                     self._client = None
                     self._found.clear()
                     await client.close()
+                self._meter.set("tandem_redis_lost", 1.0)
                 event(_log, "redis_lost", level=logging.WARNING, node=self.address, reason=self.why_not)
+            else:
+                self._unusable()
             # One that answers probes and breaks again at once is asked ever less often.
             if now() - began > 2 * self._settings.retry_max_s:
                 wait_s = self._settings.retry_first_s
@@ -75,7 +87,7 @@ class RedisNodes:
             async with asyncio.timeout(within_s):
                 answer = await _evaluate(client, script, arguments)
         except (RedisFailed, OSError, TimeoutError) as error:
-            self._failed(_told(error), at_once=not isinstance(error, TimeoutError))
+            self._failed(self._told(error), at_once=not isinstance(error, TimeoutError))
             raise TandemError("link_lost", f"Redis at {self.address} did not answer: {self.why_not}") from error
         self._failures = 0
         return answer
@@ -86,8 +98,20 @@ class RedisNodes:
         if at_once or self._failures >= self._settings.failures_max:
             self._broken.set()
 
+    def _unusable(self) -> None:
+        """No node was found, once more."""
+        self._meter.set("tandem_redis_lost", 1.0)
+        if self.why_not not in self._logged and len(self._logged) < _REASONS_MAX:
+            self._logged.add(self.why_not)
+            event(_log, "redis_unusable", level=logging.WARNING, reason=self.why_not, advice=_ADVICE)
+
+    def _told(self, error: Exception) -> str:
+        told = str(error) if isinstance(error, RedisFailed) else f"{type(error).__name__}: {error}"
+        return without_secrets(told, self._settings.urls)
+
     async def _find(self) -> RedisConnection | None:
         """A client of the first node that is a primary."""
+        reasons: list[str] = []
         for url in self._settings.urls:
             client, kept = self._connect(url), False
             try:
@@ -96,12 +120,13 @@ class RedisNodes:
                         await self._prepare(client)
                         self.address, kept = shown(url), True
                         return client
-                self.why_not = f"{shown(url)} is a replica"
+                reasons.append(f"{shown(url)} is a replica")
             except (RedisFailed, OSError, TimeoutError) as error:
-                self.why_not = f"{shown(url)}: {_told(error)}"
+                reasons.append(f"{shown(url)}: {self._told(error)}")
             finally:
                 if not kept:
                     await client.close()
+        self.why_not = "; ".join(reasons)
         return None
 
     async def _prepare(self, client: RedisConnection) -> None:
@@ -116,6 +141,8 @@ class RedisNodes:
         self._broken.clear()
         self._client = client
         self._found.set()
+        self._logged.clear()
+        self._meter.set("tandem_redis_lost", 0.0)
         event(_log, "redis_connected", node=self.address)
         while True:
             try:
@@ -128,7 +155,7 @@ class RedisNodes:
                 async with asyncio.timeout(self._settings.connect_s):
                     primary, server = await _is_primary(client), await client.run_id()
             except (RedisFailed, OSError, TimeoutError) as error:
-                self.why_not = _told(error)
+                self.why_not = self._told(error)
                 return
             if not primary:
                 self.why_not = f"{self.address} is a replica now"
@@ -148,10 +175,6 @@ async def _evaluate(client: RedisConnection, script: str, arguments: Sequence[Ar
         return await client.ask("EVALSHA", _digest(script), 0, *arguments)
     except ScriptUnknown:
         return await client.ask("EVAL", script, 0, *arguments)
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, RedisFailed) else f"{type(error).__name__}: {error}"
 
 
 @cache

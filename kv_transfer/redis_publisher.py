@@ -48,7 +48,7 @@ class RedisPublisher:
         self._names = names
         self._clock = clock
         self._meter = meter
-        self._nodes = RedisNodes(settings, (REGISTER, RELEASE, RENEW, CHANGE, SWEEP), connect)
+        self._nodes = RedisNodes(settings, (REGISTER, RELEASE, RENEW, CHANGE, SWEEP), meter, connect)
         self._closed = False
         self._number: int | None = None
         self._void: tuple[int, bytes] | None = None

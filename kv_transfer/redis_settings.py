@@ -1,12 +1,16 @@
 """Settings of the shared index in Redis. Pure values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tandem.core.errors import TandemError
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
+_ECHO: Final = ", with args beginning with"
+"""After this Redis repeats what a command that it does not know was given: with HELLO and AUTH, the password."""
+_HIDDEN: Final = "***"
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,12 @@ class RedisSettings:
 
     def __post_init__(self) -> None:
         for url in self.urls:
-            if urlsplit(url).scheme not in _SCHEMES:
+            if url.partition("://")[0] not in _SCHEMES:
                 problem = f"redis_url = {shown(url)}: expected redis://, rediss:// or unix://"
                 raise TandemError("bad_setting", problem, param="redis_url")
+            if not _whole(url):
+                problem = f"redis_url = {shown(url)}: not a host and a port; write / ? # @ and , of a password as %2F"
+                raise TandemError("bad_setting", f"{problem} %3F %23 %40 and %2C", param="redis_url")
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -58,7 +65,30 @@ class RedisSettings:
 
 
 def shown(url: str) -> str:
-    """A node's address without user and password."""
+    """A node's address without user and password, also where it is written wrongly."""
+    if not _whole(url):
+        scheme, mark, _ = url.partition("://")
+        return f"{scheme}://{_HIDDEN}" if mark else _HIDDEN
     parts = urlsplit(url)
     host = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else ""
     return f"{parts.scheme}://{host}{parts.path}"
+
+
+def without_secrets(text: str, urls: Iterable[str]) -> str:
+    """What a node or the client library says, without passwords of these URLs and what the node repeats of them."""
+    text, echo, _ = text.partition(_ECHO)
+    for parts in map(urlsplit, urls):
+        for secret in (parts.password, *parse_qs(parts.query).get("password", ())):
+            for written in (secret, unquote(secret)) if secret else ():
+                text = text.replace(written, _HIDDEN)
+    return f"{text} …" if echo else text
+
+
+def _whole(url: str) -> bool:
+    """Whether host, port and path are where they are looked for: a password may have characters that end it early."""
+    try:
+        parts = urlsplit(url)
+        elsewhere = "@" in parts.path + parts.query + parts.fragment
+        return not elsewhere and parts.port != 0 and (bool(parts.hostname) or parts.netloc[-1:] in ("", "@"))
+    except ValueError:
+        return False

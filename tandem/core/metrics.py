@@ -148,6 +148,7 @@ _METRICS: Final = (
         ("end", "reason"),
     ),
     Metric("tandem_redis_look_ups_total", "counter", "Prompts looked up in Redis, by outcome.", ("outcome",)),
+    Metric("tandem_redis_lost", "gauge", "1 while the Redis that is set cannot be used."),
     Metric("tandem_redis_queue_names", "gauge", "Names whose changes wait to be written to Redis."),
     Metric("tandem_tier_blocks", "gauge", "Blocks kept below the engine's pool, by tier.", ("tier",)),
     Metric("tandem_tier_usable", "gauge", "1 while a tier takes blocks.", ("tier",)),

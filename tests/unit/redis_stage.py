@@ -31,14 +31,15 @@ START_S = 10.0
 
 
 class RedisServer:
-    """In memory only: what it held is lost with it."""
+    """In memory only: what it held is lost with it. `password` is asked for where it is not empty."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, password: str = "") -> None:
         directory.mkdir(exist_ok=True)
         self._directory = directory
         self.port = free_port("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
-        self.admin = redis.Redis(port=self.port)
+        self.password = password
+        self.admin = redis.Redis(port=self.port, password=password or None)
 
     @property
     def url(self) -> str:
@@ -56,6 +57,8 @@ class RedisServer:
 
     def start(self, *options: str) -> None:
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *options]
+        if self.password:
+            command += ["--requirepass", self.password]
         self._process = subprocess.Popen(command, cwd=self._directory, stdout=subprocess.DEVNULL)
         give_up = time.monotonic() + START_S
         while True:

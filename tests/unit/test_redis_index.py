@@ -2,21 +2,28 @@
 
 import asyncio
 import dataclasses
+import logging
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+import redis
 
 from kv_transfer.index import Held
 from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.redis_client import redis_client
+from kv_transfer.redis_connection import RedisConnection
 from kv_transfer.redis_index import NAMES_MAX, RedisIndex
-from kv_transfer.redis_settings import RedisSettings, shown
+from kv_transfer.redis_settings import RedisSettings, shown, without_secrets
 from kv_transfer.redis_wire import read_answer
 from tandem.core.errors import TandemError
 from tandem.core.metrics import NullMeter
+from tandem.service.logs import JsonFormatter
+from tandem.service.metrics import PrometheusMeter
 from tests.unit.redis_stage import (
     Holder,
     RedisServer,
@@ -370,6 +377,86 @@ async def test_without_a_server_nothing_waits() -> None:
         await holder.publisher.close()
 
 
+class Counted:
+    """Nodes as they are, and how often one was turned to."""
+
+    def __init__(self, choices: RedisSettings) -> None:
+        self._connect = redis_client(choices)
+        self.times = 0
+
+    def __call__(self, url: str) -> RedisConnection:
+        self.times += 1
+        return self._connect(url)
+
+    async def again(self) -> None:
+        """Wait for several attempts that begin from now on."""
+        enough = self.times + 5
+        await until(lambda: self.times >= enough, 60.0)
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """What was logged of an event, as it is written."""
+    return [JsonFormatter().format(record) for record in caplog.records if record.getMessage() == name]
+
+
+async def test_why_redis_cannot_be_used_is_logged_once_and_again_when_that_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with RedisServer(tmp_path / "redis", password="what-it-asks-for") as server:
+        given = "what-it-is-given"
+        choices = dataclasses.replace(settings(server), redis_url=f"redis://:{given}@127.0.0.1:{server.port}")
+        connect, meter = Counted(choices), PrometheusMeter()
+        index = RedisIndex(choices, meter, connect)
+        async with running(index):
+            await connect.again()
+            (refused,) = lines_of(caplog, "redis_unusable")
+            assert f"redis://127.0.0.1:{server.port}: AuthenticationError: invalid username-password" in refused
+            assert "check that it runs" in refused
+            assert b"tandem_redis_lost 1.0" in meter.render()
+            server.kill()
+            await until(lambda: len(lines_of(caplog, "redis_unusable")) > 1, 60.0)
+            await connect.again()
+            others = lines_of(caplog, "redis_unusable")[1:]
+            assert any("connecting to" in line for line in others)
+            assert len(others) < 4, "what a server says that is being killed, and that there is none"
+            server.password = given
+            server.admin.close()
+            server.admin = redis.Redis(port=server.port, password=given)
+            server.start()
+            await until(lambda: index.usable, 60.0)
+            assert b"tandem_redis_lost 0.0" in meter.render()
+    assert len(lines_of(caplog, "redis_connected")) == 1
+    assert given not in "".join(JsonFormatter().format(record) for record in caplog.records)
+
+
+async def test_a_node_that_repeats_the_password_does_not_bring_it_into_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, secret = RedisServer(tmp_path / "redis"), "s3cret/" * 30
+    server.admin = redis.Redis(port=server.port, protocol=2)
+    server.start("--rename-command", "HELLO", "")
+    try:
+        choices = dataclasses.replace(
+            settings(server), redis_url=f"redis://:{quote(secret, safe='')}@127.0.0.1:{server.port}"
+        )
+        connect = Counted(choices)
+        async with running(RedisIndex(choices, NullMeter(), connect)):
+            await connect.again()
+    finally:
+        server.kill()
+        server.admin.close()
+    (line,) = lines_of(caplog, "redis_unusable")
+    assert "unknown command" in line
+    assert "s3cret" not in line
+
+
+def test_whatever_is_said_is_logged_without_passwords() -> None:
+    urls = ("redis://user:a%2Fb@cache", "redis://cache?password=c%2Bd")
+    told = without_secrets("no user has a/b, a%2Fb or c+d; try, with args beginning with: 'a/b'", urls)
+    assert told == "no user has ***, *** or ***; try …"
+
+
 def test_torn_answers_are_refused() -> None:
     for answer in ([], [b"abc"], [b"\0\0\0\1", b"\0\0\0\1"], [b"\0\0\0\1\2" + bytes(9)]):
         with pytest.raises((ValueError, IndexError)):
@@ -380,8 +467,20 @@ def test_torn_answers_are_refused() -> None:
 
 def test_addresses_are_checked_and_shown_without_passwords() -> None:
     assert shown("redis://user:secret@cache:6380/2") == "redis://cache:6380/2"
+    assert shown("redis://cache?password=secret") == "redis://cache:6379"
+    assert RedisSettings("redis:///2").urls == ("redis:///2",)
     with pytest.raises(TandemError, match="expected redis://"):
         RedisSettings("http://cache")
+
+
+@pytest.mark.parametrize(
+    "password", ["sec/ret", "sec?ret", "sec#ret", "sec@ret/", "sec,ret", "12/ret", "12?ret", "s]ret"]
+)
+@pytest.mark.parametrize("user", ["", "user"])
+def test_a_password_that_ends_the_address_early_is_told_without_it(user: str, password: str) -> None:
+    with pytest.raises(TandemError, match="redis_url = ") as caught:
+        RedisSettings(f"redis://{user}:{password}@cache:6380/0")
+    assert not re.search("sec|ret|12", caught.value.message)
 
 
 def test_the_server_is_of_the_version_that_is_meant(primary: RedisServer) -> None:
