@@ -24,6 +24,7 @@ from tandem.engine.local import LocalEngine
 from tandem.engine.plan import Runner, Step, StepResult
 from tandem.engine.protocol import BlockMemory, EngineInfo, StepReport, Work
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.standstill import Sight
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
 from tandem.service.system import SystemClock
@@ -68,6 +69,9 @@ class Lent:
     @property
     def memory(self) -> BlockMemory:
         return self._runner.memory
+
+    def watch(self, seen: Callable[[Sight], None]) -> None:
+        """Those who borrow it measure, and are not watched."""
 
     async def load(self) -> EngineInfo:
         return self._info

@@ -7,7 +7,9 @@ from dataclasses import replace
 import msgspec
 
 from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, Layout
+from tandem.core.messages import Load
 from tandem.engine.digest import Digester, bind
 from tandem.engine.plan import Runner
 from tandem.engine.protocol import (
@@ -24,6 +26,7 @@ from tandem.engine.protocol import (
 )
 from tandem.engine.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.standstill import Sight, Verdict, judge
 
 
 class LocalEngine:
@@ -44,7 +47,10 @@ class LocalEngine:
         self._load_stale = False
         """Something has happened since the load figures were sent: the next are due soon, even if no more happens."""
         self._load_timer: asyncio.TimerHandle | None = None
+        self._overdue_s = 0.0
+        self._problem: TandemError | None = None
         self._watchers: dict[str, list[Callable[[], None]]] = {}
+        runner.watch(self._seen)
 
     # -- engine --
 
@@ -85,6 +91,8 @@ class LocalEngine:
 
     async def _turn(self) -> None:
         """One step, or one wait for something to do."""
+        if self._problem is not None:
+            raise self._problem
         scheduler = self.scheduler
         self._wake.clear()
         step, report = scheduler.plan(self._clock.now())
@@ -94,6 +102,7 @@ class LocalEngine:
             return
         result = await self._runner.execute(step)
         self._deliver(scheduler.apply(result, self._clock.now()))
+        self._judged(Verdict())
 
     async def _idle(self) -> None:
         now = self._clock.now()
@@ -104,6 +113,27 @@ class LocalEngine:
                 await self._wake.wait()
         except TimeoutError:
             return
+
+    def _seen(self, sight: Sight) -> None:
+        """Judge what the runner's process shows: one that takes too long gets nothing new, one that is stalled gives
+        up what it has."""
+        if self._listener is None:
+            return
+        if sight.ended:
+            self._problem = TandemError("engine_failed", sight.ended)
+            self._wake.set()
+            return
+        self._judged(judge(sight, self.scheduler.predicted_s))
+
+    def _judged(self, verdict: Verdict) -> None:
+        changed = (verdict.overdue_s > 0) != (self._overdue_s > 0)
+        self._overdue_s = verdict.overdue_s
+        if changed:
+            self._load_sent = float("-inf")
+        if verdict.stalled is not None:
+            self.scheduler.give_up(verdict.stalled, self._clock.now())
+        if changed or verdict.stalled is not None:
+            self._deliver(self.scheduler.take_report())
 
     async def stop(self) -> None:
         """End `run` after the running step, then release the runner."""
@@ -273,7 +303,7 @@ class LocalEngine:
         )
         if now >= due:
             self._load_sent, self._load_stale = now, False
-            report = _with_load(report, self.scheduler)
+            report = msgspec.structs.replace(report or StepReport(), load=self._load())
         elif self._load_stale and self._load_timer is None:
             self._load_timer = asyncio.get_running_loop().call_at(due, self._tell_load)
         if report is not None and self._listener is not None:
@@ -286,13 +316,11 @@ class LocalEngine:
         if self._listener is not None:
             self._deliver(self.scheduler.take_report())
 
+    def _load(self) -> Load:
+        load = self.scheduler.load()
+        return msgspec.structs.replace(load, overdue_s=self._overdue_s) if self._overdue_s else load
+
     def _notify(self) -> None:
         for lease_id in self.scheduler.leases.take_touched():
             for wake in tuple(self._watchers.get(lease_id, ())):
                 wake()
-
-
-def _with_load(report: StepReport | None, scheduler: Scheduler) -> StepReport:
-    if report is None:
-        return StepReport(load=scheduler.load())
-    return msgspec.structs.replace(report, load=scheduler.load())

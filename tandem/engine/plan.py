@@ -4,7 +4,7 @@ A runner is stateless between steps except for the KV bytes themselves: each pla
 made once per token is a `msgspec.Struct`: creating one costs a fifteenth of creating a frozen dataclass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from tandem.core.messages import TokenLogprob
 from tandem.core.request import Sampling
 from tandem.engine.protocol import BlockMemory, EngineInfo
+from tandem.engine.standstill import Sight
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +128,11 @@ class Runner(Protocol):
     @property
     def memory(self) -> BlockMemory:
         """The bytes behind the slots of its plans; there once `load` has returned."""
+        ...
+
+    def watch(self, seen: Callable[[Sight], None]) -> None:
+        """Tell from now on, some times a second, what is seen of the process that computes. A runner that computes in
+        this process has nothing to tell."""
         ...
 
     async def load(self) -> EngineInfo:

@@ -354,6 +354,16 @@ class Scheduler:
         """By how much the work that is most overdue has missed its deadline; 0 when none has."""
         return max((now - job.work.deadline for job in self._jobs.values()), default=0.0)
 
+    @property
+    def predicted_s(self) -> float:
+        """How long the step that runs is expected to take; zero between steps."""
+        return self._budget.predicted_s(self._flight.load()) if self._flight is not None else 0.0
+
+    def give_up(self, reason: str, now: float) -> None:
+        """Fail every work: this engine does not get on, and another may."""
+        for job in tuple(self._jobs.values()):
+            self._fail(job, "worker_lost", reason, now)
+
     def snapshot(self) -> tuple[bytes, ...]:
         """Names of all full blocks available now."""
         return self.residence.pool.snapshot()

@@ -44,6 +44,10 @@ class StepBudget:
         load = StepLoad(0, tokens, tokens * tokens / 2, 1)
         return self._model.predict(load) if self._model.observed else 0.0
 
+    def predicted_s(self, load: StepLoad) -> float:
+        """How long a step of this load is expected to take."""
+        return self._model.predict(load)
+
     @property
     def fit(self) -> StepFit | None:
         """What steps take, for routers; None before the first few are over."""

@@ -20,6 +20,7 @@ from kv_transfer.transport import (
 )
 from tandem.engine.plan import Runner, Step, StepResult
 from tandem.engine.protocol import BlockMemory, EngineInfo
+from tandem.engine.standstill import Sight
 
 Spoil = Callable[[Landed, memoryview], Landed]
 
@@ -142,6 +143,9 @@ class HeldRunner:
     @property
     def memory(self) -> BlockMemory:
         return self._inner.memory
+
+    def watch(self, seen: Callable[[Sight], None]) -> None:
+        self._inner.watch(seen)
 
     async def load(self) -> EngineInfo:
         return await self._inner.load()

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.engine.activity import activity_of, family_of
+from tandem.engine.standstill import LOOK_EVERY_S, Activity
 from tandem.engine.vllm.pulse import Pulse, Sign, read_sign
-from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, Vitals, activity_of, family_of
+from tandem.engine.vllm.vitals import Bounds, Verdict, Vitals
 
 BOUNDS = Bounds(beat_lost_s=2.0, step_min_s=30.0, step_max_s=600.0)
 PID = 7

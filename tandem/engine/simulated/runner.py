@@ -1,6 +1,7 @@
 """The computing half: reads the slots a plan names, writes the slots it fills, and takes the formula's time."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from tandem.engine.simulated.following import Following, Run
 from tandem.engine.simulated.memory import WatchedMemory
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.sums import SlotSums
+from tandem.engine.standstill import Sight
 from tandem.engine.step_budget import StepLoad
 
 _FEW: Final = 6
@@ -47,6 +49,9 @@ class SimulatedRunner:
     @property
     def memory(self) -> BlockMemory:
         return self._memory
+
+    def watch(self, seen: Callable[[Sight], None]) -> None:
+        """It computes in this process: there is nothing to tell."""
 
     async def load(self) -> EngineInfo:
         return self._model.info()

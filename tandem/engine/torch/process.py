@@ -10,21 +10,25 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import tandem
 from tandem.core.errors import TandemError
+from tandem.engine.activity import activity_of, own_activity_of
 from tandem.engine.memory import HostMemory
 from tandem.engine.plan import Step, StepResult
 from tandem.engine.protocol import EngineInfo
+from tandem.engine.standstill import LOOK_EVERY_S, Lookout, Sight
 from tandem.engine.torch.frames import LENGTH_BYTES, Answer, Done, Failure, Loaded, frame, read_answer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
 from tandem.service.parent_death import die_with
 
 _CLOSE_S = 3.0
+_CHILD = "tandem.engine.torch.child"
 
 
 class _Frames(asyncio.Protocol):
@@ -68,6 +72,11 @@ class ProcessRunner:
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._frames = _Frames()
+        self._step: int | None = None
+        self._lookout = Lookout(waits_for_device=settings.device != "cpu")
+        self._looked_at: int | None = None
+        self._seen: Callable[[Sight], None] | None = None
+        self._next_look: asyncio.TimerHandle | None = None
 
     @property
     def memory(self) -> HostMemory:
@@ -91,6 +100,7 @@ class ProcessRunner:
             self._kill()
             raise
         assert isinstance(answer, Loaded)
+        self._look_later()
         return prepared.info
 
     async def _start(self, prepared: Prepared) -> None:
@@ -103,7 +113,7 @@ class ProcessRunner:
                 sys.executable,
                 "-P",
                 "-m",
-                "tandem.engine.torch.child",
+                _CHILD,
                 *map(str, fds),
                 pass_fds=fds,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -117,9 +127,35 @@ class ProcessRunner:
 
     async def execute(self, step: Step) -> StepResult:
         """Run one step. Raises `engine_failed`."""
+        self._step = step.number
         answer = await self._ask(frame(step), self._settings.step_timeout_s, f"step {step.number}")
+        self._step = None
         assert isinstance(answer, Done)
         return answer.result
+
+    def watch(self, seen: Callable[[Sight], None]) -> None:
+        """See `tandem.engine.plan.Runner`."""
+        self._seen = seen
+
+    def _look_later(self) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        """Tell what the process shows. One that is stopped between steps is given as long as a step, then ended."""
+        assert self._process is not None
+        pid, limit_s = self._process.pid, self._settings.step_timeout_s
+        # Steps that follow each other show that it gets on: its threads matter in one that lasts.
+        lasts = self._step is not None and self._step == self._looked_at
+        self._looked_at = self._step
+        activity = activity_of(pid) if lasts else own_activity_of(pid)
+        sight = self._lookout.look(self._step, activity, asyncio.get_running_loop().time())
+        if self._step is None and sight.still_s > limit_s:
+            self._kill()
+            sight = replace(sight, ended=f"the engine process was stopped for longer than {limit_s:g} s")
+        else:
+            self._look_later()
+        if self._seen is not None:
+            self._seen(sight)
 
     async def _ask(self, message: bytes, timeout_s: float, what: str) -> Loaded | Done:
         assert self._transport is not None, "load() has not been called"
@@ -153,6 +189,8 @@ class ProcessRunner:
 
     async def close(self) -> None:
         """End the process: politely by closing the connection, then by force."""
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self._transport is not None:
             self._transport.close()
         if self._process is not None:

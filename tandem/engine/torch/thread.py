@@ -1,12 +1,14 @@
 """`Runner` with torch in one dedicated thread of this process: the simple mode, and the one for tests."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem.core.errors import TandemError
 from tandem.engine.memory import HostMemory
 from tandem.engine.plan import Step, StepResult
 from tandem.engine.protocol import EngineInfo
+from tandem.engine.standstill import Sight
 from tandem.engine.torch.computer import Computer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
@@ -26,6 +28,9 @@ class ThreadRunner:
         """The KV blocks; there once `load` has returned."""
         assert self._prepared is not None, "load() has not returned yet"
         return self._prepared.memory
+
+    def watch(self, seen: Callable[[Sight], None]) -> None:
+        """It computes in this process: there is nothing to tell."""
 
     async def load(self) -> EngineInfo:
         """Load weights and allocate KV memory. Raises `bad_model`, `bad_setting`."""

@@ -14,8 +14,10 @@ import msgspec
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
+from tandem.engine.activity import activity_of
 from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, Listener, StepReport, Work
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.standstill import LOOK_EVERY_S, Activity
 from tandem.engine.vllm.failure import EngineGone
 from tandem.engine.vllm.image_reader import ImageReader
 from tandem.engine.vllm.ledger import Ledger
@@ -25,7 +27,7 @@ from tandem.engine.vllm.names import CachedNames, NameUnion
 from tandem.engine.vllm.pulse import Sign
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
-from tandem.engine.vllm.vitals import LOOK_EVERY_S, Activity, Bounds, Verdict, Vitals, activity_of
+from tandem.engine.vllm.vitals import Bounds, Verdict, Vitals
 
 _OVERDUE_SILENCE_S: Final = 5.0
 """A step that hangs is told of before an engine that is silent for some other reason."""

@@ -1,5 +1,4 @@
-"""Judges whether vLLM's processes live and how their steps get on, from their pulses. No vLLM; `family_of` and
-`activity_of` read /proc.
+"""Judges whether vLLM's processes live and how their steps get on, from their pulses. No vLLM.
 
     beats                                     alive
     beats no more, but runs or has children   busy: a long call holds Python's lock; its step is judged like any other
@@ -10,34 +9,16 @@
 Time counts as the worker has seen it pass: while the worker itself does not run, nothing is held against others.
 """
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from tandem.engine.standstill import GAP_MAX_S, STOPPED, Activity, overdue_after_s
 from tandem.engine.vllm.pulse import BEAT_EVERY_S, Sign
 
-LOOK_EVERY_S: Final = 0.25
-GAP_MAX_S: Final = 2 * LOOK_EVERY_S
-"""No look counts for more."""
 _MISSED_S: Final = 5 * BEAT_EVERY_S
 """From here on a process is asked whether it runs at all."""
-_OVERDUE_MIN_S: Final = 3.0
-_OVERDUE: Final = 4.0
 _HUNG: Final = 8.0
-_STOPPED: Final = frozenset("TtXZ")
-_RUNNING: Final = frozenset("RD")
-
-
-@dataclass(frozen=True)
-class Activity:
-    """Of a process, its threads and those of its children: `state` is its own in the words of /proc, `running`
-    whether any thread computes, waits for a core or for a disk, `ticks` the processor time all have used."""
-
-    state: str
-    running: bool
-    ticks: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +31,7 @@ class Bounds:
     step_max_s: float
 
     def overdue_s(self, predicted_s: float) -> float:
-        return max(_OVERDUE_MIN_S, _OVERDUE * predicted_s)
+        return overdue_after_s(predicted_s)
 
     def hung_s(self, longest_s: float) -> float:
         return min(self.step_max_s, max(self.step_min_s, _HUNG * longest_s))
@@ -120,7 +101,7 @@ class Vitals:
         found = self.activity(sign.pid)
         if found is None:
             return None
-        stopped = found.state in _STOPPED
+        stopped = found.state in STOPPED
         if stopped or (found.ticks == seen.ticks and not found.running):
             seen.still_s += gap_s
         else:
@@ -131,56 +112,3 @@ class Vitals:
             return None
         how = "is stopped" if stopped else "shows no sign of life"
         return f"vLLM's process {sign.pid} {how}: no beat for {seen.silent_s:.1f} s"
-
-
-def activity_of(pid: int, apart: Iterable[int] = ()) -> Activity | None:
-    """Of a process and its children, but for those in `apart`, which are judged by themselves. None for one that is
-    gone."""
-    left_out, ticks, running, own = frozenset(apart) - {pid}, 0, False, None
-    for member in family_of(pid, left_out):
-        for state, used in _threads(member):
-            running = running or state in _RUNNING
-            ticks += used
-            if member == pid and own is None:
-                own = state
-    return None if own is None else Activity(own, running, ticks)
-
-
-def family_of(pid: int, left_out: frozenset[int] = frozenset()) -> list[int]:
-    """A process and all its descendants, but for those in `left_out` and below."""
-    found, at = [pid], 0
-    while at < len(found):
-        for task in _tasks(found[at]):
-            found += [child for child in _children(found[at], task) if child not in left_out]
-        at += 1
-    return found
-
-
-def _tasks(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-
-
-def _children(pid: int, task: str) -> list[int]:
-    """Of one thread; none when it has ended meanwhile, which its siblings' children outlive."""
-    try:
-        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-            return [int(child) for child in file.read().split()]
-    except OSError:
-        return []
-
-
-def _threads(pid: int) -> list[tuple[str, int]]:
-    """(state, ticks of processor time) of every thread."""
-    found = list[tuple[str, int]]()
-    for task in _tasks(pid):
-        with (
-            contextlib.suppress(OSError, IndexError),
-            open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file,
-        ):
-            # The name before the last parenthesis may contain anything.
-            fields = file.read().rpartition(")")[2].split()
-            found.append((fields[0], int(fields[11]) + int(fields[12])))
-    return found
