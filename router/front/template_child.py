@@ -18,6 +18,8 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from router.front.chat_template import ChatTemplate, samples
@@ -128,6 +130,8 @@ def _prepare(parent: int, memory_bytes_max: int) -> None:
     most = memory_bytes_max if hard == resource.RLIM_INFINITY else min(memory_bytes_max, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # where the machine has no memory left, this process is the one to go
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def main(socket_fd: int, parent: int, memory_bytes_max: int) -> None:

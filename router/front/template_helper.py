@@ -82,6 +82,8 @@ class HelperTemplates:
         self._sent: deque[_Rendering] = deque()
         """In the order of their answers: the process is busy with the first."""
         self._unsent = bytearray()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where the process is read from."""
         self._stall: asyncio.TimerHandle | None = None
         self._stalled = False
         self._ending = False
@@ -153,6 +155,8 @@ class HelperTemplates:
 
     def close(self) -> None:
         """End the process. What waits fails with `draining`."""
+        if self._process is not None:
+            self._detach(self._process)
         for process in (self._process, self._prepared):
             if process is not None:
                 process.close()
@@ -196,9 +200,18 @@ class HelperTemplates:
         """Have a process on the loop. Raises `internal`."""
         process, self._prepared = self._prepared or self._started(), None
         process.socket.setblocking(False)
-        self._process, self._stalled = process, False
-        asyncio.get_running_loop().add_reader(process.socket, self._read)
+        self._process, self._stalled, self._loop = process, False, asyncio.get_running_loop()
+        self._loop.add_reader(process.socket, self._read)
         return process
+
+    def _detach(self, process: TemplateProcess) -> None:
+        self._unsent.clear()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(process.socket)
+            self._loop.remove_writer(process.socket)
 
     def _write(self) -> None:
         process = self._process
@@ -246,16 +259,12 @@ class HelperTemplates:
 
     def _end(self, process: TemplateProcess) -> None:
         """The process has closed its end. What it has not come to goes to the next one."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(process.socket)
-        loop.remove_writer(process.socket)
+        self._detach(process)
         process.kill()
         self._process, self._ending = None, True
-        self._unsent.clear()
         busy_with = self._sent.popleft() if self._sent else None
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
-        self._watch()
         self._find_out(process, busy_with)
 
     def _find_out(self, process: TemplateProcess, busy_with: _Rendering | None) -> None:

@@ -123,8 +123,9 @@ class TemplateProcess:
                     return found[0]
                 self.socket.settimeout(max(0.001, end - time.monotonic()))
         except TimeoutError:
+            self.kill()
             return Ending(f"it took more than {within_s:g} s", blamed=True)
-        self._process.wait(_CLOSE_S)
+        self._wait()
         return self.ending(0) or Ending("the process that renders it does not end", blamed=False)
 
     @property
@@ -150,7 +151,11 @@ class TemplateProcess:
         """End it, and wait until it is gone."""
         self.socket.close()
         self._process.kill()
-        self._process.wait(_CLOSE_S)
+        self._wait()
+
+    def _wait(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,54 @@
+"""A model's chat template that would stop the router stops nothing but the request it was rendered for."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.front.render import FileRenderer
+from router.front.template_helper import HelperTemplates
+from tandem.bench.client import Target
+from tandem.cli.ask import ask
+from tandem.engine.model_directory import ModelDirectory, open_model
+from tandem.service.system import SystemClock
+from tests.e2e.front_server import serving
+from tests.unit.chat_models import FAMILIES, tokenizer_of, write_files
+from tests.unit.front_stage import Script, chat_body
+from tests.unit.test_template_helper import BURNS, GROWS
+
+
+@pytest.mark.parametrize(("source", "word"), [(BURNS, "burn"), (GROWS, "grow")])
+async def test_a_template_beyond_its_bounds_stops_neither_health_nor_the_next_request(
+    source: str, word: str, tmp_path: Path
+) -> None:
+    templates = HelperTemplates(SystemClock())
+    write_files(tmp_path, tokenizer_of(FAMILIES[0]), source, {})
+    renderer = FileRenderer(ModelDirectory(tmp_path, "greedy", open_model("demo").raw), templates)
+    async with serving(Script(), renderer=renderer) as served:
+        target = Target("127.0.0.1", served.port, False, "")
+
+        async def chat(text: str) -> tuple[int, bytes]:
+            body = chat_body(messages=[{"role": "user", "content": text}])
+            return await ask(target, "POST", "/v1/chat/completions", msgspec.json.encode(body))
+
+        assert (await chat("hi"))[0] == 200
+        order = list[str]()
+
+        async def in_order(name: str, asked: "asyncio.Task[tuple[int, bytes]]") -> tuple[int, bytes]:
+            answer = await asked
+            order.append(name)
+            return answer
+
+        greedy = asyncio.create_task(in_order("greedy", asyncio.create_task(chat(word))))
+        await asyncio.sleep(0.05)
+        if word == "burn":
+            status, _ = await in_order("health", asyncio.create_task(ask(target, "GET", "/health")))
+            assert (status, order) == (200, ["health"])
+        status, answer = await greedy
+        error = msgspec.json.decode(answer)["error"]
+        assert (status, error["code"], error["param"]) == (400, "invalid_request", "messages")
+        assert "the chat template of the model 'greedy': it took more than" in error["message"]
+        status, answer = await chat("hi")
+        assert (status, "was given up for the next" in msgspec.json.decode(answer)["error"]["message"]) == (400, True)
+    templates.close()
