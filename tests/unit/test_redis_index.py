@@ -435,8 +435,8 @@ async def test_a_node_that_repeats_the_password_does_not_bring_it_into_the_log(
 ) -> None:
     server, secret = RedisServer(tmp_path / "redis"), "s3cret/" * 30
     server.admin = redis.Redis(port=server.port, protocol=2)
-    server.start("--rename-command", "HELLO", "")
     try:
+        server.start("--rename-command", "HELLO", "")
         choices = dataclasses.replace(
             settings(server), redis_url=f"redis://:{quote(secret, safe='')}@127.0.0.1:{server.port}"
         )
