@@ -114,9 +114,11 @@ class ChatTemplate:
             context = template.environment.context_class(template.environment, known, template.name, template.blocks)
             return "".join(template.root_render_func(context))
         except _TEMPLATE_FAULTS as error:
+            # In which frame the interpreter runs out of them depends on who called, and its words on the frame.
+            why = "maximum recursion depth exceeded" if isinstance(error, RecursionError) else error
             raise TandemError(
                 "invalid_request",
-                f"these messages cannot be rendered with the model's chat template: {error}",
+                f"these messages cannot be rendered with the model's chat template: {why}",
                 param="messages",
             ) from error
 

@@ -87,7 +87,7 @@ def pack_greeting(greeting: Greeting | Challenge | Answer | Welcome) -> bytes:
 def read_greeting(kind: type[G], frame_kind: int, body: memoryview) -> G:
     """Raises `link_lost` for a frame of another kind than is expected."""
     if frame_kind != _KINDS[kind]:
-        raise TandemError("link_lost", f"a frame of kind {frame_kind}, where {kind.__name__.lower()} is expected")
+        raise TandemError("link_lost", f"a frame of kind {frame_kind} is no {kind.__name__.lower()}")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

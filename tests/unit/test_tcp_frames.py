@@ -86,7 +86,7 @@ def test_greetings_say_what_they_are() -> None:
     (kind, body), *rest = _cut(FrameCutter(), pack_greeting(greeting))
     assert not rest
     assert read_greeting(Greeting, kind, memoryview(body)) == greeting
-    with pytest.raises(TandemError, match="no greeting"):
+    with pytest.raises(TandemError, match="kind 2 is no welcome"):
         read_greeting(Welcome, kind, memoryview(body))
 
 
