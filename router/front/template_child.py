@@ -97,26 +97,16 @@ def serve(connection: socket.socket) -> None:
     """Answer requests, in their order, until the other end is closed."""
     renderings = Renderings()
     connection.sendall(ANSWER.pack(0, READY))
-    while (lengths := _received(connection, REQUEST.size)) is not None:
-        sizes = REQUEST.unpack(lengths)
-        head, asked = (_received(connection, size) for size in sizes)
-        if head is None or asked is None:
-            return
-        signal.setitimer(signal.ITIMER_PROF, allowance_s(len(asked)))
-        kind, text = renderings.answer(head, asked)
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        connection.sendall(ANSWER.pack(len(text), kind) + text)
-
-
-def _received(connection: socket.socket, size: int) -> bytes | None:
-    """So many bytes; None at the end."""
-    parts = bytearray()
-    while len(parts) < size:
-        part = connection.recv(size - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+    with connection.makefile("rb") as requests:
+        while len(lengths := requests.read(REQUEST.size)) == REQUEST.size:
+            head_bytes, asked_bytes = REQUEST.unpack(lengths)
+            head, asked = requests.read(head_bytes), requests.read(asked_bytes)
+            if len(head) < head_bytes or len(asked) < asked_bytes:
+                return
+            signal.setitimer(signal.ITIMER_PROF, allowance_s(len(asked)))
+            kind, text = renderings.answer(head, asked)
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            connection.sendall(ANSWER.pack(len(text), kind) + text)
 
 
 def _prepare(parent: int, memory_bytes_max: int) -> None:
