@@ -43,9 +43,12 @@ _PRESENT_S: Final = 10.0
 _REMEMBERED_PER_TURN: Final = 1000
 _REMEMBERED_ALONE: Final = 8
 """Marks that are looked at before the caller gets a turn, about a millisecond, and as how many a request counts."""
+_HOPELESS: Final = 0.5
+"""A way in force that promises less than this share is left for one that promises more by as much as this."""
 _WATCHED_LOOKS: Final = 1.8
 """Times `look_s` that traffic lasts before the first change: at the second look, also where it began just after
-one. One look more where the way in force promises all, and another would only carry more."""
+one. One look more where the way in force promises all, and another would only carry more; one less where the way in
+force is hopeless, as what waits after ten seconds of it does not go away again."""
 _HURRY_S: Final = 1.0
 """Between looks, however traffic changes."""
 _OTHER_STEPS: Final = 0.10
@@ -334,8 +337,7 @@ class Planner:
         onward = (
             self._direction * (best.way.prefills - here.way.prefills) > 0 or (self._began_s or 0.0) > self._moved_s
         )
-        # Of the first traffic only what is at stake now is known; what would be carried shows in more of it.
-        watch_s = (_WATCHED_LOOKS if here.attainment < _WELL else _WATCHED_LOOKS + 1) * settings.look_s
+        watch_s = watched_looks(here.attainment, best.attainment) * settings.look_s
         known = now - (now if self._first_s is None else self._first_s) >= watch_s
         if known and ahead > settings.urgent and (confirmed or settled or onward):
             goal = best.way
@@ -396,3 +398,12 @@ class Planner:
             reason = f"forecasts have promised too much: back to {best} of {len(standings)} that take prompts"
             prefills = who(best, self.split.prefills, standings)
             self._take(now, prefills, self._itl_s(slo, self._itl_share), reason)
+
+
+def watched_looks(here: float, best: float) -> float:
+    """Times `look_s` that traffic lasts before the first change, by the shares of requests that the way in force and
+    the best one promise. Of the first traffic only what is at stake now is known; what would be carried shows in
+    more of it."""
+    if here < _HOPELESS and best - here >= _HOPELESS:
+        return _WATCHED_LOOKS - 1
+    return _WATCHED_LOOKS if here < _WELL else _WATCHED_LOOKS + 1

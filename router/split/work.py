@@ -72,7 +72,7 @@ def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float
                 prompt_tokens=seen.prompt_tokens,
                 answer_tokens=max(1.0, seen.answer_tokens / seen.sequences),
                 sequences=seen.sequences,
-                moving_s=times.transfer_token_s * uncached,
+                moving_s=times.transfer_token_s * seen.prompt_tokens,
                 handing_s=times.transfer_latency_s + times.transfer_token_s * last_tokens,
                 miss_s=(slo.ttft_s or 0.0) + seen.answer_tokens * (slo.tpot_s or 0.0),
             )
