@@ -116,7 +116,7 @@ class Planner:
 
     def rest(self) -> None:
         """Another planner decides: what was promised here is not what will be seen."""
-        self._record.clear()
+        self._record.rest()
         self._ahead = None
 
     def due(self, now: float) -> bool:

@@ -19,9 +19,12 @@ _ERROR_WEIGHT: Final = 0.3
 _ENDING: Final = 0.25
 """Of the window: younger requests may be under way still, and the slow ones are the last to be told."""
 _UNKNOWN: Final = 0.5
-"""Share in the objective that unified workers are taken to reach where that was not seen."""
+"""Share in the objective that a number of workers is taken to reach as far as that was not seen: as many requests as
+decide anything count beside those that were."""
 _OBSERVED_MAX: Final = 2000
 """Outcomes of one number of workers that count; older ones weigh less."""
+_CHANGES_MAX: Final = 64
+"""Changes that are remembered: requests which came before the earliest of them are nobody's."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Record:
         """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
         self._observed: dict[int, tuple[float, float]] = {}
         """By how many took prompts: outcomes that were told, and those within the objective."""
+        self._in_force: deque[tuple[float, int]] = deque(maxlen=_CHANGES_MAX)
+        """From when on how many took prompts."""
         self._too_good = 0
         """Comparisons in a row that the model promised too much for."""
         self._distrusted_s = float("-inf")
@@ -52,21 +57,32 @@ class Record:
 
     def begin(self, now: float, standings: Sequence[Standing], way: Way) -> None:
         """A stretch begins."""
+        if not self._in_force or self._in_force[-1][1] != way.prefills:
+            self._in_force.append((now, way.prefills))
         self._stretches.append(_Stretch(now, tuple(standings), way))
 
     def clear(self) -> None:
         """What is under way says nothing of what is in force now."""
         self._stretches.clear()
 
+    def rest(self) -> None:
+        """Others decide what is in force."""
+        self.clear()
+        self._in_force.clear()
+
     def outcome(self, arrival_s: float, met: bool, placed: bool) -> None:
-        """A request that arrived then has ended. One that was never placed is not replayed either."""
+        """A request that arrived then has ended. One that was never placed is not replayed either. It tells of what
+        was in force when it came, whatever is now: what is slow ends last, and often after a change."""
+        for begin_s, prefills in reversed(self._in_force):
+            if begin_s <= arrival_s:
+                told, kept = self._observed.get(prefills, (0.0, 0.0))
+                weight = 1.0 if told < _OBSERVED_MAX else 0.5
+                self._observed[prefills] = weight * told + 1, weight * kept + met
+                break
         for stretch in reversed(self._stretches):
             if stretch.begin_s <= arrival_s:
                 stretch.told += placed
                 stretch.met += met and placed
-                told, kept = self._observed.get(stretch.way.prefills, (0.0, 0.0))
-                weight = 1.0 if told < _OBSERVED_MAX else 0.5
-                self._observed[stretch.way.prefills] = weight * told + 1, weight * kept + met
                 return
 
     def lately(self, now: float) -> float | None:
@@ -127,10 +143,11 @@ class Record:
         self._too_good = 0
         self._distrusted_s = now + self._distrust_s
         self._distrust_s = min(2 * self._distrust_s, _DOUBLINGS * self._settings.distrust_s)
+        few = self._settings.requests_min
         shares = {
-            prefills: met / told
+            prefills: (met + few * _UNKNOWN) / (told + few)
             for prefills, (told, met) in self._observed.items()
-            if told >= self._settings.requests_min and prefills < max(1, workers)
+            if told >= few and prefills < max(1, workers)
         }
         shares.setdefault(0, _UNKNOWN)
         best = max(shares, key=lambda prefills: (shares[prefills], -prefills), default=here)

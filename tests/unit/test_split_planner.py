@@ -15,6 +15,7 @@ from router.split.knee import Knee
 from router.split.offered import Offered
 from router.split.outlook import Replay, held_s
 from router.split.plan import Planner, watched_looks
+from router.split.record import Record
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
 from router.split.window import repeated, settled, since_change
 from router.split.work import demands, present, steady
@@ -652,3 +653,34 @@ def test_a_better_way_is_taken_at_once_when_traffic_is_known_whatever_its_rate(r
     assert decide(70.0, Way(1, 0.025), 0.05) == 2
     assert decide(75.0, Way(1, 0.025), 0.05) == 2, "forty-one seconds were behind that one"
     assert decide(93.0, Way(1, 0.025), 0.05) == 1
+
+
+def test_what_ends_after_a_change_tells_of_what_was_in_force_when_it_came() -> None:
+    """The first requests of an idle fleet are quick; those behind them end when another split is in force."""
+    record = Record(SplitSettings())
+    record.begin(0.0, workers(), Way(0, 0.025))
+    for place in range(25):
+        record.outcome(place / 10, True, True)
+    record.clear()
+    record.begin(5.0, workers(), Way(6, 0.025))
+    for place in range(200):
+        record.outcome(2.5 + place / 100, False, True)
+        record.outcome(5.0 + place / 10, place % 5 > 1, True)
+    record._too_good = 2
+    assert record.fall_back(60.0, 6, 8) is None, "unified workers held 25 of 225, six for prompts 120 of 200"
+
+
+def test_few_outcomes_are_no_reason_to_fall_back() -> None:
+    record = Record(SplitSettings())
+    record.begin(0.0, workers(), Way(0, 0.025))
+    for _ in range(20):
+        record.outcome(1.0, True, True)
+    record.begin(5.0, workers(), Way(6, 0.025))
+    for place in range(400):
+        record.outcome(6.0, place % 5 > 0, True)
+    record._too_good = 2
+    assert record.fall_back(60.0, 6, 8) is None
+    for _ in range(200):
+        record.outcome(1.0, True, True)
+    record._too_good, record._distrusted_s = 2, 0.0
+    assert record.fall_back(60.0, 6, 8) == 0
