@@ -7,6 +7,7 @@ FRESH  ?= 200
 MINUTES ?= 60
 CONVERSATIONS ?= 500
 STRIKES ?= 20
+CASES  ?= 5000
 JOBS   ?= 2
 BUILDER ?= docker
 DEVICE ?= cuda
@@ -17,7 +18,7 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
@@ -29,6 +30,7 @@ help:
 	@echo "make soak    mixed load and faults for MINUTES=$(MINUTES): memory and descriptors flat, no answer wrong"
 	@echo "make conversations   conversations that return through every tier while every process is killed in turn"
 	@echo "make equality   tokens of prefill + transfer + decode against one engine, 200 prompts and more"
+	@echo "make judges  the router's HTTP/1.1 against nginx, granian and h11, CASES=$(CASES) connections"
 	@echo "make check   lint, types, layers, generated code      make bench   measured limits"
 	@echo "make setup-vllm   create $(VENV_VLLM) with vLLM      make test-vllm   the tests with vLLM as the engine"
 	@echo "make test-vllm-long   vLLM's long steps and frozen ranks at their full length"
@@ -131,6 +133,12 @@ drills: setup
 
 drills-full: setup
 	$(BIN)/python -m tools.drills --full --markdown docs/drills.md --json build/drills.json
+
+# nginx comes from the distribution, granian into a folder of its own; a judge that cannot be had does not judge.
+judges: setup
+	@command -v nginx >/dev/null || apt-get install -y -q --no-install-recommends nginx >/dev/null || true
+	@test -x build/granian/bin/granian || { $(PYTHON) -m venv build/granian && build/granian/bin/pip install -q "granian==2.8.9"; } || true
+	PATH="$$PATH:$(CURDIR)/build/granian/bin" $(BIN)/python -m tools.http_judges --cases $(CASES)
 
 soak: setup
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)

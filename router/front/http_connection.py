@@ -19,6 +19,7 @@ import httptools
 from router.front.errors import error_json
 from router.front.http_body import Receive
 from router.front.http_exchange import HttpExchange, Message, Request
+from router.front.http_head import head_fault
 from router.front.outlet import CONNECTION_EXTENSION, Connection, Send
 from router.front.wire import Wire
 from tandem.core.errors import TandemError
@@ -201,6 +202,8 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         self._upgrading = parser.should_upgrade()
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
+        if (fault := head_fault(version, self._headers)) is not None:
+            raise TandemError("invalid_request", fault)
         request = Request(method, version, parser.should_keep_alive(), self._expects_continue)
         exchange = HttpExchange(self, self._scope(method, version), request)
         wire = self._wire if version == "1.1" and method != "HEAD" else None
@@ -307,7 +310,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _misunderstood(self, error: Exception) -> None:
         """What came is not HTTP, or not a kind we read."""
-        cause = error.__context__
+        # Only a callback's own fault is ours; a parser's may come while another is being handled.
+        cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
         problem = "this is no HTTP request"
         if isinstance(cause, TandemError):
             problem = cause.message
@@ -316,6 +320,11 @@ class HttpConnection(asyncio.Protocol):
         if self._current is None:
             self._deaf = True
             self._last_words(b"400 Bad Request", TandemError("invalid_request", problem))
+        elif self._pipeline and not self._pipeline[-1].whole:
+            # The requests before it were sound.
+            self._pipeline.pop()
+            self._latest = self._pipeline[-1] if self._pipeline else self._current
+            self._hear_no_more()
         elif self._latest is not None and not self._latest.whole:
             self.abort()
         else:
