@@ -33,6 +33,7 @@ from router.front.openai.scoring import scoring_of
 from router.front.openai.spoken import SpokenFormat
 from router.front.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
 from router.front.prefix_rest import PREFIXES, PrefixRest
+from router.front.probes import METRICS, Probes
 from router.front.resumption import Rejoining, facts, form_of, place_of, source_of
 from router.front.spoken_stream import SpokenNumbered, SpokenStream
 from router.front.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
@@ -45,7 +46,7 @@ Decode = Callable[[bytes], ApiRequest]
 _MODELS: Final = "/v1/models/"
 _REQUESTS: Final = "/v1/requests/"
 _EVENTS: Final = "/events"
-_METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_PROBES: Final = ("/health", "/ready", METRICS)
 
 
 class _NoRevisions(msgspec.Struct, frozen=True):
@@ -64,7 +65,8 @@ def _no_outlooks(models: tuple[str, ...]) -> tuple[FleetOutlook, ...]:
 
 
 class RestApp:
-    """The application. `metrics` renders the process's metrics for Prometheus, `workers` lists all workers,
+    """The application. `metrics` renders the process's metrics for Prometheus (here for operators; `probes` is the
+    application of a port where everybody may have them), `workers` lists all workers,
     `revisions` what became of requests per revision of these models, or of all if none is named, `outlooks` likewise
     which of their workers take prompts for others."""
 
@@ -79,7 +81,7 @@ class RestApp:
     ) -> None:
         self._door = door
         self._keys = keys
-        self._metrics = metrics
+        self.probes = Probes(door.not_ready, metrics)
         self._workers = workers
         self._revisions = revisions
         self._outlooks = outlooks
@@ -94,9 +96,7 @@ class RestApp:
             "/v1/workers": self._list_workers,
             "/v1/revisions": self._list_revisions,
             "/v1/explain/fleet": self._explain_fleet,
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._show_metrics,
+            **dict.fromkeys(_PROBES, self._probe),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -298,21 +298,13 @@ class RestApp:
             raise TandemError("not_found", f"the request {request_id!r} is not known here")
         respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "status": "ended", "spans": spans}), ())
 
-    def _health(self, call: Call) -> None:
-        respond(call.outlet, 200, b'{"status":"ok"}', ())
-
-    def _ready(self, call: Call) -> None:
-        why = self._door.not_ready()
-        if why is None:
-            respond(call.outlet, 200, b'{"status":"ready"}', ())
-        else:
-            body = msgspec.json.encode({"status": "not ready", "reason": why})
-            respond(call.outlet, 503, body, ((b"retry-after", b"1"),))
-
-    def _show_metrics(self, call: Call) -> None:
-        body = self._metrics()
-        call.outlet.start(200, [(b"content-type", _METRICS_TYPE), (b"content-length", b"%d" % len(body))])
-        call.outlet.end(body)
+    def _probe(self, call: Call) -> None:
+        if call.path == METRICS:
+            self._caller(call).check_operator("what all tenants together do")
+        page = self.probes.page(call.path)
+        assert page is not None, "there is a page for each of these paths"
+        length = (b"content-length", b"%d" % len(page.body))
+        call.outlet.whole(page.status, (*page.headers, length), page.body)
 
 
 class _Watch:
