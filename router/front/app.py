@@ -145,14 +145,15 @@ class RestApp:
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
             arrival.caller = self._caller(call)
-            with self._door.bodies.share() as share:
+            key = call.header(b"idempotency-key")
+            with self._door.reading(arrival, retried=key is not None) as share:
                 announced = call.headers.get(b"content-length")
                 most = self._door.body_bytes_max(
                     announced, 1 if kind == "chatcmpl" else self._door.settings.sequences_max
                 )
                 body = await read_body(call.receive, announced, self._door.settings, share, most)
                 await self._door.check_shape(body)
-                self._door.claim(arrival, call.header(b"idempotency-key"), kind, body)
+                self._door.claim(arrival, key, kind, body)
                 request = decode(body)
                 generations = await self._door.prepare(arrival, request)
         except TandemError as error:

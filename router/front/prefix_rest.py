@@ -62,10 +62,11 @@ class PrefixRest:
 
     async def _order(self, call: Call, arrival: Arrival) -> Order:
         arrival.caller = self._caller(call)
-        with self._door.bodies.share() as share:
+        key = call.header(b"idempotency-key")
+        with self._door.reading(arrival, retried=key is not None) as share:
             body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
             await self._door.check_shape(body)
-            self._door.claim(arrival, call.header(b"idempotency-key"), "prefix", body)
+            self._door.claim(arrival, key, "prefix", body)
             return await self._desk.order(arrival, decode_prefix(body, self._door.settings.prefixes))
 
     async def _carry_out(self, call: Call, arrival: Arrival, order: Order, headers: tuple[Header, ...]) -> None:
