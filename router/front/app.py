@@ -19,10 +19,11 @@ from router.front.arrival import Arrival
 from router.front.asked_models import by_name
 from router.front.auth import Caller, Keys
 from router.front.call import Call
+from router.front.cors import Cors
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import check_method
 from router.front.exchange import Answer, Exchange
-from router.front.http_body import ClientGone, Receive, discard_body, gone, read_body
+from router.front.http_body import ClientGone, Receive, check_encoding, discard_body, gone, read_body
 from router.front.model_listing import model_object
 from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
@@ -87,6 +88,7 @@ class RestApp:
         self._outlooks = outlooks
         self._prefixes = PrefixRest(door, keys)
         self._alarms: Alarms | None = None
+        self._cors = Cors(door.settings.cors_origins) if door.settings.cors_origins else None
         self._posts: dict[str, tuple[str, Decode]] = {
             "/v1/chat/completions": ("chatcmpl", decode_chat),
             "/v1/completions": ("cmpl", decode_completion),
@@ -104,8 +106,14 @@ class RestApp:
         watch = _Watch()
         outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
         call = Call(scope["path"], dict(scope["headers"]), receive, outlet)
+        method = scope["method"]
         try:
-            await self._route(scope["method"], call, watch)
+            if self._cors is not None:
+                outlet.besides = self._cors.headers(call.headers.get(b"origin"))
+            if method == "OPTIONS" and outlet.besides:
+                self._preflight(call)
+            else:
+                await self._route(method, call, watch)
         except TandemError as error:
             respond_error(outlet, error, ())
         except ClientGone:
@@ -138,6 +146,12 @@ class RestApp:
         else:
             self._one_model(call, call.path.removeprefix(_MODELS))
 
+    def _preflight(self, call: Call) -> None:
+        """A browser asks whether a page may ask."""
+        assert self._cors is not None
+        call.outlet.besides = self._cors.preflight(call.headers.get(b"origin"))
+        call.outlet.whole(204, (), b"")
+
     # -- generating --
 
     async def _generate(self, call: Call, watch: "_Watch", kind: str, decode: Decode) -> None:
@@ -147,6 +161,7 @@ class RestApp:
             arrival.caller = self._caller(call)
             key = call.header(b"idempotency-key")
             with self._door.reading(arrival, retried=key is not None) as share:
+                check_encoding(call.headers.get(b"content-encoding"))
                 announced = call.headers.get(b"content-length")
                 most = self._door.body_bytes_max(
                     announced, 1 if kind == "chatcmpl" else self._door.settings.sequences_max

@@ -10,7 +10,7 @@ from router.front.auth import Caller, Keys
 from router.front.call import Call
 from router.front.door import FrontDoor
 from router.front.errors import check_method
-from router.front.http_body import ClientGone, gone, read_body
+from router.front.http_body import ClientGone, check_encoding, gone, read_body
 from router.front.outlet import Header
 from router.front.prefix_desk import Order, PrefixDesk
 from router.front.prefix_request import decode_prefix
@@ -64,6 +64,7 @@ class PrefixRest:
         arrival.caller = self._caller(call)
         key = call.header(b"idempotency-key")
         with self._door.reading(arrival, retried=key is not None) as share:
+            check_encoding(call.headers.get(b"content-encoding"))
             body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
             await self._door.check_shape(body)
             self._door.claim(arrival, key, "prefix", body)

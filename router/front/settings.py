@@ -45,5 +45,7 @@ class FrontSettings:
     """Token ids of recent prompts, kept to say where in its text a prompt differs from earlier ones."""
     resumable_tokens_max: int = 131_072
     """Output tokens that a resumable request may ask for, all sequences together: they are all kept."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins (`https://chat.example`) may ask from browsers; `*` lets all of them."""
     outlet: OutletLimits = field(default_factory=OutletLimits)
     slo: SloSettings = field(default_factory=SloSettings)
