@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
 from router.front.app import RestApp
 from router.front.auth import Keys, load_keys
+from router.front.connections_max import ConnectionsMax, connections_within
 from router.front.door import FrontDoor, Services, nothing_coming
 from router.front.http_server import HttpServer
 from router.front.public_grpc import PublicGrpc
@@ -46,6 +48,7 @@ from tandem.service.large_pages import use_large_pages
 from tandem.service.link_dialer import open_dialer
 from tandem.service.link_proof import LinkKeys
 from tandem.service.logs import EventLines, set_up_logs
+from tandem.service.loop_watch import LoopWatch
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.run import fail, serve_process
 from tandem.service.settings import load_settings
@@ -173,7 +176,9 @@ def builder(
             fleet.services.watched = True
             watching, reach = Watching(texts, clock, entropy, meter), connect or _connecting(settings)
             discovery = KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
-        connections_max = descriptors(settings.front.connections_max + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
+        wanted = ConnectionsMax(settings.front.connections_max)
+        had = descriptors(wanted.descriptors + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
+        bounds = connections_within(had, wanted.public)
         app = RestApp(
             door,
             keys,
@@ -182,10 +187,13 @@ def builder(
             lambda models: dispatcher.standings().of(models),
             dispatcher.outlooks,
         )
-        rest = HttpServer(app, connections_max)
-        insides = Insides(fleet, dispatcher, door, rest, PublicGrpc(door, keys), discovery, shared)
+        rest = HttpServer(app, bounds, meter)
+        watch = LoopWatch(meter, clock.now, time.thread_time)
+        grpc = PublicGrpc(door, keys)
+        insides = Insides(fleet, dispatcher, door, rest, app.probes, grpc, discovery, shared, watch)
         context = None if settings.peer_port is None else server_context(settings.link_tls)
-        where = Addresses(settings.host, settings.port, settings.grpc_port, settings.peer_port, context)
+        ports = settings.port, settings.grpc_port, settings.peer_port
+        where = Addresses(settings.host, *ports, context, settings.metrics_bind)
         return RouterService(insides, where, events)
 
     return build

@@ -33,6 +33,9 @@ class ProcessSettings:
     peer_port: int | None = None
     """Where the control plane asks, over TLS and with a certificate (those of `link_tls`); it is the same interface.
     None listens nowhere else; 0 lets the system choose."""
+    metrics_bind: str | None = None
+    """`host:port` where `/health`, `/ready` and `/metrics` are answered without a key, and on connections that no
+    client of `port` can take; port 0 lets the system choose. None listens nowhere else."""
     workers: tuple[str, ...] = ()
     """Addresses of workers that are always there."""
     workers_file: Path | None = None

@@ -11,9 +11,11 @@ from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
 from router.front.door import FrontDoor
 from router.front.http_server import HttpServer
+from router.front.probes import Probes
 from router.front.public_grpc import PublicGrpc
 from tandem.core.errors import TandemError
 from tandem.service.logs import EventLines, event
+from tandem.service.loop_watch import LoopWatch
 
 _log = logging.getLogger(__name__)
 
@@ -24,13 +26,14 @@ _CLOSE_S: Final = 1.0
 @dataclass(frozen=True)
 class Addresses:
     """Where to listen. `grpc_port` None serves no public gRPC; port 0 lets the system choose. `peer_port` is for the
-    control plane, over TLS: `peer_context` asks for a certificate."""
+    control plane, over TLS: `peer_context` asks for a certificate. `probes` is `host:port` for those and scrapes."""
 
     host: str
     port: int
     grpc_port: int | None
     peer_port: int | None = None
     peer_context: ssl.SSLContext | None = None
+    probes: str | None = None
 
 
 class SharedIndexRun(Protocol):
@@ -57,10 +60,12 @@ class Insides:
     dispatcher: Dispatcher
     door: FrontDoor
     http: HttpServer
+    probes: Probes
     grpc: PublicGrpc
     discovery: Discovery | None
     shared: SharedIndexRun | None = None
     """A look-up beyond the router's own links."""
+    watch: LoopWatch | None = None
 
 
 class RouterService:
@@ -84,12 +89,21 @@ class RouterService:
         if where.peer_port is not None:
             assert where.peer_context is not None, "the port of peers asks for certificates"
             self.peer_port = await self._insides.http.start(where.host, where.peer_port, where.peer_context)
+        if where.probes is not None:
+            self._events.emit("metrics", address=await self._serve_probes(where.probes))
         grpc_port = None
         if where.grpc_port is not None:
             grpc_port = await self._insides.grpc.start(where.host, where.grpc_port)
         self._events.emit(
             "listening", address=f"{where.host}:{self.port}", grpc_port=grpc_port, peer_port=self.peer_port
         )
+
+    async def _serve_probes(self, bind: str) -> str:
+        host, _, port = bind.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise TandemError("bad_setting", f"metrics_bind = {bind!r}: expected host:port", param="metrics_bind")
+        bound = await self._insides.http.start(host.strip("[]"), int(port), probes=self._insides.probes)
+        return f"{host}:{bound}"
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         roots: dict[str, Callable[[], Awaitable[None]]] = {
@@ -99,6 +113,8 @@ class RouterService:
             roots["discovery"] = self._insides.discovery.run
         if self._insides.shared is not None:
             roots["shared index"] = self._insides.shared.run
+        if self._insides.watch is not None:
+            roots["loop watch"] = self._insides.watch.run
         return roots
 
     async def serve(self) -> None:

@@ -35,5 +35,5 @@ WORKDIR /tmp
 USER 10001:10001
 # Health and metrics of the operator, its scaler; REST, gRPC and the operator's own way of routers; links, blocks and
 # metrics of stores.
-EXPOSE 8080 9090 8000 9000 8443 7400 7401 7480
+EXPOSE 8080 9090 8000 8001 9000 8443 7400 7401 7480
 CMD ["python", "-m", "router", "--help"]

@@ -19,10 +19,11 @@ from router.front.arrival import Arrival
 from router.front.asked_models import by_name
 from router.front.auth import Caller, Keys
 from router.front.call import Call
+from router.front.cors import Cors
 from router.front.door import ApiRequest, FrontDoor
 from router.front.errors import check_method
 from router.front.exchange import Answer, Exchange
-from router.front.http_body import ClientGone, Receive, discard_body, gone, read_body
+from router.front.http_body import ClientGone, Receive, check_encoding, discard_body, gone, read_body
 from router.front.model_listing import model_object
 from router.front.numbered import NumberedAnswer
 from router.front.openai.answer import ChatFormat, CompletionFormat, Format, Label
@@ -33,6 +34,7 @@ from router.front.openai.scoring import scoring_of
 from router.front.openai.spoken import SpokenFormat
 from router.front.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
 from router.front.prefix_rest import PREFIXES, PrefixRest
+from router.front.probes import METRICS, Probes
 from router.front.resumption import Rejoining, facts, form_of, place_of, source_of
 from router.front.spoken_stream import SpokenNumbered, SpokenStream
 from router.front.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
@@ -45,7 +47,7 @@ Decode = Callable[[bytes], ApiRequest]
 _MODELS: Final = "/v1/models/"
 _REQUESTS: Final = "/v1/requests/"
 _EVENTS: Final = "/events"
-_METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_PROBES: Final = ("/health", "/ready", METRICS)
 
 
 class _NoRevisions(msgspec.Struct, frozen=True):
@@ -64,7 +66,8 @@ def _no_outlooks(models: tuple[str, ...]) -> tuple[FleetOutlook, ...]:
 
 
 class RestApp:
-    """The application. `metrics` renders the process's metrics for Prometheus, `workers` lists all workers,
+    """The application. `metrics` renders the process's metrics for Prometheus (here for operators; `probes` is the
+    application of a port where everybody may have them), `workers` lists all workers,
     `revisions` what became of requests per revision of these models, or of all if none is named, `outlooks` likewise
     which of their workers take prompts for others."""
 
@@ -79,12 +82,13 @@ class RestApp:
     ) -> None:
         self._door = door
         self._keys = keys
-        self._metrics = metrics
+        self.probes = Probes(door.not_ready, metrics)
         self._workers = workers
         self._revisions = revisions
         self._outlooks = outlooks
         self._prefixes = PrefixRest(door, keys)
         self._alarms: Alarms | None = None
+        self._cors = Cors(door.settings.cors_origins) if door.settings.cors_origins else None
         self._posts: dict[str, tuple[str, Decode]] = {
             "/v1/chat/completions": ("chatcmpl", decode_chat),
             "/v1/completions": ("cmpl", decode_completion),
@@ -94,9 +98,7 @@ class RestApp:
             "/v1/workers": self._list_workers,
             "/v1/revisions": self._list_revisions,
             "/v1/explain/fleet": self._explain_fleet,
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._show_metrics,
+            **dict.fromkeys(_PROBES, self._probe),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,8 +106,14 @@ class RestApp:
         watch = _Watch()
         outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
         call = Call(scope["path"], dict(scope["headers"]), receive, outlet)
+        method = scope["method"]
         try:
-            await self._route(scope["method"], call, watch)
+            if self._cors is not None:
+                outlet.besides = self._cors.headers(call.headers.get(b"origin"))
+            if method == "OPTIONS" and outlet.besides:
+                self._preflight(call)
+            else:
+                await self._route(method, call, watch)
         except TandemError as error:
             respond_error(outlet, error, ())
         except ClientGone:
@@ -138,6 +146,12 @@ class RestApp:
         else:
             self._one_model(call, call.path.removeprefix(_MODELS))
 
+    def _preflight(self, call: Call) -> None:
+        """A browser asks whether a page may ask."""
+        assert self._cors is not None
+        call.outlet.besides = self._cors.preflight(call.headers.get(b"origin"))
+        call.outlet.whole(204, (), b"")
+
     # -- generating --
 
     async def _generate(self, call: Call, watch: "_Watch", kind: str, decode: Decode) -> None:
@@ -145,14 +159,16 @@ class RestApp:
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
             arrival.caller = self._caller(call)
-            with self._door.bodies.share() as share:
+            key = call.header(b"idempotency-key")
+            with self._door.reading(arrival, retried=key is not None) as share:
+                check_encoding(call.headers.get(b"content-encoding"))
                 announced = call.headers.get(b"content-length")
                 most = self._door.body_bytes_max(
                     announced, 1 if kind == "chatcmpl" else self._door.settings.sequences_max
                 )
                 body = await read_body(call.receive, announced, self._door.settings, share, most)
                 await self._door.check_shape(body)
-                self._door.claim(arrival, call.header(b"idempotency-key"), kind, body)
+                self._door.claim(arrival, key, kind, body)
                 request = decode(body)
                 generations = await self._door.prepare(arrival, request)
         except TandemError as error:
@@ -298,21 +314,13 @@ class RestApp:
             raise TandemError("not_found", f"the request {request_id!r} is not known here")
         respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "status": "ended", "spans": spans}), ())
 
-    def _health(self, call: Call) -> None:
-        respond(call.outlet, 200, b'{"status":"ok"}', ())
-
-    def _ready(self, call: Call) -> None:
-        why = self._door.not_ready()
-        if why is None:
-            respond(call.outlet, 200, b'{"status":"ready"}', ())
-        else:
-            body = msgspec.json.encode({"status": "not ready", "reason": why})
-            respond(call.outlet, 503, body, ((b"retry-after", b"1"),))
-
-    def _show_metrics(self, call: Call) -> None:
-        body = self._metrics()
-        call.outlet.start(200, [(b"content-type", _METRICS_TYPE), (b"content-length", b"%d" % len(body))])
-        call.outlet.end(body)
+    def _probe(self, call: Call) -> None:
+        if call.path == METRICS:
+            self._caller(call).check_operator("what all tenants together do")
+        page = self.probes.page(call.path)
+        assert page is not None, "there is a page for each of these paths"
+        length = (b"content-length", b"%d" % len(page.body))
+        call.outlet.whole(page.status, (*page.headers, length), page.body)
 
 
 class _Watch:

@@ -43,6 +43,10 @@ class Arrival(msgspec.Struct):
     claim: Claim | None = None
     tokenized: Tokenized | None = None
     speech: Speech | None = None
+    body_bytes: int = 0
+    """What has been read of its body."""
+    charged: bool = False
+    """Its tenant has paid for it."""
 
     def part_id(self, number: int) -> str:
         """The id of one of the request's generations."""

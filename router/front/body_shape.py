@@ -52,9 +52,14 @@ def check_shape(body: bytes, units_max: int) -> Iterator[None]:
     for place in range(0, len(body), _SLICE_BYTES):
         shape.add(body[place : place + _SLICE_BYTES])
         if shape.units > units_max:
-            raise TandemError(
-                "invalid_request",
-                f"the body has too many parts: objects and arrays count as {_CONTAINER}, keys as {_KEY}, elements of "
-                f"lists as one, and at most {units_max} are read",
-            )
+            raise too_many("body", units_max)
         yield
+
+
+def too_many(what: str, units_max: int) -> TandemError:
+    """The refusal."""
+    return TandemError(
+        "invalid_request",
+        f"the {what} has too many parts: objects and arrays count as {_CONTAINER}, keys as {_KEY}, elements of "
+        f"lists as one, and at most {units_max} are read",
+    )

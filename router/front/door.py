@@ -1,7 +1,8 @@
 """The front door: what both public interfaces do with a request between decoding it and dispatching it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,13 +10,14 @@ from router.front.arrival import Arrival, Arrivals
 from router.front.asked_models import AskedModels, revision_asked
 from router.front.auth import Caller
 from router.front.beginning import beginning
-from router.front.body_budget import BodyBudget
+from router.front.body_budget import BodyBudget, BodyShare
 from router.front.body_shape import SMALL_BYTES, UNITS_MIN, check_shape
 from router.front.chat_template import Tools
 from router.front.conversations import AllConversations
 from router.front.exchange import Answer, Ended, Exchange, Reports
 from router.front.idempotency import IdempotencyKeys, fingerprint
 from router.front.ledger import Ledger
+from router.front.message_shape import check_message
 from router.front.openai import parameters
 from router.front.openai.images import FEATURE as IMAGES
 from router.front.openai.images import images
@@ -45,6 +47,10 @@ _TOKEN_BYTES: Final = 64
 """Of a body, at most, for each token that a context has; escaped characters have twelve."""
 _BESIDE_PROMPTS_BYTES: Final = 1 << 20
 """What a body may have besides, in tools, schemas and the like."""
+
+_CLIENTS_FAULT: Final = frozenset(
+    ("invalid_request", "unsupported_parameter", "context_length_exceeded", "model_not_found", "body_too_large")
+)
 
 ApiRequest = ChatRequest | CompletionRequest
 
@@ -132,14 +138,36 @@ class FrontDoor:
             return most
         return min(most, _BESIDE_PROMPTS_BYTES + prompts_max * _TOKEN_BYTES * _longest(models))
 
+    @contextmanager
+    def reading(self, arrival: Arrival, retried: bool) -> Iterator[BodyShare]:
+        """While a request's body is read: its share of the budget, and what it comes to. Raises `over_quota` before
+        anything is read of a tenant that can have nothing now; one that may be `retried` may be paid already."""
+        caller = arrival.caller
+        if not retried:
+            self._quotas.check(caller.tenant, caller.quota, self.services.clock.now())
+        with self.bodies.share() as share:
+            try:
+                yield share
+            finally:
+                arrival.body_bytes = share.taken
+
+    async def check_message(self, raw: bytes) -> None:
+        """As `check_shape`, of a gRPC message."""
+        if len(raw) > SMALL_BYTES:
+            await self._count(check_message(raw, self._units_max()))
+
     async def check_shape(self, body: bytes) -> None:
         """Raises `invalid_request` when a body has too much in it to be decoded at once. One is counted at a time, in
         slices."""
-        if len(body) <= SMALL_BYTES:
-            return
-        most = max(UNITS_MIN, 2 * _longest(self.services.generator.models()))
+        if len(body) > SMALL_BYTES:
+            await self._count(check_shape(body, self._units_max()))
+
+    def _units_max(self) -> int:
+        return max(UNITS_MIN, 2 * _longest(self.services.generator.models()))
+
+    async def _count(self, slices: Iterator[None]) -> None:
         async with self._counting:
-            for _ in check_shape(body, most):
+            for _ in slices:
                 await asyncio.sleep(0)
 
     def claim(self, arrival: Arrival, key: str | None, kind: str, body: bytes) -> None:
@@ -220,6 +248,7 @@ class FrontDoor:
     def charge(self, arrival: Arrival, prompt_tokens: int) -> None:
         """Charge the request and its prompt, once under an idempotency key. Raises `over_quota`."""
         caller, claim = arrival.caller, arrival.claim
+        arrival.charged = True
         if claim is not None and claim.admitted:
             return
         self._quotas.admit(caller.tenant, caller.quota, prompt_tokens, self.services.clock.now())
@@ -289,7 +318,12 @@ class FrontDoor:
         return exchange
 
     def refused(self, arrival: Arrival, error: TandemError) -> None:
-        """A request ended before it was started: count it, keep its span, let go of its id and key."""
+        """A request ended before it was started: count it, keep its span, let go of its id and key. What its client
+        should not have sent is charged: reading it took as long as what is answered."""
+        paid = arrival.charged or (arrival.claim is not None and arrival.claim.admitted)
+        if error.code in _CLIENTS_FAULT and not paid:
+            caller = arrival.caller
+            self._quotas.fine(caller.tenant, caller.quota, arrival.body_bytes, self.services.clock.now())
         self._let_go(arrival)
         self._ledger.refused(arrival, error.code, error.message)
 

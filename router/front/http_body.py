@@ -56,6 +56,14 @@ async def _rest(
     return b"".join(pieces)
 
 
+def check_encoding(encoding: bytes | None) -> None:
+    """Raises `unsupported_encoding` for a body that is compressed."""
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        named = encoding.decode("latin-1")
+        problem = f"Content-Encoding {named!r} is not read: send the body as it is, without compression"
+        raise TandemError("unsupported_encoding", problem)
+
+
 async def discard_body(receive: Receive, settings: FrontSettings) -> None:
     """Read on for a while without keeping anything: a client that is still sending must get to see the answer."""
     size = 0

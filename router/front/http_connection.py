@@ -11,12 +11,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from router.front.errors import error_json
+from router.front.errors import error_headers, error_json
 from router.front.http_body import Receive
 from router.front.http_exchange import HttpExchange, Message, Request
 from router.front.http_head import head_fault
@@ -34,6 +35,8 @@ _HEAD_BYTES_MAX: Final = 65_536
 _LAST_BYTES_S: Final = 30.0
 """How long a finished response may wait for a client that does not read it."""
 _PIPELINED_MAX: Final = 16
+_STATUS: Final = {"unsupported_encoding": HTTPStatus.NOT_IMPLEMENTED}
+"""Of a message that cannot be read at all, rather than a body (RFC 9112, 6.1)."""
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -79,6 +82,8 @@ class HttpConnection(asyncio.Protocol):
         self._current: HttpExchange | None = None
         self._latest: HttpExchange | None = None
         self._pipeline: deque[HttpExchange] = deque()
+        self._last: TandemError | None = None
+        """What is said at the end, after all answers."""
         self.congested = False
 
     # ---- for the server ----
@@ -159,6 +164,8 @@ class HttpConnection(asyncio.Protocol):
         self._current = None
         if self._pipeline and exchange.keep_alive:
             self._begin(self._pipeline.popleft())
+        elif self._last is not None and exchange.keep_alive:
+            self._last_words(self._last)
         elif not exchange.keep_alive or self._deaf:
             self._close()
         else:
@@ -199,6 +206,7 @@ class HttpConnection(asyncio.Protocol):
         if self._upgrading:
             return
         self._in_head = False
+        self._check_head()
         parser = self._parser
         self._upgrading = parser.should_upgrade()
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
@@ -211,10 +219,8 @@ class HttpConnection(asyncio.Protocol):
         self._latest = exchange
         if self._current is None:
             self._begin(exchange)
-        elif len(self._pipeline) < _PIPELINED_MAX:
-            self._pipeline.append(exchange)
         else:
-            self.abort()
+            self._pipeline.append(exchange)
 
     def on_body(self, body: bytes) -> None:
         if self._latest is not None:
@@ -263,6 +269,17 @@ class HttpConnection(asyncio.Protocol):
         if self._head_bytes > _HEAD_BYTES_MAX:
             raise TandemError("invalid_request", f"the head of a request has at most {_HEAD_BYTES_MAX} bytes")
 
+    def _check_head(self) -> None:
+        """Raises what is answered instead of this request, before the connection ends."""
+        if len(self._pipeline) >= _PIPELINED_MAX:
+            problem = f"at most {_PIPELINED_MAX} requests wait on a connection; send this one again on another"
+            raise TandemError("queue_full", problem, retry_after_s=1.0)
+        for name, value in self._headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                shown = value.decode("latin-1")
+                problem = f"Transfer-Encoding {shown!r} is not understood: `chunked` alone is"
+                raise TandemError("unsupported_encoding", problem)
+
     def _scope(self, method: str, version: str) -> Message:
         path, query = self._url, b""
         if not path.startswith(b"/") or b"?" in path or b"#" in path:
@@ -303,8 +320,10 @@ class HttpConnection(asyncio.Protocol):
 
     def _failed(self, exchange: HttpExchange) -> None:
         """The application is done and the response is not."""
-        if not exchange.started and not exchange.disconnected:
-            self._last_words(b"500 Internal Server Error", TandemError("internal", "the router has a fault"))
+        if exchange.disconnected:
+            return
+        if not exchange.started:
+            self._last_words(TandemError("internal", "the router has a fault"))
         else:
             self.abort()
 
@@ -312,33 +331,38 @@ class HttpConnection(asyncio.Protocol):
         """What came is not HTTP, or not a kind we read."""
         # Only a callback's own fault is ours; a parser's may come while another is being handled.
         cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
-        problem = "this is no HTTP request"
+        broken = None if self._latest is None or self._latest.whole else self._latest
+        problem = "this is no HTTP request" if broken is None else f"the body of the request cannot be read: {error}"
+        refusal = TandemError("invalid_request", problem)
         if isinstance(cause, TandemError):
-            problem = cause.message
+            refusal = cause
         elif cause is not None and not isinstance(cause, httptools.HttpParserInvalidURLError):
             _log.error("http_callback_failed", exc_info=cause)
-        if self._current is None:
-            self._deaf = True
-            self._last_words(b"400 Bad Request", TandemError("invalid_request", problem))
-        elif self._pipeline and not self._pipeline[-1].whole:
-            # The requests before it were sound.
-            self._pipeline.pop()
-            self._latest = self._pipeline[-1] if self._pipeline else self._current
-            self._hear_no_more()
-        elif self._latest is not None and not self._latest.whole:
+        self._deaf = True
+        if broken is not None and broken is not self._current:
+            self._pipeline.remove(broken)
+        elif broken is not None and broken.started:
             self.abort()
+            return
+        elif broken is not None:
+            # The application hears that nobody is left; what is said instead of its answer is said here.
+            broken.gone()
+            self._current = None
+        if self._current is None:
+            self._last_words(refusal)
         else:
-            self._hear_no_more()
+            self._last = refusal
 
     def _hear_no_more(self) -> None:
         self._deaf = True
         if self._latest is not None:
             self._latest.close_after()
 
-    def _last_words(self, status: bytes, error: TandemError) -> None:
-        body = error_json(error)
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
+    def _last_words(self, error: TandemError) -> None:
+        body, status = error_json(error), _STATUS.get(error.code, HTTPStatus(error.kind.http))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+        head += b"".join(b"%b: %b\r\n" % each for each in error_headers(error))
+        self.write(b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, status.phrase.encode(), head, body))
         self._close()
 
     def _close(self) -> None:

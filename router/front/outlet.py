@@ -68,6 +68,7 @@ class Outlet:
         "_send",
         "_slow",
         "_streamed",
+        "besides",
         "started",
         "wire",
     )
@@ -77,6 +78,8 @@ class Outlet:
         self._limits = limits
         self._connection = connection
         self._on_slow = on_slow
+        self.besides: tuple[Header, ...] = ()
+        """Headers of whatever is answered."""
         self.wire: ChunkWriter | None = None
         """Takes a piece of the body the short way, or says that it cannot; None while there is no such way."""
         self._pump: asyncio.Task[None] | None = None
@@ -98,6 +101,7 @@ class Outlet:
         """Status and headers; once, before anything else. A streamed response gives no length in its headers."""
         assert not self.started, "a response starts once"
         self.started = True
+        headers = [*headers, *self.besides] if self.besides else headers
         self._drive({"type": "http.response.start", "status": status, "headers": headers})
         self._streamed = streamed
         if streamed and self._pump is None:
@@ -105,8 +109,8 @@ class Outlet:
 
     def whole(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """All of a response, in place of `start`, `write` and `end`."""
-        respond = self._connection.respond
-        if respond is not None and not self.started and not self._ending and respond(status, headers, body):
+        respond, told = self._connection.respond, (*headers, *self.besides)
+        if respond is not None and not self.started and not self._ending and respond(status, told, body):
             self.started = self._ending = True
         else:
             self.start(status, headers)

@@ -10,7 +10,7 @@ from router.front.auth import Caller, Keys
 from router.front.call import Call
 from router.front.door import FrontDoor
 from router.front.errors import check_method
-from router.front.http_body import ClientGone, gone, read_body
+from router.front.http_body import ClientGone, check_encoding, gone, read_body
 from router.front.outlet import Header
 from router.front.prefix_desk import Order, PrefixDesk
 from router.front.prefix_request import decode_prefix
@@ -62,10 +62,12 @@ class PrefixRest:
 
     async def _order(self, call: Call, arrival: Arrival) -> Order:
         arrival.caller = self._caller(call)
-        with self._door.bodies.share() as share:
+        key = call.header(b"idempotency-key")
+        with self._door.reading(arrival, retried=key is not None) as share:
+            check_encoding(call.headers.get(b"content-encoding"))
             body = await read_body(call.receive, call.headers.get(b"content-length"), self._door.settings, share)
             await self._door.check_shape(body)
-            self._door.claim(arrival, call.header(b"idempotency-key"), "prefix", body)
+            self._door.claim(arrival, key, "prefix", body)
             return await self._desk.order(arrival, decode_prefix(body, self._door.settings.prefixes))
 
     async def _carry_out(self, call: Call, arrival: Arrival, order: Order, headers: tuple[Header, ...]) -> None:

@@ -114,9 +114,11 @@ class PublicGrpc:
     ) -> tuple[ApiRequest, tuple[Generation, ...]]:
         try:
             arrival.caller = self._caller(metadata)
-            with self._door.bodies.share() as share:
+            key = metadata.get("idempotency-key")
+            with self._door.reading(arrival, retried=key is not None) as share:
                 raw = await self._messages.read(context, share)
-                self._door.claim(arrival, metadata.get("idempotency-key"), "gen", raw)
+                await self._door.check_message(raw)
+                self._door.claim(arrival, key, "gen", raw)
                 request = rpc.decode_generate(raw)
                 return request, await self._door.prepare(arrival, request)
         except TandemError as error:

@@ -2,6 +2,7 @@
 
 A bucket holds one minute's worth. A request is charged when it arrives (1 request, its prompt tokens) and again
 when it ends (its output tokens), which may leave the bucket in debt: then the next request waits for the refill.
+A request that is refused for what is in it is charged as well, by the bytes of its body.
 Each router keeps its own buckets.
 """
 
@@ -11,6 +12,8 @@ from typing import Final
 from tandem.core.errors import TandemError
 
 MINUTE_S: Final = 60.0
+_BYTES_PER_TOKEN: Final = 4
+"""What a refused body, which has no tokens, is charged by."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,25 @@ class Quotas:
     def admit(self, tenant: str, quota: Quota, prompt_tokens: int, now: float) -> None:
         """Charge an arriving request. Raises `over_quota` with the wait, and then charges nothing."""
         asked = self._asked(tenant, quota, prompt_tokens, now)
+        self._refuse(asked, now)
+        for _, bucket, amount, _ in asked:
+            bucket.take(amount, now)
+
+    def check(self, tenant: str, quota: Quota, now: float) -> None:
+        """Raises `over_quota` when the tenant could not even have a request without a prompt."""
+        self._refuse(self._asked(tenant, quota, 0, now), now)
+
+    def fine(self, tenant: str, quota: Quota, body_bytes: int, now: float) -> None:
+        """Charge a request that was refused for what is in its body, into debt if need be."""
+        for _, bucket, amount, _ in self._asked(tenant, quota, body_bytes // _BYTES_PER_TOKEN, now):
+            bucket.take(amount, now)
+
+    def spend(self, tenant: str, quota: Quota, output_tokens: int, now: float) -> None:
+        """Charge what a request has produced."""
+        if quota.tokens_per_minute is not None:
+            self._bucket(tenant, "tokens", quota.tokens_per_minute, now).take(output_tokens, now)
+
+    def _refuse(self, asked: list[tuple[str, Bucket, float, int]], now: float) -> None:
         for unit, bucket, amount, per_minute in asked:
             wait_s = bucket.wait_s(amount, now)
             if wait_s > 0:
@@ -67,13 +89,6 @@ class Quotas:
                     f"the quota of {per_minute} {unit} per minute is used up; try again in {wait_s:.1f} s",
                     retry_after_s=wait_s,
                 )
-        for _, bucket, amount, _ in asked:
-            bucket.take(amount, now)
-
-    def spend(self, tenant: str, quota: Quota, output_tokens: int, now: float) -> None:
-        """Charge what a request has produced."""
-        if quota.tokens_per_minute is not None:
-            self._bucket(tenant, "tokens", quota.tokens_per_minute, now).take(output_tokens, now)
 
     def _asked(
         self, tenant: str, quota: Quota, prompt_tokens: int, now: float

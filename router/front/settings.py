@@ -31,7 +31,8 @@ class FrontSettings:
     settle_s: float = 5.0
     """How long after its deadline a request is ended here, should nothing else have ended it."""
     connections_max: int = 8192
-    """HTTP connections open at once; fewer when the process may not have as many file descriptors."""
+    """Connections of HTTP clients open at once; fewer when the process may not have as many file descriptors. Probes
+    and the control plane have their own (`router.front.connections_max`)."""
     bodies_bytes_max: int = 256 << 20
     """Bytes of request bodies in hand at once, from all clients; beyond it requests are refused."""
     sequences_max: int = 128
@@ -44,5 +45,7 @@ class FrontSettings:
     """Token ids of recent prompts, kept to say where in its text a prompt differs from earlier ones."""
     resumable_tokens_max: int = 131_072
     """Output tokens that a resumable request may ask for, all sequences together: they are all kept."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins (`https://chat.example`) may ask from browsers; `*` lets all of them."""
     outlet: OutletLimits = field(default_factory=OutletLimits)
     slo: SloSettings = field(default_factory=SloSettings)

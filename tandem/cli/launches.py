@@ -120,6 +120,7 @@ def _router(service: ModelService, places: Places) -> list[str]:
         "host": service.spec.router.host,
         "port": places.port,
         "grpc_port": places.grpc_port,
+        "metrics_bind": "127.0.0.1:0",
         "workers_file": places.fleet_file,
         "ticket_key_file": places.key_file,
         "model": source_here(service.spec.model.source),

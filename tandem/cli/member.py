@@ -30,7 +30,7 @@ class Member:
     """Share of the loading that is done."""
     address: str = ""
     metrics: str = ""
-    """Where its metrics can be scraped; the router's are on its own port."""
+    """Where its metrics can be scraped without a key."""
     pid: int | None = None
     restarts: int = 0
     ever_ready: bool = False

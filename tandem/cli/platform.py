@@ -21,7 +21,7 @@ from tandem.cli.registry import MemberEntry, PlatformEntry, Registry, open_regis
 from tandem.cli.rolling.edits import Edits
 from tandem.cli.router_watch import RouterWatch
 from tandem.cli.run_directory import RunDirectory
-from tandem.cli.supervisor import Supervisor
+from tandem.cli.supervisor import ROUTER, Supervisor
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.devices.reading import read_topology
@@ -71,12 +71,16 @@ class Platform:
             raise
         self.notes = tuple(self._gpus.notes)
         """What is worth saying before anything starts: who has which GPU, and what it has to hold."""
-        self.watch = RouterWatch(self.target, self.members)
+        self.watch = RouterWatch(self.members)
         self._environment = environment
         self._drills = drills
         self._registry: Registry = open_registry(environment)
         self._registry.clear_dead()
         self._operations: Operations | None = None
+
+    @property
+    def router(self) -> Member:
+        return next(member for member in self.members if member.role == ROUTER)
 
     @property
     def url(self) -> str:

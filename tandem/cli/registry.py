@@ -27,7 +27,7 @@ _HTTP_PORT: Final = 80
 
 
 class MemberEntry(msgspec.Struct, frozen=True):
-    """A supervised process. `pid` is None while none runs; the router serves its `metrics` at its URL, not here."""
+    """A supervised process. `pid` is None while none runs; `metrics` is where they can be scraped without a key."""
 
     name: str
     role: str

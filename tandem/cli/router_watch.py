@@ -21,20 +21,20 @@ _FIGURES: Final = {
 
 
 class RouterWatch:
-    """Asks the router at `target`. `members` is the supervisor's list, which changes while everything runs."""
+    """Asks the processes. `members` is the supervisor's list, which changes while everything runs."""
 
-    def __init__(self, target: Target, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         self.line = ""
         """A few figures, as they were said last."""
-        self._target = target
         self._members = members
 
     async def run(self) -> None:
         """Keep `line` fresh until cancelled."""
         while True:
-            if any(member.role == ROUTER and member.state == "ready" for member in self._members):
-                router = await _page(self._target)
-                workers = [await _worker_page(member) for member in tuple(self._members) if member.metrics]
+            if self._router is not None and self._router.state == "ready":
+                router = await _page(self._router)
+                others = [member for member in self._members if member.role != ROUTER and member.state == "ready"]
+                workers = [await _page(member) for member in others]
                 self.line = figures_line("\n".join([router, *workers])) if router else "the router does not answer"
             await asyncio.sleep(_FIGURES_EVERY_S)
 
@@ -42,29 +42,32 @@ class RouterWatch:
         """Wait until the router has a link to every worker and may use it, and prompts can be handed off if they
         ever can: one pair of workers has been proved, or all have been tried."""
         while True:
-            page = await _page(self._target)
+            page = await _page(self._router)
             if linked_workers(page) >= len(self._members) - 1 and pairs_settled(page):
                 return
             await asyncio.sleep(_LINKED_EVERY_S)
 
     async def moved(self) -> int | None:
         """Streams that the router has moved off draining workers since it began; None when it does not answer."""
-        page = await _page(self._target)
+        page = await _page(self._router)
         return moved_streams(page) if page else None
 
+    @property
+    def _router(self) -> Member | None:
+        return next((member for member in self._members if member.role == ROUTER), None)
 
-async def _page(target: Target) -> str:
+
+async def _page(member: Member | None) -> str:
     """A metrics page, empty when nobody answers."""
+    if member is None or not member.metrics:
+        return ""
+    host, _, port = member.metrics.rpartition(":")
     try:
+        target = Target(host, int(port), False, "")
         status, body = await ask(target, "GET", "/metrics", timeout_s=5.0)
     except TandemError:
         return ""
     return body.decode("utf-8", "replace") if status == 200 else ""
-
-
-async def _worker_page(member: Member) -> str:
-    host, _, port = member.metrics.rpartition(":")
-    return await _page(Target(host, int(port), False, "")) if member.state == "ready" else ""
 
 
 def figures_line(metrics: str) -> str:

@@ -60,6 +60,7 @@ async def _up(platform: Platform, options: UpOptions) -> None:
         _on_signals(supervisor, asked, board)
         await platform.ready(supervisor, options.start_s)
         board.say(f"{platform.service.model_name} is served at {platform.url}/v1\n\n{platform.curl()}\n")
+        board.say(f"the router's health and metrics: http://{platform.router.metrics}/metrics\n")
         if options.drills:
             board.say(pace.notice(platform.url, options.service.spec.engine))
         following = asyncio.create_task(_follow(platform, options, supervisor, board), name="follow edits")

@@ -3,7 +3,9 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import environ
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -25,6 +27,8 @@ from tandem.spec.service import (
     TiersSpec,
 )
 
+REDIS_VARIABLE: Final = "TANDEM_REDIS"
+"""Stands for `--redis`, and is in no list of processes."""
 _SPEC_FLAGS = (
     "model",
     "engine",
@@ -141,7 +145,7 @@ def _from_flags(given: argparse.Namespace) -> ModelService:
             pools=_pools(given),
             tiers=_tiers(given),
             store=_store(given),
-            redis=given.redis,
+            redis=given.redis or environ.get(REDIS_VARIABLE) or None,
         ),
     )
 
@@ -242,7 +246,10 @@ def _parser() -> argparse.ArgumentParser:
         help="also run a process that keeps blocks for all workers, in so much memory (default 1)",
     )
     group.add_argument(
-        "--redis", metavar="URL", help="where workers also tell, and routers find, who has which blocks"
+        "--redis",
+        metavar="URL",
+        help="where workers also tell, and routers find, who has which blocks. Who lists processes sees it: with a "
+        f"password in it give it as {REDIS_VARIABLE} in the environment, or as spec.redis in a file",
     )
     group.add_argument("--prefill", type=_workers, metavar="N", help="prefill workers (default 1; 0 serves unified)")
     group.add_argument("--decode", type=_workers, metavar="N", help="decode workers (default 1)")

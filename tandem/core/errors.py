@@ -32,6 +32,7 @@ _KINDS: Final = (
     ErrorKind("conflict", 409, "ABORTED", "invalid_request_error", True),
     ErrorKind("taken_over", 409, "ABORTED", "invalid_request_error", False),
     ErrorKind("body_too_large", 413, "INVALID_ARGUMENT", "invalid_request_error", False),
+    ErrorKind("unsupported_encoding", 415, "INVALID_ARGUMENT", "invalid_request_error", False),
     ErrorKind("over_quota", 429, "RESOURCE_EXHAUSTED", "rate_limit_error", True),
     ErrorKind("cancelled", 499, "CANCELLED", "cancelled", False),
     ErrorKind("internal", 500, "INTERNAL", "server_error", True),

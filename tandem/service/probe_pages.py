@@ -4,14 +4,20 @@
 other path gives the metrics.
 """
 
+import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from tandem.service.logs import event
+
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+_log = logging.getLogger(__name__)
 
 _PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 
@@ -20,6 +26,10 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each scrape, none of which keeps the process from ending."""
 
     daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever hangs up, or sends what is no request, gets no answer and leaves no traceback."""
+        event(_log, "scrape_failed", level=logging.DEBUG, client=str(client_address), problem=str(sys.exception()))
 
 
 class _Silent(WSGIRequestHandler):

@@ -67,6 +67,12 @@ def test_operators_take_their_flags(variant: str) -> None:
 def test_routers_take_their_flags(variant: str) -> None:
     settings = router(variant)
     assert (settings.host, settings.port, settings.grpc_port) == ("0.0.0.0", 8000, 9000)
+    assert settings.metrics_bind == "0.0.0.0:8001"
+    (workload,) = of_kind(RENDERED[variant], "Deployment", "tandem-router")
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert ports[container[probe]["httpGet"]["port"]] == 8001, "clients can fill the other port's connections"
     assert settings.kubernetes
     assert settings.core.deadlines.drain_s == 120
 

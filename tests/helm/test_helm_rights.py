@@ -212,7 +212,7 @@ def test_every_port_has_a_policy_and_nothing_else_is_open(objects: list[Json]) -
             assert named <= set(ports)
             expected = set(ports)
             if "nobody" in _variant(objects):
-                expected -= {8080, 9090}
+                expected -= {8001, 8080, 9090}
             assert named == expected, name
         else:
             assert named <= set(ports)
@@ -236,7 +236,7 @@ def test_those_who_belong_together_can_talk(variant: str) -> None:
     assert open_between(objects, worker, router, 8000), "the gate of a rollout"
     assert open_between(objects, ("keda", {"app": "keda-operator"}), operator, 9090)
     assert open_between(objects, ("monitoring", {"app": "prometheus"}), worker, 7480)
-    assert open_between(objects, ("monitoring", {"app": "prometheus"}), router, 8000)
+    assert open_between(objects, ("monitoring", {"app": "prometheus"}), router, 8001)
     for end in (operator, router):
         assert open_between(objects, end, ("kube-system", {"k8s-app": "kube-dns"}), 53)
     if "tandem-redis" in ends:
@@ -260,6 +260,7 @@ def test_strangers_cannot(variant: str) -> None:
     assert not open_between(objects, stranger, (home, _WORKER), 7401)
     assert not open_between(objects, stranger, ends["tandem-operator"], 9090)
     assert not open_between(objects, ends["tandem-router"], stranger, 5432)
+    assert not open_between(objects, ("else", {"app": "client"}), ends["tandem-router"], 8001)
     asks = open_between(objects, ("else", {"app": "client"}), ends["tandem-router"], 8000)
     assert asks is (variant != "everything"), "only where clients are not named may everybody ask"
     assert open_between(objects, ("gateways", {"app": "gateway"}), ends["tandem-router"], 8000)

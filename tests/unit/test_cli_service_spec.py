@@ -35,6 +35,12 @@ GOOD: dict[str, Any] = {
 }
 
 
+def test_a_redis_may_be_named_where_no_list_of_processes_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_REDIS", "redis://:secret@127.0.0.1:6379")
+    assert parse([]).service.spec.redis == "redis://:secret@127.0.0.1:6379"
+    assert parse(["--redis", "redis://127.0.0.1:1"]).service.spec.redis == "redis://127.0.0.1:1"
+
+
 def write(path: Path, value: object) -> Path:
     file = path / "service.yaml"
     file.write_text(yaml.safe_dump(value))

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from router.front.body_budget import BodyBudget, BodyShare
+from router.front.connections_max import ConnectionsMax, connections_within
 from router.front.http_body import read_body
 from router.front.http_server import HttpServer
 from router.front.settings import FrontSettings
@@ -70,7 +71,7 @@ def test_a_stream_that_nobody_ends_is_ended_here_with_an_error_event() -> None:
 
 async def test_connections_over_the_bound_are_told_so_and_let_go() -> None:
     stage = Stage(VirtualLoop(), Script())
-    server = HttpServer(stage.app, connections_max=2)
+    server = HttpServer(stage.app, ConnectionsMax(2))
     port = await server.start("127.0.0.1", 0)
     kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     try:
@@ -95,6 +96,67 @@ async def test_connections_over_the_bound_are_told_so_and_let_go() -> None:
         for _, writer in kept:
             writer.close()
         await server.close(0.2)
+
+
+@pytest.mark.parametrize("descriptors", [1, 20, 100, 128, 500, 4096, 9000, 1 << 20])
+def test_connections_fit_into_the_descriptors_there_are(descriptors: int) -> None:
+    bounds = connections_within(descriptors, 8192)
+    assert bounds.public >= 1
+    assert bounds.turned >= 1
+    assert bounds.probes >= 4
+    assert bounds.descriptors <= max(descriptors, 12)
+    assert bounds.public == 8192 or bounds.descriptors > descriptors - 8, "nothing lies idle"
+
+
+async def test_silent_clients_take_no_connections_from_probes() -> None:
+    stage = Stage(VirtualLoop(), Script())
+    server = HttpServer(stage.app, ConnectionsMax(2, turned=2, probes=2))
+    public = await server.start("127.0.0.1", 0)
+    probes = await server.start("127.0.0.1", 0, probes=stage.app.probes)
+    silent = [await asyncio.open_connection("127.0.0.1", public) for _ in range(12)]
+    try:
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", probes)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            async with asyncio.timeout(5.0):
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+    finally:
+        for _, writer in silent:
+            writer.close()
+        await server.close(0.2)
+
+
+async def test_who_is_turned_away_without_a_word_is_told_and_lets_the_next_in() -> None:
+    """Ten connections where four fit: those that the kernel still holds get their answer, none a reset."""
+    stage = Stage(VirtualLoop(), Script())
+    server = HttpServer(stage.app, ConnectionsMax(2, turned=2), stage.meter)
+    port = await server.start("127.0.0.1", 0)
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(30.0):
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        assert b"tandem_connections_refused_total 5.0" in stage.meter.render()
+    finally:
+        for _, writer in silent:
+            writer.close()
+        await server.close(0.2)
+
+
+async def test_who_waits_to_be_accepted_when_the_router_stops_is_told() -> None:
+    stage = Stage(VirtualLoop(), Script())
+    server = HttpServer(stage.app)
+    port = await server.start("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", port), timeout=5.0) as client:
+        # The loop has not run since: the connection is in the kernel's queue.
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await server.close(5.0)
+        answer = await asyncio.to_thread(client.recv, 65_536)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"draining"' in answer
 
 
 async def test_a_pipelined_request_does_not_hide_that_the_client_hung_up() -> None:

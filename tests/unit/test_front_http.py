@@ -149,12 +149,37 @@ async def test_requests_sent_early_are_answered_in_order() -> None:
         wires[1].close()
 
 
-async def test_too_many_requests_sent_early_end_the_connection() -> None:
+async def test_too_many_requests_sent_early_are_told_so_after_those_before_them() -> None:
     async with serving() as (app, _, port):
         wires = await _ask(port, _request("/wait") + _request("/b") * 40)
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await _answer(wires)
+        await asyncio.sleep(0.02)
         app.open.set()
+        assert [(await _answer(wires))[0] for _ in range(17)] == [200] * 17
+        status, headers, body = await _answer(wires)
+        assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+        assert json.loads(body)["error"]["code"] == "queue_full"
+        assert await _rest(wires) == b""
+        assert app.asked == ["/wait"] + ["/b"] * 16
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("said", "answered"),
+    [
+        (b"transfer-encoding: gzip\r\n\r\nabc", (501, "unsupported_encoding")),
+        (b"transfer-encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", (501, "unsupported_encoding")),
+        (b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\nzz\r\n", (400, "invalid_request")),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_told_before_the_connection_ends(
+    before: int, said: bytes, answered: tuple[int, str]
+) -> None:
+    async with serving() as (_, _, port):
+        wires = await _ask(port, _request("/b") * before + b"POST /x HTTP/1.1\r\nhost: x\r\n" + said)
+        assert [(await _answer(wires))[0] for _ in range(before)] == [200] * before
+        status, headers, body = await _answer(wires)
+        assert ((status, json.loads(body)["error"]["code"]), headers["connection"]) == (answered, "close")
+        assert await _rest(wires) == b""
 
 
 async def test_bytes_may_come_one_by_one() -> None:
@@ -230,6 +255,7 @@ async def test_nonsense_behind_a_request_does_not_cost_its_answer() -> None:
         wires = await _ask(port, _request("/wait") + b"nonsense\r\n\r\n")
         app.open.set()
         assert (await _answer(wires))[2] == b"GET /wait  "
+        assert (await _answer(wires))[0] == 400
         assert await _rest(wires) == b""
 
 

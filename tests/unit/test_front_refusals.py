@@ -1,5 +1,7 @@
 """Every bad input is answered at once with OpenAI's error object, naming what is wrong (DESIGN §11)."""
 
+import asyncio
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +358,93 @@ def test_a_tenant_over_its_quota_is_refused_until_the_bucket_refills(tmp_path: P
         assert (await stage.post(CHAT, chat_body(), authorization="Bearer sk-b")).status == 200
 
     on_stage(test, keys=load_keys(path))
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\udc00b", "\\ud800\\ud800", "\\ud83d\\ude00\\udfff", "\\\\\\ud9ff"])
+def test_half_of_a_surrogate_pair_is_named(escape: str) -> None:
+    status, error = refusal(b'{"model":"tiny","messages":[{"role":"user","content":"a%b"}]}' % escape.encode())
+    assert (status, error["code"]) == (400, "invalid_request")
+    assert "half of a surrogate pair (\\ud" in error["message"]
+
+
+def test_what_only_looks_like_half_of_a_pair_is_not_blamed() -> None:
+    _, error = refusal(b'{"model":"tiny","messages":[{"role":"user","content":"\\\\ud800 \\ud83d\\ude00"')
+    assert error["message"].startswith("the body is not JSON")
+
+
+def test_a_body_that_ends_early_is_refused_also_where_what_came_is_wrong() -> None:
+    status, error = refusal(b'{"model":"tiny","messages":[]')
+    assert (status, error["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/cache/prefixes"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
+def test_a_compressed_body_is_refused_by_name(path: str, encoding: str) -> None:
+    async def test(stage: Stage) -> None:
+        answer = await stage.post(path, gzip.compress(b"{}"), content_encoding=encoding)
+        assert (answer.status, answer.error["code"]) == (415, "unsupported_encoding")
+        assert repr(encoding) in answer.error["message"]
+
+    on_stage(test)
+
+
+def test_a_byte_order_mark_and_the_identity_encoding_are_read() -> None:
+    async def test(stage: Stage) -> None:
+        body = b"\xef\xbb\xbf" + msgspec.json.encode(chat_body())
+        assert (await stage.post(CHAT, body, content_encoding="identity")).status == 200
+
+    on_stage(test)
+
+
+REFUSED = (
+    b"[" * 2000,
+    b'{"model":"tiny","messages":[]' + b" " * 2000,
+    b'{"model":"no","prompt":"' + b"a" * 2000 + b'"}',
+)
+
+
+@pytest.mark.parametrize("body", REFUSED)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_what_is_refused_for_its_body_is_paid_by_its_length(body: bytes, path: str, tmp_path: Path) -> None:
+    """Reading it takes the router as long as what it serves; the next body of such a tenant is not even read."""
+    keys = tmp_path / "keys.json"
+    keys.write_text(
+        '{"salt_key": "0123456789abcdef", "keys": {"sk-a": "a", "sk-b": "b"},'
+        ' "tenants": {"a": {"tokens_per_minute": 400}}}'
+    )
+
+    async def test(stage: Stage) -> None:
+        async def ask(content: bytes, key: str) -> int:
+            return (await stage.post(path, content, authorization=f"Bearer {key}")).status
+
+        assert await ask(body, "sk-a") in (400, 404)
+        unread = stage.client()
+        headers = {"authorization": "Bearer sk-a"}
+        answer = await unread.ask("POST", path, body, headers)
+        assert (answer.status, answer.error["code"]) == (429, "over_quota")
+        assert 14 <= int(answer.headers["retry-after"]) <= 22, "2,000 bytes count as 500 tokens, and 400 were there"
+        assert unread.unread, "nobody has read it"
+        assert await ask(body, "sk-b") in (400, 404), "who has no quota goes on"
+        await asyncio.sleep(22.0)
+        assert await ask(body, "sk-a") in (400, 404)
+
+    on_stage(test, keys=load_keys(keys))
+
+
+def test_a_wrong_key_and_a_router_without_room_cost_nobody_anything(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(
+        '{"salt_key": "0123456789abcdef", "keys": {"sk-a": "a"}, "tenants": {"a": {"requests_per_minute": 1}}}'
+    )
+
+    async def test(stage: Stage) -> None:
+        stage.script.alive = False
+        for _ in range(3):
+            assert (await stage.post(CHAT, chat_body(), authorization="Bearer sk-a")).status == 503
+        stage.script.alive = True
+        assert (await stage.post(CHAT, chat_body(), authorization="Bearer sk-a")).status == 200
+
+    on_stage(test, keys=load_keys(keys))
 
 
 def test_tenants_have_their_own_salt_and_see_only_their_own_requests(keys: Keys) -> None:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos import inference_pb2 as pb
 from router.front.body_shape import UNITS_MIN, BodyShape, check_shape
+from router.front.message_shape import check_message
 from tandem.core.errors import TandemError
 from tests.unit.front_stage import CONTEXT, MODEL, Script, Stage, chat_body, on_stage
 
@@ -55,6 +57,46 @@ def test_a_body_is_refused_as_soon_as_it_has_too_much() -> None:
     with pytest.raises(TandemError) as refused:
         next(looks)
     assert refused.value.code == "invalid_request"
+
+
+def grpc_messages() -> dict[str, tuple[bytes, int]]:
+    """Serialized requests and what is in them by the definition."""
+    turn = pb.Message(role="user", content="a")
+    called = pb.Message(role="assistant", tool_calls=[pb.ToolCall(id="1", name="f", arguments="{}")] * 3)
+    stops = pb.Parameters(stop=["a", "b"], stop_token_ids=[1, 300], logit_bias={5: 1.0}, temperature=0.5)
+    return {
+        "text": (pb.GenerateRequest(model="m", text="a" * 300).SerializeToString(), 6),
+        "turns": (pb.GenerateRequest(chat=pb.Chat(messages=[turn] * 7)).SerializeToString(), 12 + 7 * (12 + 6)),
+        "calls": (pb.GenerateRequest(chat=pb.Chat(messages=[called])).SerializeToString(), 12 + 12 + 3 + 3 * 21),
+        "ids": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(70_000))).SerializeToString(), 12 + 70_000),
+        "parameters": (pb.GenerateRequest(parameters=stops).SerializeToString(), 12 + 6 + 2 + 12 + 6 + 3),
+        "nothing that is known": (b"\xfa\x7f\x02ab" * 5, 15),
+    }
+
+
+@pytest.mark.parametrize("name", list(grpc_messages()))
+def test_what_is_in_a_grpc_message_is_counted(name: str) -> None:
+    raw, units = grpc_messages()[name]
+    assert list(check_message(raw, units)) is not None
+    with pytest.raises(TandemError, match="the message has too many parts"):
+        list(check_message(raw, units - 1))
+
+
+@given(st.binary(max_size=200))
+def test_counting_ends_whatever_bytes_come(raw: bytes) -> None:
+    assert list(check_message(raw, 1 << 20)) is not None
+
+
+def test_the_grpc_door_counts_before_it_reads() -> None:
+    message = pb.GenerateRequest(chat=pb.Chat(messages=[pb.Message()] * 110_000)).SerializeToString()
+
+    async def test(stage: Stage) -> None:
+        with pytest.raises(TandemError) as refused:
+            await stage.door.check_message(message)
+        assert refused.value.code == "invalid_request"
+        await stage.door.check_message(pb.GenerateRequest(text="a" * 200_000).SerializeToString())
+
+    on_stage(test)
 
 
 MANY = {

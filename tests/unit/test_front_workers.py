@@ -182,3 +182,19 @@ def test_splits_are_explained_to_who_may_use_the_model(keys: Keys) -> None:
         assert (await stage.post("/v1/explain/fleet", {})).status == 405
 
     on_stage(test)
+
+
+def test_metrics_are_for_operators_where_there_are_keys_and_for_all_on_the_port_for_probes(keys: Keys) -> None:
+    async def test(stage: Stage) -> None:
+        async def status(key: str) -> int:
+            return (await stage.get("/metrics", **({"authorization": f"Bearer {key}"} if key else {}))).status
+
+        assert [await status(key) for key in ("", "sk-who", "sk-a", "sk-op")] == [401, 401, 403, 200]
+        assert (await stage.get("/health")).status == 200
+        stage.app = stage.app.probes  # type: ignore[assignment]
+        for path in ("/metrics", "/health", "/ready"):
+            assert (await stage.get(path)).status == 200
+        assert (await stage.get("/v1/models")).status == 404
+        assert (await stage.post("/metrics", {})).status == 405
+
+    on_stage(test, keys=keys)

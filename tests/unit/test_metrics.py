@@ -1,6 +1,10 @@
 """The Prometheus meter renders exactly the closed list and refuses anything else."""
 
 import re
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -37,6 +41,24 @@ def test_unlabelled_gauge_and_histogram() -> None:
     assert 'tandem_ttft_seconds_bucket{le="0.02",model="demo"} 0.0' in text
     assert 'tandem_ttft_seconds_bucket{le="0.05",model="demo"} 1.0' in text
     assert 'tandem_ttft_seconds_count{model="demo"} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"GET /" + b"a" * 70_000]
+)
+def test_what_is_no_scrape_leaves_no_traceback(said: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    host, _, port = PrometheusMeter().serve("127.0.0.1:0").rpartition(":")
+    for reset in (True, False):
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(said)
+            if reset:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with urllib.request.urlopen(f"http://{host}:{port}/alive", timeout=10) as answer:
+        assert answer.status == 200
+    deadline = time.monotonic() + 10.0
+    while [each for each in threading.enumerate() if "process_request" in each.name] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
 
 
 def test_two_meters_do_not_share_figures() -> None:

@@ -17,6 +17,12 @@ from tandem.core.errors import TandemError
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF_PAIR: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?P<escape>" + _HIGH + rb"(?!" + _LOW + rb")|(?<!" + _HIGH + rb")" + _LOW + rb")"
+)
+"""An escaped half of a surrogate pair without the other. A backslash that is escaped itself begins none."""
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CHAT: Final = msgspec.json.Decoder(ChatRequest)
 _COMPLETION: Final = msgspec.json.Decoder(CompletionRequest)
 
@@ -52,12 +58,14 @@ def convert(values: Mapping[str, Any], kind: type[Request]) -> Request:
 
 def decode_as(body: bytes, decoder: "msgspec.json.Decoder[Request]", kind: type[Request]) -> Request:
     """A body as `kind`, which `decoder` decodes. Raises `invalid_request` or `unsupported_parameter`."""
+    if body.startswith(_BYTE_ORDER_MARK):
+        body = body[len(_BYTE_ORDER_MARK) :]
     try:
         return decoder.decode(body)
     except msgspec.ValidationError:
         return convert(_object(body), kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TandemError("invalid_request", f"the body is not JSON: {error}") from error
+        raise _not_json(body, error) from error
     except RecursionError as error:
         raise TandemError("invalid_request", "the body is nested too deeply") from error
 
@@ -69,9 +77,20 @@ def _object(body: bytes) -> dict[str, Any]:
         raise TandemError("invalid_request", "the body is nested too deeply") from error
     except msgspec.ValidationError as error:
         raise _unreadable_value(body) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(body, error) from error
     if not isinstance(content, dict):
         raise TandemError("invalid_request", "the body must be a JSON object")
     return content
+
+
+def _not_json(body: bytes, error: Exception) -> TandemError:
+    half = _HALF_PAIR.search(body)
+    if half is None:
+        return TandemError("invalid_request", f"the body is not JSON: {error}")
+    escape = half["escape"].decode()
+    problem = f"half of a surrogate pair ({escape}) is no character: send both halves, or the character itself"
+    return TandemError("invalid_request", f"the body has a text that cannot be read: {problem}")
 
 
 def _unreadable_value(body: bytes) -> TandemError:

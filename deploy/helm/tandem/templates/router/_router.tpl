@@ -3,6 +3,7 @@
 - --host=0.0.0.0
 - --port=8000
 - --grpc_port=9000
+- --metrics_bind=0.0.0.0:8001
 {{- if .Values.tls.enabled }}
 - --peer_port=8443
 {{- end }}
