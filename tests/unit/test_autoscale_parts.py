@@ -12,6 +12,7 @@ from control_plane.autoscale.coupling import RolePool
 from control_plane.autoscale.cron import parse
 from control_plane.autoscale.history import Recommended, stabilised
 from control_plane.autoscale.learning import Measured, WorkerSample
+from control_plane.autoscale.need import kv_need
 from control_plane.autoscale.traffic import Traffic, Trend
 from tandem.core.errors import TandemError
 
@@ -220,3 +221,9 @@ def test_who_starts_for_too_long_is_not_counted_on() -> None:
     assert role.within(0) == 2
     assert role.within(30) == 4
     assert role.within(120) == 10
+
+
+def test_kv_memory_is_to_be_three_quarters_full() -> None:
+    """Brim-full pools make sequences wait, and preempt them."""
+    assert kv_need(3.0, 1.0) == pytest.approx(4.0)
+    assert kv_need(3.0, 1.5) == pytest.approx(6.0)

@@ -313,3 +313,44 @@ def test_cancelling_at_any_moment_frees_the_slots_and_the_holders(turns: int) ->
         assert not any(lease.startswith("reuse") for lease in world.spaces["u0"].leases)
 
     on_virtual_time(main)
+
+
+def test_when_the_time_is_over_no_further_holder_is_asked_or_blamed() -> None:
+    """The prompt is being computed by then. A holder that had no time would look like one that fails."""
+
+    async def main(world: World) -> None:
+        names = names_of(4)
+        world.tiers.tiers = dict.fromkeys(names[:2], "nvme")
+        world.tiers.stuck_after, world.tiers.close_s = 0, 0.02
+        world.has("u0", names)
+        bringing = Bringing(4, (world.source("u0", 4),), patience_s=0.0)
+        report = await world.fetcher.fetch(reuse_job(names), None, bringing)
+        assert [each.origin for each in report.brought] == ["nvme"]
+        assert reuse_lease("u0") not in {**world.spaces["u0"].leases, **world.spaces["u0"].buried}
+        world.tiers.tiers.clear()
+        again = replace(reuse_job(names), work_id=8)
+        report = await world.fetcher.fetch(again, None, Bringing(4, (world.source("u0", 4),)))
+        assert [(each.origin, each.blocks) for each in report.brought] == [("peer", 4)]
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("after_ms", range(1, 14))
+def test_a_cancelled_fetch_lets_go_of_a_holder_that_is_sending(after_ms: int) -> None:
+    """The blocks it shares stay pinned there until it hears of it."""
+
+    async def main(world: World) -> None:
+        names = names_of(8)
+        world.has("u0", names)
+        fetching = asyncio.ensure_future(
+            world.fetcher.fetch(reuse_job(names), None, Bringing(8, (world.source("u0", 8),)))
+        )
+        await asyncio.sleep(after_ms / 1e3)
+        assert not fetching.done()
+        fetching.cancel()
+        await asyncio.wait((fetching,))
+        await world.fetcher.close()
+        await asyncio.sleep(0.1)
+        assert not any(lease.startswith("reuse") for lease in world.spaces["u0"].leases)
+
+    on_virtual_time(main)

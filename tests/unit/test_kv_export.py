@@ -170,3 +170,19 @@ def test_first_tokens_may_come_without_any_block() -> None:
     (first,) = progress.next(100.0)
     assert isinstance(first, FirstTokens)
     assert progress.done
+
+
+def test_names_of_one_pull_are_bounded_before_anything_is_looked_up() -> None:
+    """A peer's one message must not make the holder work for seconds."""
+
+    async def main(loop: VirtualLoop) -> None:
+        holder, receiver = spaces()
+        names = ready_lease(holder, 3)
+        exporter = Exporter(holder, KEYRING, LoopClock(loop), DEADLINES, ExportSettings(names_max=2))
+        with pytest.raises(TandemError, match="3 blocks are asked for at once, 2 are allowed") as caught:
+            await anext(exporter.answers(pull_open(holder, receiver, names)))
+        assert caught.value.code == "protocol_mismatch"
+        async for batch in exporter.answers(pull_open(holder, receiver, names[:2])):
+            assert batch
+
+    run(main)

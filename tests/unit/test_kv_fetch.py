@@ -10,11 +10,13 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.fetch_progress import FetchReport, Prefilled, routes
+from kv_transfer.fetch_progress import FetchProgress, FetchReport, Prefilled, routes
 from kv_transfer.memory import MemoryFabric, MemoryTransport, PerfectPath
 from kv_transfer.transport import Alive, BlockSink, ExportSource, Landed, PullEvent, PullOpen
+from kv_transfer.verify import Refusal, judge
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
+from tandem.core.kv import Handle
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
 from tandem.sim.loop import LoopClock, VirtualLoop, run
@@ -527,3 +529,27 @@ def test_a_hand_off_that_comes_asks_nobody() -> None:
         world.settled()
 
     on_virtual_time(main)
+
+
+def test_a_holder_that_says_nothing_but_that_it_lives_does_not_keep_a_fetch_for_ever() -> None:
+    """Its engine may be hung; the slots and the request would wait as long as the process lives."""
+    progress = FetchProgress(fetch_job((name_of(0),), LAYOUT), DEADLINES, LAYOUT.block_bytes, started=1000.0)
+    now = 1000.0
+    while now < progress.deadline():
+        now += 0.5
+        progress.heard(Alive(), now)
+        assert now < 2000.0, "it still waits"
+    assert now == pytest.approx(1000.0 + DEADLINES.total_s, abs=1.0)
+
+
+def test_a_block_of_an_earlier_life_of_its_holder_is_refused() -> None:
+    """It has the right name and good bytes, and its slot may be given away at any moment."""
+    holder = TestSpace(LAYOUT, 8, 11, shared=False)
+    (name,) = ready_lease(holder, 1)
+    handle = holder.look("lease", name)
+    assert isinstance(handle, Handle)
+    words = Digester(LAYOUT).content_words(holder.memory.block(handle.slot))
+    assert judge([words], [handle], epoch=11, names=[name]) == [words]
+    (refused,) = judge([words], [handle], epoch=12, names=[name])
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "epoch"

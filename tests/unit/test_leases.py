@@ -121,3 +121,34 @@ def test_the_end_of_an_incarnation_releases_everything(table: LeaseTable) -> Non
     table.release_all()
     assert len(table) == 0
     table.pool.check({0: 1, 1: 1})
+
+
+def test_a_renewal_puts_no_end_to_the_lease_of_a_running_work(table: LeaseTable) -> None:
+    """Each block a receiver gets renews it: a prefill that takes longer than a lease would lose its blocks."""
+    table.open("x", 10.0, (A,))
+    table.open("y", 10.0, (B,))
+    table.export("x", A, 0)
+    table.produced("y", 0.0)
+    assert table.renew("x", 5.0)
+    assert table.expire(1e9) == ("y",)
+    assert isinstance(table.look("x", A, 5), Handle)
+
+
+@pytest.mark.parametrize("blocks_max", [0, 1, 2])
+def test_peers_pin_no_more_blocks_than_they_may(blocks_max: int) -> None:
+    pool = BlockPool(4)
+    for slot, name in zip(pool.allocate(3), (A, B, C), strict=True):
+        pool.publish(slot, name, WORDS)
+    table = LeaseTable(pool, tombstones_max=3)
+    table.share("x", 10.0, (A, B, C), blocks_max, 0.0)
+    assert table.exported == blocks_max
+    table.share("y", 10.0, (A, B, C), blocks_max, 0.0)
+    assert table.exported == blocks_max, "what is pinned already is shared, and nothing beside"
+
+
+def test_whoever_waits_for_a_lease_hears_of_its_end(table: LeaseTable) -> None:
+    """Else a peer waits for blocks that will not come, until it gives up."""
+    table.open("x", 10.0, (A,))
+    table.take_touched()
+    table.release("x")
+    assert table.take_touched() == ("x",)
