@@ -29,7 +29,7 @@ class Copy:
         temporary.mkdir()
         environment = {
             **os.environ,
-            "PYTHONPATH": str(self.path),
+            "PYTHONPATH": os.pathsep.join([str(self.path), *_beside()]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": str(temporary),
             "CI": "true",
@@ -79,6 +79,12 @@ class Copy:
         assert self._server.stdin is not None
         self._server.stdin.write(line + b"\n")
         self._server.stdin.flush()
+
+
+def _beside() -> list[str]:
+    """Where packages are looked for that do not lie here."""
+    listed = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [each for each in listed if each and Path(each).resolve() != ROOT]
 
 
 def _copy(path: Path) -> None:

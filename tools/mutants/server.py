@@ -23,11 +23,12 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Ask(msgspec.Struct):
-    """Run `tests`, with at most `cpu_s` of the processor (zero: no bound). `cover`: note the lines each test runs of
-    the files whose paths begin with one of these. `through`: go on after a failure."""
+    """Run `tests`, or of these files the tests `only`, in that order, with at most `cpu_s` of the processor (zero: no
+    bound). `cover`: note the lines that each test runs of these files. `through`: go on after a failure."""
 
     tests: list[str]
     cpu_s: int = 0
+    only: list[str] = []
     cover: list[str] = []
     through: bool = False
 
@@ -51,15 +52,19 @@ class Told(msgspec.Struct):
 class _Notes:
     """A plugin of pytest that notes what each test does."""
 
-    def __init__(self, cover: list[str]) -> None:
+    def __init__(self, cover: list[str], only: list[str]) -> None:
+        self._order = {name: number for number, name in enumerate(only)}
         self.tests: dict[str, Test] = {}
         self._traced: Any = None
         if cover:
             coverage = importlib.import_module("coverage")
-            self._traced = coverage.Coverage(
-                data_file=None, include=[f"{part}*" for part in cover], config_file=False
-            )
+            self._traced = coverage.Coverage(data_file=None, include=cover, config_file=False)
             self._traced.start()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._order:
+            wanted = [item for item in items if item.nodeid in self._order]
+            items[:] = sorted(wanted, key=lambda item: self._order[item.nodeid])
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
@@ -93,7 +98,7 @@ class _Notes:
 
 def _run(ask: Ask, told: Path) -> int:
     """In a fork: run the tests and leave what they did in `told`."""
-    notes = _Notes(ask.cover)
+    notes = _Notes(ask.cover, ask.only)
     flags = [] if ask.through else ["-x"]
     status = pytest.main([*flags, "-p", "no:cacheprovider", "--no-header", "--tb=short", *ask.tests], plugins=[notes])
     notes.lines()
