@@ -9,8 +9,10 @@ from tools.mutants import hand
 
 _LEAST: Final = 0.9
 """Of a sample so much must be noticed."""
-_AT_ONCE_MAX: Final = 25
-"""Test files of one round over changed lines, so that it is over in minutes."""
+_TEST_FILES_MAX: Final = 12
+"""Of one round over changed lines, so that it is over in minutes."""
+_REACH_SHARE: Final = 0.4
+"""Of its time so much goes to finding out which tests run which lines."""
 
 
 def main() -> int:
@@ -62,13 +64,14 @@ def _changed(asked: argparse.Namespace) -> int:
     faults = []
     for fault in drawn:
         of_file = sample.tests_of(fault.file)
-        if of_file and len({*tests, *of_file}) <= _AT_ONCE_MAX:
+        if of_file and len({*tests, *of_file}) <= _TEST_FILES_MAX:
             tests.update(dict.fromkeys(of_file))
             faults.append(fault)
     if not faults:
         print("no line has changed that a fault could stand in")
         return 0
-    return int(sample.tell(f"since {asked.since}", sample.judge(faults, list(tests), asked.jobs, until)) < _LEAST)
+    judged = sample.judge(faults, list(tests), asked.jobs, until, _REACH_SHARE * asked.seconds)
+    return int(sample.tell(f"since {asked.since}", judged) < _LEAST)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import libcst.matchers as m
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation import mutators
 
+_FEW: Final = 10
 _LOGS: Final = ("event", "log_event", "span", "cast")
 _TOLD: Final = ("_log", "_meter", "meter", "notes", "_notes", "warnings", "_LOG")
 
@@ -26,6 +27,13 @@ class Planted(NamedTuple):
     was: str
     becomes: str
     text: str
+
+
+def _other_number(node: cst.BaseNumber) -> Iterator[cst.BaseExpression]:
+    """One more of a few; twice as much of what is larger, as a little more of it is a matter of taste."""
+    if isinstance(node, cst.Integer | cst.Float):
+        value = node.evaluated_value
+        yield cst.parse_expression(repr(value + 1 if value < _FEW else 2 * value))
 
 
 def _without_call(node: cst.Expr) -> Iterator[cst.BaseSmallStatement]:
@@ -55,7 +63,7 @@ def _one_condition(node: cst.BooleanOperation) -> Iterator[cst.BaseExpression]:
 
 
 OPERATORS: Final[Sequence[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]]]] = (
-    (cst.BaseNumber, mutators.operator_number),
+    (cst.BaseNumber, _other_number),
     (cst.Name, mutators.operator_name),
     (cst.AugAssign, mutators.operator_augmented_assignment),
     (cst.UnaryOperation, mutators.operator_remove_unary_ops),

@@ -92,12 +92,15 @@ class Reach:
     def __init__(self, tests: Mapping[str, Test]) -> None:
         self.failing = sorted(name for name, test in tests.items() if not test.passed)
         self._tests = {name: test for name, test in tests.items() if test.passed and name}
+        self._imported = {file: set(lines) for file, lines in tests[""].lines.items()} if "" in tests else {}
 
     def of(self, fault: Planted) -> list[str]:
         """The quickest tests of those that run the fault's lines. What runs on import concerns all that run the
         file."""
         wanted = set(range(fault.first, fault.last + 1))
         found = [name for name, test in self._tests.items() if wanted & set(test.lines.get(fault.file, ()))]
+        if not found and wanted & self._imported.get(fault.file, set()):
+            found = [name for name, test in self._tests.items() if fault.file in test.lines]
         if not found:
             return []
         found.sort(key=lambda name: self._tests[name].cpu_s)
@@ -112,15 +115,20 @@ class Reach:
         return sum(self._tests[name].cpu_s for name in tests)
 
 
-def judge(faults: Sequence[Planted], tests: Sequence[str], jobs: int, until: float = float("inf")) -> list[Judged]:
-    """Judge these by what these test files have. Those that are not begun by `until` (monotonic) are left out."""
+def judge(
+    faults: Sequence[Planted], tests: Sequence[str], jobs: int, until: float = float("inf"), reach_s: float = 0.0
+) -> list[Judged]:
+    """Judge these by what these test files have. Faults that are not begun by `until` (monotonic) are left out.
+
+    Tests that the run which finds out their lines has not begun within `reach_s` judge nothing (zero: no bound).
+    """
     copies: SimpleQueue[Copy] = SimpleQueue()
     files = sorted({fault.file for fault in faults})
     known = harmless()
     with ThreadPoolExecutor(jobs) as threads:
         made = list(threads.map(lambda _: Copy(tests), range(jobs)))
         try:
-            reach = Reach(_covered(made, threads, files, tests))
+            reach = Reach(_covered(made, threads, files, tests, reach_s))
             if reach.failing:
                 print(f"left out, as they fail without a fault: {', '.join(reach.failing)}")
             for copy in made:
@@ -141,18 +149,20 @@ def judge(faults: Sequence[Planted], tests: Sequence[str], jobs: int, until: flo
 
 
 def _covered(
-    copies: Sequence[Copy], threads: ThreadPoolExecutor, files: Sequence[str], tests: Sequence[str]
+    copies: Sequence[Copy], threads: ThreadPoolExecutor, files: Sequence[str], tests: Sequence[str], reach_s: float
 ) -> dict[str, Test]:
     """Run the tests on good code, some in each copy."""
     shares = [tests[number :: len(copies)] for number in range(len(copies))]
-    asks = [Ask(list(share), cover=list(files), through=True) for share in shares]
+    asks = [Ask(list(share), cover=list(files), through=True, begin_s=reach_s) for share in shares]
     found: dict[str, Test] = {}
     for copy, told in zip(
         copies, threads.map(lambda pair: pair[0].run(pair[1]), zip(copies, asks, strict=True)), strict=True
     ):
         if not told.tests and copy is not None:
             raise SystemExit(f"tests cannot be run on good code: {told.output}")
+        imported = found.get("", Test(True, 0.0)).lines | told.tests.get("", Test(True, 0.0)).lines
         found.update(told.tests)
+        found[""] = Test(True, 0.0, imported)
     return found
 
 

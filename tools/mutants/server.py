@@ -24,13 +24,15 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 class Ask(msgspec.Struct):
     """Run `tests`, or of these files the tests `only`, in that order, with at most `cpu_s` of the processor (zero: no
-    bound). `cover`: note the lines that each test runs of these files. `through`: go on after a failure."""
+    bound). `cover`: note the lines that each test runs of these files. `through`: go on after a failure.
+    `begin_s`: begin no test later than that (zero: no bound)."""
 
     tests: list[str]
     cpu_s: int = 0
     only: list[str] = []
     cover: list[str] = []
     through: bool = False
+    begin_s: float = 0.0
 
 
 class Test(msgspec.Struct):
@@ -52,13 +54,14 @@ class Told(msgspec.Struct):
 class _Notes:
     """A plugin of pytest that notes what each test does."""
 
-    def __init__(self, cover: list[str], only: list[str]) -> None:
-        self._order = {name: number for number, name in enumerate(only)}
+    def __init__(self, ask: Ask) -> None:
+        self._order = {name: number for number, name in enumerate(ask.only)}
+        self._until = time.monotonic() + ask.begin_s if ask.begin_s else float("inf")
         self.tests: dict[str, Test] = {}
         self._traced: Any = None
-        if cover:
+        if ask.cover:
             coverage = importlib.import_module("coverage")
-            self._traced = coverage.Coverage(data_file=None, include=cover, config_file=False)
+            self._traced = coverage.Coverage(data_file=None, include=ask.cover, config_file=False)
             self._traced.start()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -68,6 +71,9 @@ class _Notes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        if time.monotonic() > self._until:
+            item.session.shouldstop = "the time is over"
+            return True
         begun, test = time.process_time(), Test(True, 0.0)
         self.tests[item.nodeid] = test
         if self._traced is not None:
@@ -98,7 +104,7 @@ class _Notes:
 
 def _run(ask: Ask, told: Path) -> int:
     """In a fork: run the tests and leave what they did in `told`."""
-    notes = _Notes(ask.cover, ask.only)
+    notes = _Notes(ask)
     flags = [] if ask.through else ["-x"]
     status = pytest.main([*flags, "-p", "no:cacheprovider", "--no-header", "--tb=short", *ask.tests], plugins=[notes])
     notes.lines()
