@@ -18,13 +18,14 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
 	@echo "make demo    one chat request through prefill, transfer and decode, explained"
 	@echo "make up      router, one prefill and two decode workers with the demo model on port 8000"
 	@echo "make test    the tests        make sim    $(SEEDS) simulated runs with faults, and $(FRESH) of today"
+	@echo "make mutants   small faults in a copy of the code, which tests must notice; mutants-changed: in changed lines"
 	@echo "make sim-long   more than 100,000 simulated requests with faults, half of them on 16 workers"
 	@echo "make drills  every fault at every stage on real processes, judged; drills-full: 20 rounds each with torch"
 	@echo "make soak    mixed load and faults for MINUTES=$(MINUTES): memory and descriptors flat, no answer wrong"
@@ -120,6 +121,18 @@ up: setup
 
 test: setup
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
+
+# Faults thought of by people, all of which must be noticed, then a sample of each group: under an hour on two cores.
+mutants: mutants-hand
+	$(BIN)/python -m tools.mutants sample --jobs $(JOBS) $(addprefix --group ,$(GROUPS))
+
+mutants-hand: setup
+	$(BIN)/python -m tools.mutants hand
+
+# In lines changed since the last tag, or SINCE: three minutes at most.
+SINCE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || echo HEAD~1)
+mutants-changed: setup
+	$(BIN)/python -m tools.mutants changed --since $(SINCE) --jobs $(JOBS)
 
 sim: setup
 	$(BIN)/tandem sim --seeds $(SEEDS) --fresh $(FRESH) --kept tests/sim/kept_seeds.txt

@@ -292,3 +292,18 @@ def test_pools_of_fixed_size_carry_first() -> None:
     assert scaling.pools.keys() == {"prefill", "more"}
     # 208 sequences, and 2.33 standard deviations more, need 4.7 workers, of which two are there for good.
     assert scaling.pools["more"].replicas == 3
+
+
+def test_a_pool_at_a_limit_says_so_beside_what_it_is_from() -> None:
+    """Else nobody learns why there are no more, or why there are so many."""
+    spec = service(least=2, most=3)
+    busy = steady(2, 2, sequences=2000)
+    (most,) = [
+        scaling for name, scaling in decide(spec, busy, SPEEDS, History(), NOON).pools.items() if name == "decode"
+    ]
+    assert most.replicas == 3
+    assert "at most 3" in most.reasons
+    assert any(reason.startswith("decode:") for reason in most.reasons)
+    idle = decide(spec, steady(2, 2), SPEEDS, History(), NOON).pools["decode"]
+    assert idle.replicas == 2
+    assert not any(reason.startswith("at most") for reason in idle.reasons)

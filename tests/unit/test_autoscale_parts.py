@@ -1,5 +1,6 @@
 """Schedules, trends, speeds and metrics that the scaling decision is made of."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,12 +9,15 @@ from hypothesis import strategies as st
 
 from control_plane.autoscale import PoolLoad, PoolScaling, ServiceLoad
 from control_plane.autoscale.allotment import Share, allot
-from control_plane.autoscale.coupling import RolePool
+from control_plane.autoscale.coupling import RolePool, rate_in_all
 from control_plane.autoscale.cron import parse
 from control_plane.autoscale.history import Recommended, stabilised
-from control_plane.autoscale.learning import Measured, WorkerSample
-from control_plane.autoscale.traffic import Traffic, Trend
+from control_plane.autoscale.learning import WARM_UP_S, Measured, WorkerSample
+from control_plane.autoscale.need import kv_need
+from control_plane.autoscale.roles import Scalable
+from control_plane.autoscale.traffic import Mean, Traffic, Trend
 from tandem.core.errors import TandemError
+from tests.unit.autoscale_cases import SPEEDS, scaled
 
 # ---- schedules ----
 
@@ -220,3 +224,62 @@ def test_who_starts_for_too_long_is_not_counted_on() -> None:
     assert role.within(0) == 2
     assert role.within(30) == 4
     assert role.within(120) == 10
+
+
+def test_kv_memory_is_to_be_three_quarters_full() -> None:
+    """Brim-full pools make sequences wait, and preempt them."""
+    assert kv_need(3.0, 1.0) == pytest.approx(4.0)
+    assert kv_need(3.0, 1.5) == pytest.approx(6.0)
+
+
+def test_a_role_carries_what_its_workers_do_without_the_spares() -> None:
+    pools = [
+        RolePool(PoolLoad(), decided=6, cold_start_s=120.0, rate=2.0, spare=2),
+        RolePool(PoolLoad(), decided=1, cold_start_s=120.0, rate=5.0, spare=3),
+    ]
+    assert rate_in_all(pools) == 8.0
+
+
+def test_a_pools_spares_carry_nothing_and_are_within_its_limits() -> None:
+    pool = Scalable(scaled("a", "decode", 3, 8, spare=2), PoolLoad(wanted=5, ready=5), SPEEDS["decode"], floor=3)
+    assert (pool.carrying, pool.most) == (3, 8)
+    assert [pool.replicas(load) for load in (0.0, 0.5, 1.0, 1.1, 4.0, 6.5)] == [3, 3, 3, 4, 6, 8]
+    share = pool.share(1.0)
+    assert (share.least, share.most) == (1, 8)
+    none = Scalable(scaled("a", "decode", 1, 8, spare=2), PoolLoad(wanted=1), SPEEDS["decode"], floor=1)
+    assert (none.carrying, none.share(1.0).least) == (0, 0)
+
+
+def test_a_line_that_would_make_no_sequences_cost_less_than_nothing_goes_through_zero() -> None:
+    measured = Measured()
+    for look in range(20):
+        running = 10 + look
+        measured = measured.learn([warm(running, 0.002 * running - 0.015)], 5.0 * look)
+    fit = measured.speed.decode
+    assert fit is not None
+    assert fit.base_s == 0.0
+    assert fit.sequence_s > 0
+
+
+def test_a_worker_is_warm_from_a_moment_on() -> None:
+    for ready_for_s, learned in ((WARM_UP_S - 0.1, False), (WARM_UP_S, True)):
+        sample = WorkerSample("pool", ready_for_s, prefill_tokens_per_s=1000.0)
+        assert (Measured().learn([sample], 0.0).speed.prefill_token_s is not None) == learned
+
+
+def test_of_what_requests_were_like_an_hour_ago_little_is_left() -> None:
+    mean = Mean().observe(100_000, 10, 5.0).observe(1000, 10, 7200.0)
+    assert mean.value == pytest.approx(100.0, rel=0.01)
+    assert Mean().value is None
+
+
+def test_without_traffic_nothing_is_made_up() -> None:
+    """Answers of one token, or workers for tokens that nobody sent, would come of it."""
+    idle = ServiceLoad()
+    traffic = Traffic().observe(idle, 0.0).observe(idle, 5.0).observe(idle, 10.0)
+    assert (traffic.tokens_per_s, traffic.prompt, traffic.answer) == (0.0, None, None)
+    assert Traffic().tokens_per_s == 0.0
+    generating = traffic.observe(replace(idle, output_tokens=400), 15.0)
+    assert generating.answer is None, "none has ended"
+    finished = generating.observe(replace(idle, output_tokens=400, finished_requests=1), 20.0)
+    assert finished.answer == pytest.approx(400.0, rel=0.05)

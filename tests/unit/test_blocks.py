@@ -247,3 +247,25 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def test_a_block_is_held_until_the_last_of_several_copies_is_over() -> None:
+    """A tier and two peers read it: given away after the second, the third would send another prompt's bytes."""
+    pool = BlockPool(8)
+    (slot,) = pool.allocate(1)
+    pool.publish(slot, name(1), DIGESTS)
+    pool.release(slot)
+    for _ in range(3):
+        assert pool.hold(name(1)) == slot
+    for _ in range(3):
+        assert pool.available == 7
+        pool.unhold(slot)
+    assert pool.available == 8
+
+
+def test_a_block_with_one_user_is_written_where_it_is() -> None:
+    pool = BlockPool(2)
+    (slot,) = pool.allocate(1)
+    assert not pool.shared(slot)
+    pool.ref(slot)
+    assert pool.shared(slot)

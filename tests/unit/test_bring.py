@@ -283,6 +283,19 @@ def test_a_peer_is_shown_what_is_here_for_as_long_as_it_gives_signs() -> None:
     h.drain()
 
 
+def test_sharing_is_bounded_by_its_leases_and_by_its_blocks_each() -> None:
+    h = harness(blocks=16, shared_leases_max=2, export_share=0.5)
+    names = shared(h)
+    assert h.scheduler.sharing.open("reuse-1", names[:1], 2.0, h.now)
+    assert h.scheduler.sharing.open("reuse-2", names[:1], 2.0, h.now)
+    assert not h.scheduler.sharing.open("reuse-3", names[:1], 2.0, h.now), "two leases"
+    h = harness(blocks=8, shared_leases_max=9, export_share=0.5)
+    names = shared(h)
+    assert h.scheduler.sharing.open("reuse-1", names, 2.0, h.now)
+    assert not h.scheduler.sharing.open("reuse-2", names, 2.0, h.now), "half of the pool"
+    assert h.scheduler.sharing.open("reuse-1", names, 2.0, h.now), "it is open"
+
+
 def test_sharing_is_bounded_and_holds_up_no_hand_off() -> None:
     h = harness(blocks=8, shared_leases_max=2, export_share=0.5)
     names = shared(h)

@@ -170,3 +170,48 @@ def test_first_tokens_may_come_without_any_block() -> None:
     (first,) = progress.next(100.0)
     assert isinstance(first, FirstTokens)
     assert progress.done
+
+
+def test_names_of_one_pull_are_bounded_before_anything_is_looked_up() -> None:
+    """A peer's one message must not make the holder work for seconds."""
+
+    async def main(loop: VirtualLoop) -> None:
+        holder, receiver = spaces()
+        names = ready_lease(holder, 3)
+        exporter = Exporter(holder, KEYRING, LoopClock(loop), DEADLINES, ExportSettings(names_max=2))
+        with pytest.raises(TandemError, match="3 blocks are asked for at once, 2 are allowed") as caught:
+            await anext(exporter.answers(pull_open(holder, receiver, names)))
+        assert caught.value.code == "protocol_mismatch"
+        async for batch in exporter.answers(pull_open(holder, receiver, names[:2])):
+            assert batch
+
+    run(main)
+
+
+def test_a_lease_that_was_there_and_is_gone_is_not_hoped_for() -> None:
+    """Also where nothing is remembered of it: its receiver would wait for what nobody computes."""
+    holder, _ = spaces()
+    names = (name_of(0), name_of(1))
+    holder.lease("lease", names)
+    progress = progress_of(holder, names)
+    assert progress.next(100.0) == ()
+    del holder.leases["lease"]
+    with pytest.raises(TandemError, match="has ended") as caught:
+        progress.next(100.1)
+    assert caught.value.code == "kv_gone"
+
+
+def test_pulls_at_once_are_counted() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        holder, receiver = spaces()
+        holder.lease("lease", (name_of(0),))
+        exporter = Exporter(holder, KEYRING, LoopClock(loop), DEADLINES)
+        pulls = [exporter.answers(pull_open(holder, receiver, (name_of(0),))) for _ in range(3)]
+        for number, pull in enumerate(pulls, 1):
+            assert await anext(pull) == (Alive(),)
+            assert exporter.pulls == number
+        for number, pull in enumerate(pulls, 1):
+            await pull.aclose()
+            assert exporter.pulls == 3 - number
+
+    run(main)

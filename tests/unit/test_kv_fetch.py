@@ -10,11 +10,13 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.fetch_progress import FetchReport, Prefilled, routes
+from kv_transfer.fetch_progress import FetchProgress, FetchReport, Prefilled, routes
 from kv_transfer.memory import MemoryFabric, MemoryTransport, PerfectPath
-from kv_transfer.transport import Alive, BlockSink, ExportSource, Landed, PullEvent, PullOpen
+from kv_transfer.transport import Alive, BlockSink, ExportSource, Landed, Missing, PullEvent, PullOpen
+from kv_transfer.verify import Refusal, judge
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
+from tandem.core.kv import Handle
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
 from tandem.sim.loop import LoopClock, VirtualLoop, run
@@ -32,6 +34,7 @@ from tests.contract.block_space import (
 
 LAYOUT = block_layout(2048)
 DEADLINES = Deadlines()
+BEGIN_S = 100_000.0
 
 
 class Path(PerfectPath):
@@ -98,9 +101,11 @@ class World:
 
 def on_virtual_time(main: Callable[[World], Coroutine[Any, Any, None]], limit_s: float = 300.0) -> None:
     async def body(loop: VirtualLoop) -> None:
+        # Clocks do not begin at zero: there a time of the clock would pass for a time that is left.
+        await asyncio.sleep(BEGIN_S)
         await main(await World(loop).start())
 
-    run(body, limit_s=limit_s)
+    run(body, limit_s=BEGIN_S + limit_s)
 
 
 def test_a_whole_fetch_lands_verified_blocks_and_reports_what_it_cost() -> None:
@@ -153,8 +158,8 @@ def test_only_what_comes_after_the_last_wait_for_prefill_is_exposed() -> None:
         names = tuple(name_of(i) for i in range(8))
         world.holder.lease("lease", names)
         for index in range(8):
-            world.loop.call_at(1.0 + index // 2, world.holder.complete, "lease", index)
-        world.loop.call_at(4.0, world.holder.sample, "lease")
+            world.loop.call_later(1.0 + index // 2, world.holder.complete, "lease", index)
+        world.loop.call_later(4.0, world.holder.sample, "lease")
         report = await world.fetch(names)
         assert report.reason is None
         assert report.seconds == pytest.approx(4.005, abs=0.003)
@@ -198,11 +203,11 @@ def test_a_silent_holder_is_given_up_after_two_seconds() -> None:
         names = tuple(name_of(i) for i in range(3))
         world.holder.lease("lease", names)
         world.holder.complete("lease", 0)
-        world.loop.call_at(5.0, setattr, world.path, "silent", True)
+        world.loop.call_later(5.0, setattr, world.path, "silent", True)
         report = await world.fetch(names)
         assert report.reason is not None
         assert report.reason.startswith("transfer_failed")
-        assert 6.4 < world.loop.time() < 7.1
+        assert 6.4 < world.loop.time() - BEGIN_S < 7.1
         assert report.blocks == 1
         world.settled()
 
@@ -214,7 +219,7 @@ def test_a_holder_that_only_says_it_is_alive_gives_up_when_prefill_should_have_m
         world.holder.lease("lease", (name_of(0),))
         report = await world.fetch((name_of(0),))
         assert report.reason is not None
-        assert DEADLINES.unjudged_s - 0.5 < world.loop.time() < DEADLINES.unjudged_s + 0.6
+        assert DEADLINES.unjudged_s - 0.5 < world.loop.time() - BEGIN_S < DEADLINES.unjudged_s + 0.6
         world.settled()
 
     on_virtual_time(main)
@@ -225,7 +230,7 @@ def test_a_holder_that_cannot_be_reached_costs_no_more_than_the_transfer_bound()
         world.path.silent = True
         report = await world.fetch((name_of(0),))
         assert report.reason is not None
-        assert world.loop.time() == pytest.approx(2.0, abs=0.1)
+        assert world.loop.time() - BEGIN_S == pytest.approx(2.0, abs=0.1)
         assert world.receiver.ended == [(7, report.reason, ())]
 
     on_virtual_time(main)
@@ -236,7 +241,7 @@ def test_no_transport_in_common_is_said_at_once() -> None:
         world.address = "ucx://elsewhere"
         report = await world.fetch((name_of(0),))
         assert report.reason == "transfer_failed: no transport in common: ucx://elsewhere"
-        assert world.loop.time() == 0.0
+        assert world.loop.time() == BEGIN_S
 
     on_virtual_time(main)
 
@@ -403,7 +408,7 @@ def test_slots_are_quarantined_until_a_slow_pull_is_closed(code: str) -> None:
         await asyncio.wait((fetching,))
         await fetcher.close()
         assert world.receiver.freed == [(3, 5, 7)]
-        assert world.loop.time() == pytest.approx(20.0)
+        assert world.loop.time() - BEGIN_S == pytest.approx(20.0)
 
     on_virtual_time(main)
 
@@ -527,3 +532,55 @@ def test_a_hand_off_that_comes_asks_nobody() -> None:
         world.settled()
 
     on_virtual_time(main)
+
+
+def test_a_holder_that_says_nothing_but_that_it_lives_does_not_keep_a_fetch_for_ever() -> None:
+    """Its engine may be hung; the slots and the request would wait as long as the process lives."""
+    progress = FetchProgress(fetch_job((name_of(0),), LAYOUT), DEADLINES, LAYOUT.block_bytes, started=1000.0)
+    now = 1000.0
+    while now < progress.deadline():
+        now += 0.5
+        progress.heard(Alive(), now)
+        assert now < 2000.0, "it still waits"
+    assert now == pytest.approx(1000.0 + DEADLINES.total_s, abs=1.0)
+
+
+def test_a_block_of_an_earlier_life_of_its_holder_is_refused() -> None:
+    """It has the right name and good bytes, and its slot may be given away at any moment."""
+    holder = TestSpace(LAYOUT, 8, 11, shared=False)
+    (name,) = ready_lease(holder, 1)
+    handle = holder.look("lease", name)
+    assert isinstance(handle, Handle)
+    words = Digester(LAYOUT).content_words(holder.memory.block(handle.slot))
+    assert judge([words], [handle], epoch=11, names=[name]) == [words]
+    (refused,) = judge([words], [handle], epoch=12, names=[name])
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "epoch"
+
+
+def test_a_rate_is_of_the_time_in_which_there_was_something_to_send() -> None:
+    """Placement learns what a link can do from it; the wait for prefill says nothing of the link."""
+    names = tuple(name_of(index) for index in range(2))
+    progress = FetchProgress(fetch_job(names, LAYOUT), DEADLINES, 1_000_000, started=1000.0)
+    progress.heard(Alive(), 1000.0)
+    progress.moved(1010.0)
+    progress.heard(Missing(9, "none"), 1010.0)
+    progress.landed(0, 1011.0)
+    progress.heard(Alive(), 1011.0)
+    progress.heard(Missing(9, "none"), 1021.0)
+    progress.landed(1, 1022.0)
+    report = progress.report(None, True, 1022.0)
+    assert report.seconds == 22.0
+    assert report.gb_per_s == pytest.approx(2e6 / 2.0 / 1e9), "one second for each, and twenty of waiting"
+    assert report.exposed_s == 1.0
+    (brought,) = progress.brought("peer", "u0", None)
+    assert brought.seconds == 22.0
+
+
+def test_what_each_tier_took_adds_up_to_the_whole() -> None:
+    names = tuple(name_of(index) for index in range(3))
+    progress = FetchProgress(fetch_job(names, LAYOUT), DEADLINES, 2048, started=1000.0)
+    progress.landed(0, 1000.5, "dram")
+    progress.landed(1, 1002.5, "nvme")
+    progress.landed(2, 1002.75, "dram")
+    assert {each.origin: each.seconds for each in progress.brought("own", "", None)} == {"dram": 0.75, "nvme": 2.0}

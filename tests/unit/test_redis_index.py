@@ -332,6 +332,21 @@ async def test_of_a_long_prompt_evenly_spaced_names_are_looked_up(server: RedisS
         await comes_to(index, long, {"w": Held(1000, 1000)})
 
 
+@pytest.mark.parametrize("held", [1, 4, 7, 999, 1003])
+async def test_of_a_long_prompt_no_holder_is_said_to_have_more_than_it_has(
+    server: RedisServer | StandIn, held: int
+) -> None:
+    """A prompt would be sent where it has to be computed after all, and its fetch would end in missing blocks."""
+    choices, long = settings(server), names(4 * NAMES_MAX + 3)
+    index, holder = index_of(server, choices), holder_of(server, "w", choices)
+    holder.change("hbm", long[:held])
+    least = held - held % 5
+    async with running(index, holder.publisher):
+        await until(lambda: index.usable)
+        await holder.settled()
+        assert await seen(index, long) == ({"w": Held(least, least)} if least else {})
+
+
 async def test_at_most_seven_holders_are_known_of_a_name(primary: RedisServer) -> None:
     choices = settings(primary)
     index, holders = (

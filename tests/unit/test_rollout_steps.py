@@ -196,6 +196,11 @@ def test_percentages_err_towards_capacity(surge: int | str, unavailable: int | s
         (Health(40, 40), Health(1000, 0), None),
         (Health(100, 3), Health(1000, 10), None),
         (Health(100, 30), Health(0, 0), "errors"),
+        # So many that chance says nothing: the margin alone decides.
+        (Health(1_000_000, 19_000), Health(1_000_000, 10_000), None),
+        (Health(1_000_000, 22_000), Health(1_000_000, 10_000), "errors"),
+        (Health(1_000_000, 0, 19_000), Health(1_000_000, 0, 10_000), None),
+        (Health(1_000_000, 0, 22_000), Health(1_000_000, 0, 10_000), "slo"),
     ],
 )
 def test_a_regression_is_more_than_margin_and_chance(new: Health, old: Health, worse: str | None) -> None:

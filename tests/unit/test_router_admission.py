@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from router.dispatch.admission import Admission, Admitted, Queued, Refused
 from router.dispatch.retry_budget import RetryBudget, backoff_s
+from router.dispatch.trials import Trials
 from router.settings import AdmissionSettings, RetrySettings
 
 
@@ -104,3 +105,61 @@ def test_retries_are_a_share_of_traffic_with_a_burst() -> None:
 def test_the_first_retry_is_immediate_and_later_ones_back_off() -> None:
     settings = RetrySettings(backoff_first_s=0.1, backoff_max_s=0.3)
     assert [backoff_s(settings, fruitless) for fruitless in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]
+
+
+def test_a_calm_hour_does_not_save_up_retries_beyond_the_burst() -> None:
+    """Else the first outage after it may be answered by as many retries as there was traffic."""
+    budget = RetryBudget(RetrySettings(share=0.25, burst=2))
+    for _ in range(4000):
+        budget.earn()
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+
+
+def test_a_part_of_a_retry_is_none() -> None:
+    budget = RetryBudget(RetrySettings(share=0.25, burst=1))
+    assert budget.spend()
+    for _ in range(3):
+        budget.earn()
+        assert not budget.spend()
+    budget.earn()
+    assert budget.spend()
+
+
+def test_a_request_that_fails_everywhere_is_tried_as_often_as_the_settings_say() -> None:
+    settings = RetrySettings(attempts_max=3, fruitless_attempts_max=100)
+    trials, ends = Trials(settings), []
+    for _ in range(3):
+        trials.begin()
+        ends.append(trials.ended("engine_failed", "it broke", fruitful=True))
+    assert ends[:2] == [None, None]
+    assert ends[2] is not None
+    trials.check()
+
+
+def test_only_attempts_in_a_row_without_a_token_give_a_request_up() -> None:
+    """A long answer that loses its worker now and then, and gets on each time, is not given up."""
+    trials = Trials(RetrySettings(attempts_max=100, fruitless_attempts_max=2))
+    for fruitful in (False, True) * 5:
+        trials.begin()
+        assert trials.ended("engine_failed", "it broke", fruitful=fruitful) is None
+    assert trials.backoff_s() == 0.0
+    trials.begin()
+    assert trials.ended("engine_failed", "it broke", fruitful=False) is None
+    trials.begin()
+    assert trials.ended("engine_failed", "it broke", fruitful=False) is not None
+
+
+def test_retry_after_grows_with_the_line() -> None:
+    """Clients that come back after a second each, however long the line, make it longer."""
+    admission = Admission(AdmissionSettings(requests_max=100, queued_max=20))
+    for key in range(60):
+        admission.arrive(key, "m", 0, True)
+    for key in range(60):
+        admission.ended(key, 1000.0 + 0.5 * key)
+    pace_s = admission.retry_after_s("m")
+    assert pace_s == 1.0
+    for key in range(100, 120):
+        admission.arrive(key, "m", 0, False)
+    refused = admission.arrive(120, "m", 0, False)
+    assert isinstance(refused, Refused)
+    assert 9.0 <= refused.retry_after_s <= 11.0, "twenty wait, and two end every second"

@@ -540,3 +540,58 @@ def test_the_only_worker_is_asked_while_its_step_is_overdue() -> None:
         assert u1.submits
 
     scenario(body, workers="u1", settings=RouterSettings())
+
+
+def test_a_worker_is_told_the_time_that_is_left_not_when_it_is_over() -> None:
+    """It ends the work by itself then, should its router be lost. Clocks of machines do not begin at zero."""
+
+    async def body(world: World) -> None:
+        await asyncio.sleep(100_000.0)
+        client = await ended(world.ask(tokens=5))
+        client.check_whole()
+        sent = [submit for worker in world.workers.values() for submit in worker.submits]
+        total_s = world.settings.deadlines.total_s
+        assert len(sent) == 2
+        assert all(total_s - 1.0 <= submit.deadline_s <= total_s for submit in sent)
+
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, PAIRED)
+        for worker_id, role in (("p1", "prefill"), ("d1", "decode")):
+            world.worker(worker_id, role)
+        await world.start()
+        await body(world)
+        await world.stop()
+
+    run(main, limit_s=200_000.0)
+
+
+def test_requests_that_waited_in_line_earn_retries_too() -> None:
+    """On a busy router nearly all have waited: a worker that fails then would otherwise cost every answer."""
+
+    async def body(world: World) -> None:
+        assert world.dispatcher.may_retry()
+        assert not world.dispatcher.may_retry()
+        clients = [world.ask(max_tokens=20) for _ in range(20)]
+        for client in clients:
+            (await ended(client)).check_whole()
+        assert world.dispatcher.may_retry()
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=3)
+    settings = RouterSettings(placement=placement, retry=RetrySettings(share=0.1, burst=1))
+    scenario(body, workers="d1", settings=settings)
+
+
+def test_decode_that_begins_anew_has_its_own_time() -> None:
+    """Prefill took long, and was lost. Decode is not given up for the time that went by before."""
+
+    async def body(world: World) -> None:
+        prefill, decode, other = (world.workers[name] for name in ("p1", "d1", "d2"))
+        prefill.prefill_s, prefill.gets_on = 1000.0, True
+        decode.prefill_s = other.prefill_s = 10.0
+        client = world.ask()
+        await asyncio.sleep(world.settings.deadlines.standstill_max_s - 2.0)
+        prefill.die()
+        (await ended(client)).check_whole()
+        assert len(decode.submits) + len(other.submits) == 1
+
+    scenario(body)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement import CostModel
+from router.placement.decision import Breakdown
 from router.placement.learning.answer_lengths import AnswerLengths
 from router.placement.learning.fit import Fit
 from router.placement.learning.pace import Paces
@@ -204,3 +205,22 @@ def test_a_pace_is_believed_as_far_as_there_is_evidence() -> None:
     assert told[3] == pytest.approx(1.3, abs=1 / 64)
     paces.forget("slow")
     assert paces.of("slow") == 1.0
+
+
+def test_of_a_worker_that_is_gone_nothing_is_kept() -> None:
+    """Its id may come back as another machine, which would be judged by what the old one was."""
+    costs = CostModel(CostPriors())
+    for turn in range(400):
+        running = 5 + turn % 40
+        costs.observe_load("other", load(running=running, step_s=(0.010 + 2e-4 * running)))
+        costs.observe_load("slow", load(running=running, step_s=10 * (0.010 + 2e-4 * running)))
+    assert costs.step_ms("slow", 20) > 1.5 * costs.step_ms("other", 20)
+    costs.forget("slow")
+    assert costs.step_ms("slow", 20) == pytest.approx(costs.step_ms("nobody", 20))
+
+
+def test_what_a_request_takes_is_all_that_it_waits_for() -> None:
+    """A worker that would have to fetch for long does not look free."""
+    cost = Breakdown(1.0, 2.0, 4.0, 8.0, interference_ms=100.0, fetch_ms=16.0, misses_ms=1000.0)
+    assert cost.completion_ms == 31.0
+    assert cost.total_ms == 1131.0

@@ -190,3 +190,19 @@ async def test_services_without_autoscaling_are_left_alone() -> None:
     loop = ScalingLoop(Poller(dict, clock), lambda: [plain], Board(clock), clock)
     await loop.once()
     assert loop.looks == {}
+
+
+def test_each_start_is_counted_once_however_often_it_is_looked_at() -> None:
+    """A start that waited for a node is one of several, not all of them."""
+    keeper, books = Keeper(), Books()
+    pods = {
+        name: WorkerPod(NOON - 1000, NOON - 1000 + took_s)
+        for name, took_s in (("a", 400.0), ("b", 90.0), ("c", 80.0))
+    }
+    pools = {"decode": PoolObserved(3, pods), "prefill": PoolObserved(0, {})}
+    observed = ServiceObserved("llm", "llama", service(1), pools)
+    for look in range(10):
+        keeper.look(observed, books, NOON + 2 * look)
+    measured = keeper.measured("llm", "llama")["decode"]
+    assert sorted(measured.starts_s) == [80.0, 90.0, 400.0]
+    assert measured.speed.cold_start_s == 90.0

@@ -354,6 +354,17 @@ def test_a_prefill_exports_its_blocks_as_they_complete_and_ends_with_the_first_t
     assert all(isinstance(h.scheduler.leases.look(lease, name, EPOCH), Gone) for name in names)
 
 
+def test_an_answer_that_ends_with_its_first_token_keeps_no_blocks() -> None:
+    """Nobody comes for them: with one-token answers a prefill worker would be full of leases that run out."""
+    h = engine()
+    work = h.submit(prompt(9), "prefill", max_tokens=1, lease_s=1e6)
+    h.run()
+    assert h.stories[work].ended is not None
+    assert not h.scheduler.leases.exists(h.stories[work].work.lease_id)
+    assert h.scheduler.load().blocks_exported == 0
+    assert h.scheduler.residence.pool.available == 64
+
+
 def test_a_cached_prefix_is_exported_at_once_with_the_digests_it_had() -> None:
     h = engine()
     h.submit(prompt(8), max_tokens=1)

@@ -12,6 +12,7 @@ import yaml
 from tandem.core.errors import TandemError
 from tandem.spec.checking import broken, changed
 from tandem.spec.engine_pool import EnginePoolSpec
+from tandem.spec.quantity import quantity
 from tandem.spec.reading import service_of
 from tandem.spec.rules import RULES, Rule
 from tandem.spec.service import ModelService
@@ -138,3 +139,24 @@ def test_sentences_have_paths() -> None:
     case = next(case for case in cases.BAD if case.name == "least above most")
     (said,) = broken(msgspec.convert(case.service(), ModelService))
     assert said == "spec.pools[0].autoscaling.minReplicas: minReplicas must not be above maxReplicas"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512M", 512_000_000),
+        ("512Mi", 536_870_912),
+        ("1k", 1_000),
+        ("1Ki", 1_024),
+        ("2G", 2_000_000_000),
+        ("2Gi", 2_147_483_648),
+        ("1.5T", 1_500_000_000_000),
+        ("1Ti", 1_099_511_627_776),
+        ("7", 7),
+        (7, 7),
+        ("1m", None),
+        ("", None),
+    ],
+)
+def test_sizes_are_what_kubernetes_takes_them_for(text: str | int, size: int | None) -> None:
+    assert quantity(text) == size

@@ -96,3 +96,15 @@ def test_a_short_secret_stops_the_start_and_secrets_are_not_shown() -> None:
         TicketKey("k", b"short")
     assert caught.value.code == "bad_setting"
     assert "enough bytes" not in repr(Keyring(NEW, OLD))
+
+
+def test_a_ticket_of_an_unknown_key_is_refused_also_where_there_are_two() -> None:
+    third = TicketKey("third", OLD.secret)
+    assert "third" in refusal(Keyring(NEW, OLD), issue(Keyring(third), CLAIMS))
+    assert Keyring(NEW, OLD).find("third") is None
+
+
+def test_a_ticket_that_is_cut_off_anywhere_is_refused_by_name() -> None:
+    ticket = issue(Keyring(NEW), CLAIMS)
+    for size in range(len(ticket)):
+        assert refusal(Keyring(NEW), ticket[:size])

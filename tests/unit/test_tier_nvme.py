@@ -5,7 +5,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,12 @@ from kv_transfer.tiers.mac import Seals, available
 from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.nvme import NvmeShelf
 from kv_transfer.tiers.record import ALIGN, shape_of
+from kv_transfer.tiers.shelf import Item, Record
 from kv_transfer.tiers.tiers import Lost, Pinning, Restored
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.engine.digest import Digester
+from tandem.engine.memory import HostMemory
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.system import SystemClock
 from tests.contract.block_space import block_layout, content
@@ -185,6 +187,17 @@ async def test_a_rotated_key_still_reads_what_the_old_one_wrote(tmp_path: Path) 
         assert b.good(NAMES, await b.restore(NAMES))
 
 
+async def test_a_segment_under_another_number_is_ignored(tmp_path: Path) -> None:
+    """A file that was put back from a copy, say: its number is its age, and what its records are called by."""
+    async with stage("nvme", tmp_path) as b:
+        await b.keep(NAMES)
+        old, *_ = files(b)
+    old.rename(old.with_name(f"{int(old.stem, 16) + 4:016x}.kv"))
+    async with stage("nvme", tmp_path) as b:
+        assert b.tiers.where(NAMES) == ()
+        assert b.figure("tandem_tier_found_total", "segment_swapped") == 1
+
+
 async def test_other_files_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "worker.2f.1"
     folder.mkdir()
@@ -325,6 +338,79 @@ async def test_a_disk_that_fails_to_read_is_done_without_and_found_again(tmp_pat
         disk.fail = {}
         await until(lambda: b.tiers.usable)
         assert b.good(NAMES[5:], await b.restore(NAMES[5:]))
+
+
+async def test_a_bad_place_now_and_then_does_not_close_a_disk(tmp_path: Path) -> None:
+    """Disks of that size have some in their lifetime; only several on end mean that the disk is bad."""
+    async with failing(tmp_path, batch_bytes=1) as (b, disk):
+        await b.keep(NAMES)
+        for bad, good in ((NAMES[:2], NAMES[4:5]), (NAMES[2:4], NAMES[5:6])):
+            disk.fail = {"read": errno.EIO}
+            assert all(isinstance(outcome, Lost) for outcome in await b.restore(bad))
+            disk.fail = {}
+            assert b.good(good, await b.restore(good))
+            assert b.tiers.usable
+        assert disk.claims == 1
+
+
+class _Owner:
+    """What stands on a shelf, as its owner knows it."""
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, int] = {}
+        self.open = False
+
+    def found(self, records: Sequence[Record]) -> Sequence[bool]:
+        return [False for _ in records]
+
+    def lost(self, names: Sequence[bytes], reason: str) -> None:
+        for name in names:
+            assert self.names.pop(name, None) is not None, "never was there"
+
+    def moved(self, name: bytes, place: int) -> bool:
+        raise AssertionError("nothing is worth it")
+
+    def worth(self, name: bytes) -> int:
+        return 0
+
+    def usable(self, usable: bool, reason: str) -> None:
+        self.open = usable
+
+
+async def test_places_of_a_failed_write_are_the_first_to_be_used_again(tmp_path: Path) -> None:
+    """Else every moment in which the disk is full costs good blocks later, for room that nothing lies in."""
+    layout, settings = block_layout(BLOCK), settings_for("nvme", 32, tmp_path, stall_s=30.0, retry_s=0.001)
+    disk, owner, digester = FailingDisk(tmp_path), _Owner(), Digester(layout)
+    shape, entropy = shape_of(layout, ROOT), SeededEntropy(1)
+    shelf = NvmeShelf(disk, shape, digester, Seals(KEYRING), settings, SystemClock(), entropy, PrometheusMeter())
+    memory = HostMemory(BLOCK, 8)
+
+    async def write(prompt: str) -> list[int | str]:
+        items = []
+        for slot in range(8):
+            name = named(slot, prompt)
+            memory.block(slot)[:] = content(name, BLOCK)
+            items.append(Item(name, "", slot, digester.content_words(content(name, BLOCK))))
+        placed = list(await shelf.write(items, memory, lambda: None))
+        for item, place in zip(items, placed, strict=True):
+            if isinstance(place, int):
+                owner.names[item.name] = place
+        return placed
+
+    shelf.open(owner)
+    try:
+        await until(lambda: owner.open)
+        await write("first")
+        disk.fail = {"write": errno.ENOSPC}
+        assert set(await write("failed")) == {"disk_full"}
+        disk.fail = {}
+        await until(lambda: owner.open)
+        for prompt in ("b", "c", "d"):
+            assert all(isinstance(place, int) for place in await write(prompt))
+        assert len(owner.names) == 32
+        assert named(0, "first") in owner.names
+    finally:
+        await shelf.close(1.0)
 
 
 async def test_a_disk_that_fails_to_write_is_done_without_and_tried_again(tmp_path: Path) -> None:

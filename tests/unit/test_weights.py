@@ -58,6 +58,11 @@ def bring(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     return run
 
 
+def _same(one: bytes, other: bytes) -> bool:
+    """Whether they are equal, without a difference of hundreds of thousands of bytes to be told."""
+    return one == other
+
+
 def failure(run: Callable[[], object]) -> TandemError:
     with pytest.raises(TandemError) as caught:
         run()
@@ -348,3 +353,31 @@ def test_sources_are_understood(text: str, told: str) -> None:
 def test_sources_that_are_none_are_refused_by_name(text: str) -> None:
     with pytest.raises(TandemError, match=r"model\.source"):
         parse_source(text)
+
+
+def test_a_file_that_is_longer_than_its_header_says_is_named(store: Store, bring: Callable[..., Brought]) -> None:
+    store.files[SHARD] = safetensors(1, 1000) + b"x"
+    error = failure(lambda: bring("s3"))
+    assert error.code == "bad_model"
+    assert SHARD in error.message
+
+
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_a_file_that_changes_between_two_parts_is_not_glued_together(
+    cuts: int, store: Store, bring: Callable[..., Brought]
+) -> None:
+    """Both have the same size, and a bucket knows no checksum: nothing else would notice. Nor when the first part of
+    the new one is shorter than what there was of the old."""
+    new = safetensors(9, 300_000)
+    store.cut, store.cuts, store.changed[SHARD] = {SHARD: 100_000}, cuts, (new, 50_000)
+    brought = bring("s3")
+    assert _same((brought.directory / SHARD).read_bytes(), new)
+
+
+def test_of_a_server_that_knows_no_ranges_the_whole_file_is_taken_once(
+    store: Store, bring: Callable[..., Brought]
+) -> None:
+    store.cut, store.cuts, store.whole_only = {SHARD: 100_000}, 1, True
+    brought = bring("s3")
+    assert _same((brought.directory / SHARD).read_bytes(), store.files[SHARD])
+    assert store.served[SHARD] == 100_000 + len(store.files[SHARD])
