@@ -21,6 +21,7 @@ from router.fleet.services import MemberFacts, ServiceFacts, Services
 from router.fleet.silence import GivenUp, given_up
 from router.fleet.state_reader import StateReader
 from router.fleet.strangers import SharedIndex
+from router.fleet.turn_share import TurnShare, sliced
 from router.placement.pairs import Pairs
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
@@ -69,6 +70,7 @@ class Fleet:
         self._settings = settings or FleetSettings()
         self._prober = prober
         self._census = Census(meter)
+        self._turn = TurnShare()
         self._regrouping = Regrouping(self._settings.regroup_s)
         self._answers = asyncio.Event()
         self._members: dict[str, asyncio.Task[None] | None] = {}
@@ -369,8 +371,11 @@ class Fleet:
         receive, now = peer.link.tokens.receive, self._clock.now
         messages = rest
         while True:
-            for news in peer.take(messages, now()):
-                self._take_news(peer, news)
+            for part, outputs in sliced(messages):
+                while outputs and not self._turn.take(outputs):  # noqa: ASYNC110  (until the next turn)
+                    await asyncio.sleep(0)
+                for news in peer.take(part, now()):
+                    self._take_news(peer, news)
             messages = await receive()
 
     def _take_news(self, peer: Peer, news: News) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-TURNED: Final = 256
+TURNED: Final = 2048
 """Connections that are told that there are too many, at once."""
 PROBES: Final = 64
 """Connections of the port for probes, and as many of that for the control plane, with those they turn away."""
