@@ -199,8 +199,9 @@ def tell(name: str, judged: Sequence[Judged]) -> float:
 
 
 def changed_lines(since: str) -> dict[str, set[int]]:
-    """Lines of Python files that have changed since a revision, by file, tests and tools left out."""
-    diff = subprocess.run(
+    """Lines of Python files that have changed since a revision, by file, tests and tools left out. None where the
+    revision is not there, as in a clone without history."""
+    found = subprocess.run(
         [
             "git",
             "diff",
@@ -215,13 +216,15 @@ def changed_lines(since: str) -> dict[str, set[int]]:
             ":!protos",
         ],
         cwd=ROOT,
-        check=True,
+        check=False,
         capture_output=True,
         text=True,
-    ).stdout
+    )
+    if found.returncode:
+        print(f"what has changed since {since} is not known: {found.stderr.strip().splitlines()[-1]}")
     lines: dict[str, set[int]] = {}
     file = ""
-    for line in diff.splitlines():
+    for line in found.stdout.splitlines():
         if line.startswith("+++ b/"):
             file = line.removeprefix("+++ b/")
         elif line.startswith("@@"):
