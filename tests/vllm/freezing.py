@@ -29,14 +29,14 @@ async def freeze(
     prompts = [[3 + (37 * base + 11 * number) % 1500 for number in range(40)] for base in range(count)]
     right = await asyncio.gather(*(Stream().whole(place, prompt) for prompt in prompts))
     member = place.member(name)
-    restarts, linked = member.restarts, await router_linked(place.platform.target)
+    restarts, linked = member.restarts, await router_linked(place.platform.members)
     streams = [Stream() for _ in prompts]
     running = [asyncio.create_task(each.whole(place, prompt)) for each, prompt in zip(streams, prompts, strict=True)]
     await until(_sure(lambda: all(len(each.pieces) >= 5 for each in streams)))
     frozen = process(member.pid)
 
     async def left() -> bool:
-        return await router_linked(place.platform.target) < linked
+        return await router_linked(place.platform.members) < linked
 
     with none_left([frozen]):
         frozen.suspend()

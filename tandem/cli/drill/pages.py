@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tandem.bench.client import Target
 from tandem.cli.ask import ask
@@ -11,6 +12,15 @@ from tandem.cli.supervisor import ROUTER
 from tandem.core.errors import TandemError
 
 _PAGE_S = 2.0
+
+
+class Scraped(Protocol):
+    """A process of the platform. `metrics` is `host:port` where anybody may scrape it, empty while that is unknown."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def metrics(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -36,28 +46,30 @@ def linked(page: str) -> int:
     return round(_sum(page, "tandem_workers", 'state="ready"') or 0.0)
 
 
-async def worker_page(member: MemberEntry) -> WorkerPage | None:
+async def worker_page(member: Scraped) -> WorkerPage | None:
     """None while it does not tell."""
-    host, _, port = member.metrics.rpartition(":")
-    if not port.isdigit():
-        return None
-    text = await _page(Target(host, int(port), False, ""))
+    text = await _page(member)
     return read_worker(text) if text is not None else None
 
 
-async def router_linked(router: Target) -> int:
-    """0 while it does not answer."""
-    text = await _page(router)
-    return linked(text) if text is not None else 0
+async def router_linked(members: Sequence[Scraped]) -> int:
+    """How many workers the router among these has links to; 0 while it does not answer."""
+    for member in members:
+        if member.role == ROUTER and (text := await _page(member)) is not None:
+            return linked(text)
+    return 0
 
 
 def workers_of(members: Sequence[MemberEntry]) -> tuple[MemberEntry, ...]:
     return tuple(member for member in members if member.role != ROUTER)
 
 
-async def _page(target: Target) -> str | None:
+async def _page(member: Scraped) -> str | None:
+    host, _, port = member.metrics.rpartition(":")
+    if not port.isdigit():
+        return None
     try:
-        status, body = await ask(target, "GET", "/metrics", timeout_s=_PAGE_S)
+        status, body = await ask(Target(host, int(port), False, ""), "GET", "/metrics", timeout_s=_PAGE_S)
     except TandemError:
         return None
     return body.decode("utf-8", "replace") if status == 200 else None

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.bench.client import Target
 from tandem.cli.drill.asks import Ask
 from tandem.cli.drill.caller import Caller
 from tandem.cli.drill.hearing import Heard
@@ -33,8 +32,7 @@ class Probe:
 class Convalescence:
     """Watches one platform. `missing` says, after the last look, what it still waited for."""
 
-    def __init__(self, url: str, router: Target, caller: Caller, probe: Probe) -> None:
-        self.router = router
+    def __init__(self, url: str, caller: Caller, probe: Probe) -> None:
         self._url = url
         self._probes: list[Heard] = []
         self._caller = caller
@@ -65,7 +63,7 @@ class Convalescence:
             if member.state != "ready" or member.pid is None or member.pid == not_pid:
                 return f"{member.name} is {member.state}"
         workers = len(workers_of(platform.members))
-        linked = await router_linked(self.router)
+        linked = await router_linked(platform.members)
         if linked < workers:
             return f"the router has links to {linked} of {workers} workers"
         return await self._serves()

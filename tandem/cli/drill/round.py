@@ -93,11 +93,10 @@ class Drill:
     async def _frozen(self, blow: Blow) -> None:
         """Let it stand still until its time is over; the router has to have noticed by then."""
         loop, bounds = asyncio.get_running_loop(), self._session.bounds
-        workers, noticed = len(workers_of(find(self._session.url).members)), False
-        router = self._session.convalescence.router
+        members, noticed = find(self._session.url).members, False
         try:
             while loop.time() < blow.at_s + bounds.freeze_s:
-                noticed = noticed or await router_linked(router) < workers
+                noticed = noticed or await router_linked(members) < len(workers_of(members))
                 if loop.time() > blow.at_s + bounds.after_s:
                     self._load.stop()
                 await asyncio.sleep(_LOOK_S)

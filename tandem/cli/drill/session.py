@@ -84,7 +84,7 @@ async def open_session(url: str, key: str, engine: str, bounds: Bounds) -> Async
         rights = await take_references(caller, wanted.all())
         usual_s = max([await _took_s(caller, wanted) for _ in range(_PROBES)])
         probe = Probe(wanted.probe, rights[wanted.probe.name], usual_s)
-        convalescence = Convalescence(url, target, caller, probe)
+        convalescence = Convalescence(url, caller, probe)
         yield Session(url, model.id, engine, caller, wanted, rights, convalescence, bounds)
 
 
