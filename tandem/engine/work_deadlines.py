@@ -22,7 +22,7 @@ class Wait(Enum):
 
 class Timed(Protocol):
     """What has deadlines. `waits_since` is when it began to wait as it does now; `waits_for_prefill` tells whether
-    another worker computes its prompt and is not known to be done; `begun`, whether its client has some of the answer."""
+    another worker computes its prompt and is not known to be done; `begun` whether its client has some of it."""
 
     @property
     def work(self) -> Work: ...

@@ -279,7 +279,12 @@ def test_without_traffic_nothing_is_made_up() -> None:
     traffic = Traffic().observe(idle, 0.0).observe(idle, 5.0).observe(idle, 10.0)
     assert (traffic.tokens_per_s, traffic.prompt, traffic.answer) == (0.0, None, None)
     assert Traffic().tokens_per_s == 0.0
+    assert traffic.observe(replace(idle, finished_requests=3), 15.0).answer is None, "they said nothing"
     generating = traffic.observe(replace(idle, output_tokens=400), 15.0)
     assert generating.answer is None, "none has ended"
     finished = generating.observe(replace(idle, output_tokens=400, finished_requests=1), 20.0)
     assert finished.answer == pytest.approx(400.0, rel=0.05)
+
+
+def test_a_pool_that_nobody_tells_of_has_nothing() -> None:
+    assert PoolLoad() == PoolLoad(wanted=0, ready=0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.export import Exporter, ExportProgress, ExportSettings
-from kv_transfer.transport import Alive, Answer, Missing, Offer
+from kv_transfer.transport import Alive, Answer, Missing, Offer, reuse_lease
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import FirstTokens
@@ -201,12 +201,13 @@ def test_a_lease_that_was_there_and_is_gone_is_not_hoped_for() -> None:
     assert caught.value.code == "kv_gone"
 
 
-def test_pulls_at_once_are_counted() -> None:
+@pytest.mark.parametrize("lease_id", ["lease", reuse_lease("x")])
+def test_pulls_at_once_are_counted(lease_id: str) -> None:
     async def main(loop: VirtualLoop) -> None:
         holder, receiver = spaces()
-        holder.lease("lease", (name_of(0),))
+        holder.lease(lease_id, (name_of(0),))
         exporter = Exporter(holder, KEYRING, LoopClock(loop), DEADLINES)
-        pulls = [exporter.answers(pull_open(holder, receiver, (name_of(0),))) for _ in range(3)]
+        pulls = [exporter.answers(pull_open(holder, receiver, (name_of(0),), lease_id)) for _ in range(3)]
         for number, pull in enumerate(pulls, 1):
             assert await anext(pull) == (Alive(),)
             assert exporter.pulls == number

@@ -89,7 +89,9 @@ def test_a_release_before_the_opening_leaves_a_tombstone_and_tombstones_are_boun
 def test_revoked_blocks_are_pending_again(table: LeaseTable) -> None:
     table.open("x", 10.0, (A,))
     table.export("x", A, 0)
+    table.take_touched()
     table.revoke("x")
+    assert table.take_touched() == ("x",)
     assert table.look("x", A, 5) == Pending()
     assert table.pool.refs(0) == 1
     table.export("x", A, 1)

@@ -9,6 +9,10 @@ from tools.mutants import hand
 
 _LEAST: Final = 0.9
 """Of a sample so much must be noticed."""
+_LEAST_OF_CHANGED: Final = 0.6
+"""Of a few faults in changed lines: some may be harmless, and one more or less of ten is chance."""
+_JUDGED_MIN: Final = 10
+"""Fewer say nothing."""
 _TEST_FILES_MAX: Final = 12
 """Of one round over changed lines, so that it is over in minutes."""
 _REACH_SHARE: Final = 0.4
@@ -23,7 +27,7 @@ def main() -> int:
     of_hand.add_argument("--only", default="", help="those whose file or harm has this text")
     of_sample = kinds.add_parser("sample", help="a sample of each group of tests/mutants/groups.toml; 90 %% of each")
     of_sample.add_argument("--group", action="append", default=[], help="this one; may be repeated (default: all)")
-    of_changed = kinds.add_parser("changed", help="a sample of the lines changed since a revision; 90 %%")
+    of_changed = kinds.add_parser("changed", help="a sample of the lines changed since a revision; 60 %%")
     of_changed.add_argument("--since", default="HEAD~1", help="the revision (default: %(default)s)")
     of_changed.add_argument(
         "--seconds", type=float, default=150.0, help="begin no fault later (default: %(default)s)"
@@ -71,7 +75,8 @@ def _changed(asked: argparse.Namespace) -> int:
         print("no line has changed that a fault could stand in")
         return 0
     judged = sample.judge(faults, list(tests), asked.jobs, until, _REACH_SHARE * asked.seconds)
-    return int(sample.tell(f"since {asked.since}", judged) < _LEAST)
+    share = sample.tell(f"since {asked.since}", judged)
+    return int(len(judged) >= _JUDGED_MIN and share < _LEAST_OF_CHANGED)
 
 
 if __name__ == "__main__":

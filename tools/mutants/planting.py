@@ -18,12 +18,13 @@ _TOLD: Final = ("_log", "_meter", "meter", "notes", "_notes", "warnings", "_LOG"
 
 
 class Planted(NamedTuple):
-    """A fault: `text` is the whole file with it, `was` and `becomes` the first line that differs, lines `first` to
-    `last` of the good file are those it stands in."""
+    """A fault: `text` is the whole file with it, `was` and `becomes` the first line that differs. In the good file it
+    stands in lines `first` to `last`, and in a function of lines `around`."""
 
     file: str
     first: int
     last: int
+    around: range
     was: str
     becomes: str
     text: str
@@ -84,20 +85,29 @@ class _Finder(cst.CSTVisitor):
     METADATA_DEPENDENCIES = (PositionProvider,)
 
     def __init__(self) -> None:
-        self.found: list[tuple[cst.CSTNode, cst.CSTNode, int, int]] = []
+        self.found: list[tuple[cst.CSTNode, cst.CSTNode, int, int, range]] = []
         self._lines = (1, 1)
+        self._functions: list[range] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if _is_text(node):
             return False
+        if isinstance(node, cst.FunctionDef):
+            place = self.get_metadata(PositionProvider, node)
+            self._functions.append(range(place.start.line + 1, place.end.line + 1))
         if isinstance(node, cst.BaseSmallStatement | cst.BaseExpression | cst.ComparisonTarget):
             position = self.get_metadata(PositionProvider, node, None)
             if position is not None:
                 self._lines = position.start.line, position.end.line
         for kind, operator in OPERATORS:
             if isinstance(node, kind):
-                self.found += [(node, changed, *self._lines) for changed in operator(node)]
+                around = self._functions[-1] if self._functions else range(0)
+                self.found += [(node, changed, *self._lines, around) for changed in operator(node)]
         return True
+
+    def on_leave(self, original_node: cst.CSTNode) -> None:
+        if isinstance(original_node, cst.FunctionDef):
+            self._functions.pop()
 
 
 def _is_text(node: cst.CSTNode) -> bool:
@@ -125,12 +135,19 @@ def faults_of(file: str, text: str) -> list[Callable[[], Planted]]:
 
 
 def _later(
-    file: str, text: str, module: cst.Module, node: cst.CSTNode, changed: cst.CSTNode, first: int, last: int
+    file: str,
+    text: str,
+    module: cst.Module,
+    node: cst.CSTNode,
+    changed: cst.CSTNode,
+    first: int,
+    last: int,
+    around: range,
 ) -> Callable[[], Planted]:
     def plant() -> Planted:
-        after = module.deep_replace(node, changed).code
+        after = cst.ensure_type(module.deep_replace(node, changed), cst.Module).code
         was, becomes = _first_difference(text, after)
-        return Planted(file, first, last, was, becomes, after)
+        return Planted(file, first, last, around, was, becomes, after)
 
     return plant
 
