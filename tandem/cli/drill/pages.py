@@ -15,7 +15,7 @@ _PAGE_S = 2.0
 
 
 class Scraped(Protocol):
-    """A process of the platform. `metrics` is `host:port` where anybody may scrape it, empty while that is unknown."""
+    """A process of the platform. `metrics` is `host:port` where anybody may scrape it; empty if unknown."""
 
     @property
     def role(self) -> str: ...
