@@ -18,9 +18,7 @@ _AHEAD_S: Final = 1.0
 something to begin with."""
 _INTERVAL_S: Final = 0.05
 """How often a request is taken to end where nobody knows."""
-_ENDS_MIN: Final = 8
-"""Of fewer requests that have ended no pace is taken."""
-_SURE: Final = 0.6
+_SURE: Final = 0.75
 """The share of a bound that an expected wait may take: most of what is accepted is to keep the bound itself."""
 _RESERVED: Final = ""
 """The line, always empty, of requests that never stand in one."""
@@ -112,10 +110,8 @@ class _Line:
     waiting: dict[int, int] = field(default_factory=dict)
     last_end: float | None = None
     """When one of the model ended last while others waited."""
-    ends: int = 0
-    """How many have ended since others wait."""
-    end_interval_s: float = 0.0
-    """How often one of these ends."""
+    end_interval_s: float | None = None
+    """How often one ends while others wait; None where that is not known of this wait."""
 
 
 class Admission:
@@ -208,12 +204,12 @@ class Admission:
             heapq.heapify(line.heap)
         if not line.waiting:
             # Ends tell how fast a line gets on only while there is one.
-            line.last_end, line.ends = None, 0
+            line.last_end = line.end_interval_s = None
         elif not waited:
             if line.last_end is not None:
-                line.ends += 1
-                share = max(_SHARE, 1.0 / line.ends)
-                line.end_interval_s += share * (now - line.last_end - line.end_interval_s)
+                interval_s = min(now - line.last_end, 5.0)
+                before_s = interval_s if line.end_interval_s is None else line.end_interval_s
+                line.end_interval_s = before_s + _SHARE * (interval_s - before_s)
             line.last_end = now
 
     def check(self) -> None:
@@ -230,7 +226,8 @@ class Admission:
     def line_s(self, model: str, ahead: int, interval_s: float) -> float:
         """How long so many requests take to leave the line: `interval_s` each where no pace has been seen."""
         line = self._lines.get(model)
-        return ahead * (line.end_interval_s if line is not None and line.ends >= _ENDS_MIN else interval_s)
+        seen_s = line.end_interval_s if line is not None else None
+        return ahead * (interval_s if seen_s is None else seen_s)
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)

@@ -22,12 +22,6 @@ _FETCHED_S: Final = 0.5
 """For how long a prompt that has been computed is taken to be held for its fetch."""
 
 
-_PACKED: Final = 0.8
-"""The share of a pool that requests of many sizes fill, one after the other."""
-_BETWEEN_S: Final = 0.5
-"""From the end of an answer to the first token of the next one in its place."""
-
-
 class _Known(NamedTuple):
     """What was worked out of a worker, and the figures that it holds for."""
 
@@ -66,24 +60,17 @@ class KvMemory:
         return Expected(memory_s, holder, queue_s, computing.worker_id, first_s - queue_s)
 
     def line(self, generation: Generation) -> tuple[Expected, float]:
-        """What the first of those that wait in the router waits for, and how often one of them leaves, in seconds:
-        as many answers are under way as run now, or as pools hold of requests like this one."""
+        """What the first of those that wait in the router waits for, and how often one of them leaves, in seconds, by
+        the length of answers and what runs: one for each answer that ends."""
         peers = list(self._generating(generation.model))
         if not peers:
             return Expected(), 0.0
-        memory_s, holder = min((self._decode_s(peer, generation, 0), peer.worker_id) for peer in peers)
-        tokens = self._answer_tokens(generation, 0.0)
-        size, context = peers[0].view.block_tokens, generation.prompt_tokens + tokens / 2
-        most = self._tools.settings.placement.sequences_per_worker_max
-        answer_s, running = 0.0, 0.0
-        for peer in peers:
-            view = peer.view
-            fits = _PACKED * view.blocks / (_blocks(context, size) * generation.n)
-            sequences = min(most, max(fits, view.load.running if view.load is not None else 0))
-            step_ms = self._tools.costs.step_ms(peer.worker_id, round(sequences), round(sequences * context))
-            answer_s += tokens * max(step_ms, view.steps_ms) / 1e3 / len(peers)
-            running += sequences
-        return Expected(memory_s, holder), (answer_s + _BETWEEN_S) / running
+        waits = [(self._decode_s(peer, generation, 0), peer.worker_id) for peer in peers]
+        memory_s, holder = min(waits)
+        running = sum(peer.view.sequences for peer in peers)
+        token_s = sum(self._token_s(peer) for peer in peers) / len(peers)
+        answer_s = self._answer_tokens(generation, 0.0) * token_s
+        return Expected(memory_s, holder), answer_s / running if running else 0.0
 
     def _generating(self, model: str) -> Iterable[Peer]:
         for view in self._fleet.views(model):
@@ -98,29 +85,24 @@ class KvMemory:
         """When there are blocks for the prompt and the first tokens of its answers."""
         view, size = peer.view, peer.view.block_tokens
         needed = _blocks(generation.prompt_tokens - cached_tokens, size) + generation.n - 1
-        if view.load is None or view.load.waiting == 0:
-            # Nobody waits by the worker's own word: what it has free is for those that it has not seen yet, and at
-            # most for all that was sent there.
-            sent = view.attended_in_flight // size + view.sequences_in_flight
-            if view.blocks_free >= needed + sent or view.blocks_free >= needed + self._unstarted(peer):
-                return 0.0
-        return self._room(peer).free_in_s(min(needed, view.blocks))
-
-    def _unstarted(self, peer: Peer) -> float:
-        """Blocks of what was sent there and has brought no token of its own."""
-        return sum(self._claim(peer, request, leg)[0].blocks for request, leg in _legs(peer) if leg.watched)
-
-    def _room(self, peer: Peer) -> Room:
-        """Of a worker's pool, behind all that waits there."""
-        view = peer.view
-        state = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
+        load = view.load
+        if load is None or view.sequences == 0:
+            return 0.0
+        begun = [] if load.waiting == 0 and view.blocks_free >= view.blocks // 2 else self._begun(peer)
+        if load.waiting == 0 and view.blocks_free >= needed + sum(claim.blocks for claim in begun):
+            return 0.0
+        state = (load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
         known = self._known.get(peer.worker_id)
         if known is None or known.state != state:
-            known = self._known[peer.worker_id] = _Known(state, self._look(peer))
-        return known.room
+            known = self._known[peer.worker_id] = _Known(state, self._room(peer))
+        return known.room.free_in_s(min(needed, view.blocks))
 
-    def _look(self, peer: Peer) -> Room:
-        """Where prompts share blocks, what is held is less than what
+    def _begun(self, peer: Peer) -> list[Claim]:
+        """What was sent there and has brought no token of its own."""
+        return [self._claim(peer, request, leg)[0] for request, leg in _legs(peer) if leg.watched]
+
+    def _room(self, peer: Peer) -> Room:
+        """Of a worker's pool, behind all that waits there. Where prompts share blocks, what is held is less than what
         each holds by itself: the worker's own count is right."""
         view, load, now = peer.view, peer.view.load, self._tools.clock.now()
         held, unstarted, growth, unseen = list[Claim](), list[Claim](), 0.0, 0
@@ -132,8 +114,7 @@ class KvMemory:
             else:
                 held.append(claim)
                 growth += grows
-        if load is None:
-            return room_after(view.blocks_free - sum(claim.blocks for claim in unstarted), unstarted, ())
+        assert load is not None, "a worker with a queue has told of it"
         seen = len(unstarted) - unseen
         # The latest wait: whoever came before them has its blocks by now.
         waiting = min(load.waiting, seen) + unseen
@@ -186,11 +167,7 @@ class KvMemory:
         left = [leg for _, leg in _legs(peer) if leg.prompt_tokens_left]
         if most >= needed + computed + _blocks(view.prompt_tokens_in_flight, size) + len(left):
             return 0.0
-        # What has been computed is held until decode has room for all that it was sent.
-        fetched_s = _FETCHED_S + max(
-            (self._room(each).at_s for each in self._generating(generation.model)), default=0.0
-        )
-        at_s, held = 0.0, [Claim(computed, fetched_s)] if computed else []
+        at_s, held = 0.0, [Claim(computed, _FETCHED_S)] if computed else []
         for leg in left:
             at_s += self._tools.costs.prefill_ms(peer.worker_id, leg.prompt_tokens_left) / 1e3
             held.append(Claim(_blocks(leg.prompt_tokens_left, size), at_s + _FETCHED_S))
