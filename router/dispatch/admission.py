@@ -1,26 +1,17 @@
 """Admission: how many requests the router holds, who waits, who goes next. Pure; one owner changes it in place.
 
 A request goes at once while a worker of its model has room and nobody of equal or higher priority waits. Otherwise it
-waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker. One that is not
-expected to have its turn in time is refused when it comes: `refusal`. Whatever has been learned, what nobody is
-before is never refused, so the service always has work to learn better from.
+waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker.
 """
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.settings import AdmissionSettings
 
-_SHARE: Final = 0.1
-_AHEAD_S: Final = 1.0
-"""So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
-something to begin with."""
-_INTERVAL_S: Final = 0.05
-"""How often a request is taken to end where nobody knows."""
-_SURE: Final = 0.75
-"""The share of a bound that an expected wait may take: most of what is accepted is to keep the bound itself."""
-_RESERVED: Final = ""
+_SHARE = 0.1
+_RESERVED = ""
 """The line, always empty, of requests that never stand in one."""
 
 
@@ -45,59 +36,6 @@ class Refused:
     retry_after_s: float
 
 
-class Expected(NamedTuple):
-    """What a request is expected to wait for on its workers, in seconds: `memory_s` until `holder` has blocks for it,
-    beyond the time in which its prompt is computed, and `prompts_s` for prompts before its own on `computing`.
-    `own_s` is what its own prompt takes."""
-
-    memory_s: float = 0.0
-    holder: str = ""
-    prompts_s: float = 0.0
-    computing: str = ""
-    own_s: float = 0.0
-
-    @property
-    def soon(self) -> bool:
-        """Whether its workers have memory for it about when it needs some. Otherwise it waits here."""
-        return self.memory_s <= _AHEAD_S
-
-    @property
-    def reason(self) -> str:
-        """The longer of both waits, in words."""
-        if self.memory_s >= self.prompts_s:
-            return f"{self.holder} is expected to have KV memory for it in {self.memory_s:.1f} s"
-        return f"{self.computing} is expected to have computed the prompts before it in {self.prompts_s:.1f} s"
-
-
-def refusal(expected: Expected, line_s: float, queue_s: float, ttft_s: float | None) -> Refused | None:
-    """Why a request is refused that comes now: those who wait before it take `line_s`, it may wait for `queue_s`, and
-    is to have its first token within `ttft_s` where that is told.
-
-    Prompts that get on before it do not count against `queue_s`, as on a worker; they do against `ttft_s`. The time
-    of its own prompt is not a reason to refuse it where it would not wait."""
-    wait_s, bound_s = line_s + expected.memory_s, queue_s
-    over_s = wait_s - _SURE * bound_s
-    if ttft_s is not None:
-        # Prompts are computed while memory comes free.
-        first_wait_s = line_s + max(expected.memory_s, expected.prompts_s)
-        late_s = first_wait_s - max(0.0, _SURE * ttft_s - expected.own_s)
-        if late_s > over_s:
-            wait_s, bound_s, over_s = first_wait_s, ttft_s, late_s
-    if wait_s <= 0.0 or over_s <= 0.0:
-        return None
-    told = [f"it is expected to wait for {wait_s:.1f} s, which is not sure to be within its {bound_s:g} s"]
-    if line_s > 0.0:
-        told.append(f"the requests before it take {line_s:.1f} s")
-    if wait_s > line_s:
-        told.append(expected.reason)
-    return Refused("queue_full", "; ".join(told), _told_s(over_s))
-
-
-def _told_s(seconds: float) -> float:
-    """What a client is told to wait."""
-    return min(30.0, max(1.0, seconds))
-
-
 Decision = Admitted | Queued | Refused
 _ADMITTED: Final = Admitted()
 
@@ -108,10 +46,6 @@ class _Line:
 
     heap: list[tuple[int, int, int]] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
-    last_end: float | None = None
-    """When one of the model ended last while others waited."""
-    end_interval_s: float | None = None
-    """How often one ends while others wait; None where that is not known of this wait."""
 
 
 class Admission:
@@ -123,6 +57,8 @@ class Admission:
         self._held: dict[int, str] = {}
         self._order = 0
         self._draining = False
+        self._last_end: float | None = None
+        self._end_interval_s = 0.05
 
     @property
     def held(self) -> int:
@@ -202,15 +138,10 @@ class Admission:
         if len(line.heap) > 2 * len(line.waiting) + 64:
             line.heap = [entry for entry in line.heap if entry[2] in line.waiting]
             heapq.heapify(line.heap)
-        if not line.waiting:
-            # Ends tell how fast a line gets on only while there is one.
-            line.last_end = line.end_interval_s = None
-        elif not waited:
-            if line.last_end is not None:
-                interval_s = min(now - line.last_end, 5.0)
-                before_s = interval_s if line.end_interval_s is None else line.end_interval_s
-                line.end_interval_s = before_s + _SHARE * (interval_s - before_s)
-            line.last_end = now
+        if not waited and self._last_end is not None:
+            self._end_interval_s += _SHARE * (min(now - self._last_end, 5.0) - self._end_interval_s)
+        if not waited:
+            self._last_end = now
 
     def check(self) -> None:
         """Raise `AssertionError` when a bound was passed. Those that wait again were admitted before."""
@@ -221,13 +152,7 @@ class Admission:
 
     def retry_after_s(self, model: str) -> float:
         """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""
-        return _told_s(self.line_s(model, self.queued(model), _INTERVAL_S))
-
-    def line_s(self, model: str, ahead: int, interval_s: float) -> float:
-        """How long so many requests take to leave the line: `interval_s` each where no pace has been seen."""
-        line = self._lines.get(model)
-        seen_s = line.end_interval_s if line is not None else None
-        return ahead * (interval_s if seen_s is None else seen_s)
+        return min(30.0, max(1.0, self.queued(model) * self._end_interval_s))
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)

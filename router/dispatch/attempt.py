@@ -76,7 +76,6 @@ class Leg:
         "peer",
         "progressed_s",
         "reported",
-        "sent_at",
         "watched",
     )
 
@@ -100,7 +99,6 @@ class Leg:
         self.open = True
         self.reported = False
         self.watched = True
-        self.sent_at = now
         self.progressed_s = 0.0
         self.computed = 0
         """Prompt tokens that the worker has said to have computed."""

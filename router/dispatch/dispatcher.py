@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Collection, Iterable
 
-from router.dispatch.admission import Admission, Admitted, Expected, Queued, Refused, refusal
+from router.dispatch.admission import Admission, Admitted, Refused
 from router.dispatch.answer_log import AnswerLog
 from router.dispatch.books import check_legs
 from router.dispatch.context import Tools
 from router.dispatch.endings import never_fits
 from router.dispatch.hand_over import handed_over, hands_over, holds_now
-from router.dispatch.kv_memory import KvMemory
 from router.dispatch.mover import Mover
 from router.dispatch.phase import Phase
-from router.dispatch.placing import Found, Placing
+from router.dispatch.placing import Placing
 from router.dispatch.relief import Relief
 from router.dispatch.resumables import Listening, Resumable, Resumables
 from router.dispatch.retry_budget import RetryBudget
@@ -43,7 +42,6 @@ class Dispatcher:
         self._retries = RetryBudget(tools.settings.retry)
         self._mover = Mover(tools, self)
         self._placing = Placing(fleet, tools)
-        self._memory = KvMemory(fleet, tools)
         self._relief = Relief(tools, fleet, self._placing)
         self._resumables = Resumables(tools)
         self._returns = Returns(fleet, tools, self._resumables, self)
@@ -74,15 +72,10 @@ class Dispatcher:
         self._next_key += 1
         room = self._fleet.regrouping(generation.model) is None and self._serving.has_room(generation.model)
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
-        if isinstance(decision, Queued):
-            refused = self._line_refusal(generation, decision.ahead)
-            if refused is not None:
-                self._admission.ended(key, self._tools.clock.now())
-                decision = refused
         if isinstance(decision, Refused):
             if generation.pin is None:
                 self._splits.ended(generation, decision.code, placed=False)
-            raise _error(decision)
+            raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
         request = RunningRequest(self, self._tools, generation, log or sink, key)
         self._requests[key] = request
@@ -161,7 +154,6 @@ class Dispatcher:
     def left(self, peer: Peer, reason: str) -> None:
         self._mover.gone(peer)
         self._placing.gone(peer.worker_id)
-        self._memory.gone(peer.worker_id)
         self._splits.changed(peer)
         self._relief.gone(peer.worker_id)
 
@@ -206,7 +198,7 @@ class Dispatcher:
 
     def obstacle(self, request: RunningRequest) -> Unplaced | None:
         found = self._placing.find(request)
-        return found if isinstance(found, Unplaced) else self._held_back(request, found)
+        return found if isinstance(found, Unplaced) else None
 
     def peer(self, worker_id: str) -> Peer | Stranger | None:
         return self._fleet.blocks.holder(worker_id)
@@ -269,7 +261,7 @@ class Dispatcher:
         self._next_key += 1
         refused = self._admission.reserve(key)
         if refused is not None:
-            raise _error(refused)
+            raise TandemError(refused.code, refused.reason, retry_after_s=refused.retry_after_s)
         self._reserved += 1
         return key
 
@@ -290,14 +282,8 @@ class Dispatcher:
     # ---- placing ----
 
     def _begin_or_wait(self, request: RunningRequest) -> None:
-        """Place a request that was just admitted; when that fails it waits in line after all, unless that is expected
-        to take too long."""
-        found = self._find(request)
-        refused = None if isinstance(found, Unplaced) else self._refusal(request, found)
-        if refused is not None:
-            request.discard()
-            raise _error(refused)
-        obstacle = self._begin(request, found)
+        """Place a request that was just admitted; when that fails it waits in line after all."""
+        obstacle = self._try(request)
         if obstacle is None:
             self._retries.earn()
         elif obstacle.code == "out_of_blocks":
@@ -310,47 +296,13 @@ class Dispatcher:
 
     def _try(self, request: RunningRequest) -> Unplaced | None:
         """Begin an attempt, or say why not."""
-        return self._begin(request, self._find(request))
-
-    def _find(self, request: RunningRequest) -> Found | Unplaced:
         regroup = self._fleet.regrouping(request.generation.model)
         if regroup is not None:
             self._look_again(regroup.until)
             return regroup.obstacle
-        return self._placing.find(request)
-
-    def _refusal(self, request: RunningRequest, found: Found) -> Refused | None:
-        """Why a request that comes now is refused: its turn on the workers that it would go to comes too late."""
-        generation, objective = request.generation, found.asked.objective
-        ttft_s = None if objective is None or objective.ttft_ms is None else objective.ttft_ms / 1e3
-        return refusal(self._expected(request, found), 0.0, self._may_wait_s(generation), ttft_s)
-
-    def _line_refusal(self, generation: Generation, ahead: int) -> Refused | None:
-        """The same of one that would have to stand in line behind so many."""
-        facts = self._fleet.services.of(generation.model)
-        expected, interval_s = self._memory.line(generation)
-        line_s = self._admission.line_s(generation.line, ahead, interval_s)
-        return refusal(expected, line_s, self._may_wait_s(generation), None if facts is None else facts.slo.ttft_s)
-
-    def _may_wait_s(self, generation: Generation) -> float:
-        return min(self.queue_s(generation.model), generation.timeout_s)
-
-    def _expected(self, request: RunningRequest, found: Found) -> Expected:
-        return self._memory.expected(request.generation, found.placement)
-
-    def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:
-        """Why a request that could be placed waits here instead of on its workers. One that has begun does not: it
-        keeps its turn on its worker for as long as its client waits."""
-        if request.attempts:
-            return None
-        expected = self._expected(request, found)
-        return None if expected.soon else Unplaced("queue_full", (expected.reason,))
-
-    def _begin(self, request: RunningRequest, found: Found | Unplaced) -> Unplaced | None:
+        found = self._placing.find(request)
         if isinstance(found, Unplaced):
             return found
-        if (held_back := self._held_back(request, found)) is not None:
-            return held_back
         placement = found.placement
         if placement.unproved:
             self._fleet.want(placement.unproved)
@@ -426,7 +378,3 @@ class Dispatcher:
         check_legs([leg for request in self._requests.values() for leg in request.legs], self._fleet.peers())
         for request in self._requests.values():
             request.check()
-
-
-def _error(refused: Refused) -> TandemError:
-    return TandemError(refused.code, refused.reason, retry_after_s=refused.retry_after_s)
