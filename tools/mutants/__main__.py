@@ -17,6 +17,8 @@ _TEST_FILES_MAX: Final = 12
 """Of one round over changed lines, so that it is over in minutes."""
 _REACH_SHARE: Final = 0.4
 """Of its time so much goes to finding out which tests run which lines."""
+_TESTS_S: Final = 5.0
+"""Processor time of the tests that judge one of them."""
 
 
 def main() -> int:
@@ -30,7 +32,7 @@ def main() -> int:
     of_changed = kinds.add_parser("changed", help="a sample of the lines changed since a revision; 60 %%")
     of_changed.add_argument("--since", default="HEAD~1", help="the revision (default: %(default)s)")
     of_changed.add_argument(
-        "--seconds", type=float, default=150.0, help="begin no fault later (default: %(default)s)"
+        "--seconds", type=float, default=100.0, help="begin no fault later (default: %(default)s)"
     )
     for each, count in ((of_sample, 60), (of_changed, 40)):
         each.add_argument("--count", type=int, default=count, help="faults (default: %(default)s)")
@@ -74,7 +76,7 @@ def _changed(asked: argparse.Namespace) -> int:
     if not faults:
         print("no line has changed that a fault could stand in")
         return 0
-    judged = sample.judge(faults, list(tests), asked.jobs, until, _REACH_SHARE * asked.seconds)
+    judged = sample.judge(faults, list(tests), asked.jobs, until, _REACH_SHARE * asked.seconds, _TESTS_S)
     share = sample.tell(f"since {asked.since}", judged)
     return int(len(judged) >= _JUDGED_MIN and share < _LEAST_OF_CHANGED)
 

@@ -19,7 +19,7 @@ from tools.mutants.server import Ask, Test
 
 GROUPS: Final = ROOT / "tests/mutants/groups.toml"
 HARMLESS: Final = ROOT / "tests/mutants/harmless.toml"
-_TESTS_S: Final = 30.0
+TESTS_S: Final = 30.0
 """Clean processor time of the tests that judge one fault at most, the quickest first."""
 
 
@@ -89,7 +89,8 @@ def sampled(
 class Reach:
     """Which tests run which lines, and how long each takes on good code."""
 
-    def __init__(self, tests: Mapping[str, Test]) -> None:
+    def __init__(self, tests: Mapping[str, Test], tests_s: float) -> None:
+        self._tests_s = tests_s
         self.failing = sorted(name for name, test in tests.items() if not test.passed)
         self._tests = {name: test for name, test in tests.items() if test.passed and name}
         self._imported = {file: set(lines) for file, lines in tests[""].lines.items()} if "" in tests else {}
@@ -98,20 +99,20 @@ class Reach:
         """The quickest tests of those that run the fault's lines, then of those that run others of its function.
 
         What a coroutine runs after an exception was thrown into it, as at the end of a timeout, no tracer sees before
-        Python 3.12. What runs on import concerns all that run the file.
+        Python 3.12. What runs on import concerns all.
         """
         wanted, around = set(range(fault.first, fault.last + 1)), set(fault.around)
         found = [name for name, test in self._tests.items() if around & set(test.lines.get(fault.file, ()))]
         at_it = {name for name in found if wanted & set(self._tests[name].lines[fault.file])}
         if not found and wanted & self._imported.get(fault.file, set()):
-            found = [name for name, test in self._tests.items() if fault.file in test.lines]
+            found = list(self._tests)
         if not found:
             return []
         found.sort(key=lambda name: (name not in at_it, self._tests[name].cpu_s))
         total = 0.0
         for number, name in enumerate(found):
             total += self._tests[name].cpu_s
-            if total > _TESTS_S and number:
+            if total > self._tests_s and number:
                 return found[:number]
         return found
 
@@ -120,11 +121,17 @@ class Reach:
 
 
 def judge(
-    faults: Sequence[Planted], tests: Sequence[str], jobs: int, until: float = float("inf"), reach_s: float = 0.0
+    faults: Sequence[Planted],
+    tests: Sequence[str],
+    jobs: int,
+    until: float = float("inf"),
+    reach_s: float = 0.0,
+    tests_s: float = TESTS_S,
 ) -> list[Judged]:
-    """Judge these by what these test files have. Faults that are not begun by `until` (monotonic) are left out.
+    """Judge these by what these test files have, each by tests of `tests_s` of the processor at most.
 
-    Tests that the run which finds out their lines has not begun within `reach_s` judge nothing (zero: no bound).
+    Faults that are not begun by `until` (monotonic) are left out. Tests that the run which finds out their lines has
+    not begun within `reach_s` judge nothing (zero: no bound).
     """
     copies: SimpleQueue[Copy] = SimpleQueue()
     files = sorted({fault.file for fault in faults})
@@ -132,7 +139,7 @@ def judge(
     with ThreadPoolExecutor(jobs) as threads:
         made = list(threads.map(lambda _: Copy(tests), range(jobs)))
         try:
-            reach = Reach(_covered(made, threads, files, tests, reach_s))
+            reach = Reach(_covered(made, threads, files, tests, reach_s), tests_s)
             if reach.failing:
                 print(f"left out, as they fail without a fault: {', '.join(reach.failing)}")
             for copy in made:
