@@ -30,7 +30,7 @@ async def test_a_template_beyond_its_bounds_stops_neither_health_nor_the_next_re
 
         async def chat(text: str) -> tuple[int, bytes]:
             body = chat_body(messages=[{"role": "user", "content": text}])
-            return await ask(target, "POST", "/v1/chat/completions", msgspec.json.encode(body))
+            return await ask(target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=120.0)
 
         assert (await chat("hi"))[0] == 200
         order = list[str]()
@@ -43,7 +43,7 @@ async def test_a_template_beyond_its_bounds_stops_neither_health_nor_the_next_re
         greedy = asyncio.create_task(in_order("greedy", asyncio.create_task(chat(word))))
         await asyncio.sleep(0.05)
         if word == "burn":
-            status, _ = await in_order("health", asyncio.create_task(ask(target, "GET", "/health")))
+            status, _ = await in_order("health", asyncio.create_task(ask(target, "GET", "/health", timeout_s=120.0)))
             assert (status, order) == (200, ["health"])
         status, answer = await greedy
         error = msgspec.json.decode(answer)["error"]
