@@ -24,12 +24,21 @@ class Deadlines:
     drain_s: float = 30.0
     connect_s: float = 5.0
     resumable_lease_s: float = 15.0
-    """How long a resumable request goes on, and its answer is kept, for a client or a router to come back."""
+    """How long a resumable request goes on, and its answer is kept, for a client to come back."""
+    router_restart_s: float = 60.0
+    """Within which a router that was lost is there again: twice the slowest start that was measured, on a machine with
+    far more to do than it has cores for. Workers keep what the router had for so much longer."""
 
     @property
     def standstill_max_s(self) -> float:
         """The most that a prompt may stand still because its worker's steps take long."""
         return self.queue_s + self.kv_wait_s
+
+    @property
+    def orphan_lease_s(self) -> float:
+        """How long a worker keeps the resumable attempts of a router that is lost: nobody can come back to them
+        before a router is there again."""
+        return self.router_restart_s + self.resumable_lease_s
 
     @property
     def unjudged_s(self) -> float:

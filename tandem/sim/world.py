@@ -32,7 +32,7 @@ _CALM: Final = TrafficProfile(
 )
 """What is asked when all faults are over."""
 _CALM_WITHIN_S: Final = 10.0
-_LEASE_S: Final = Deadlines().resumable_lease_s
+_LEASE_S: Final = Deadlines().orphan_lease_s
 """How long a resumable attempt waits for another router when its own was lost."""
 _FREE_WITHIN_S: Final = 2.0
 _LOOK_S: Final = 0.4

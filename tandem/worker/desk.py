@@ -58,7 +58,9 @@ class AttemptDesk:
         self._figures = Figures(parts.meter, identity.role, identity.info.blocks)
         self._table = AttemptTable()
         self._pace = Pace(parts.settings.stream_interval)
-        self._holding = Holding(parts.deadlines.resumable_lease_s, parts.settings.resumable_bytes_max)
+        self._holding = Holding(
+            parts.deadlines.resumable_lease_s, parts.deadlines.orphan_lease_s, parts.settings.resumable_bytes_max
+        )
         self._reuse = Reuse(parts.engine.kv, tiers, parts.clock, parts.settings.reuse)
         self.keeper = Keeper(parts.engine.kv, tiers, self._table.tenant_of)
         """Tells the worker's own tiers what to keep."""

@@ -43,8 +43,10 @@ class Held:
 class Holding:
     """All resumable attempts of a worker, running and ended, by session and handle and by key."""
 
-    def __init__(self, lease_s: float, bytes_max: int) -> None:
+    def __init__(self, lease_s: float, lost_s: float, bytes_max: int) -> None:
+        """What has ended is kept for `lease_s`, and what a lost router had for `lost_s`."""
         self._lease_s = lease_s
+        self._lost_s = lost_s
         self._bytes_max = bytes_max
         self._held: dict[tuple[int, int], Held] = {}
 
@@ -70,7 +72,7 @@ class Holding:
         """A router is gone: what was its own waits for another one."""
         for (session, _), held in self._held.items():
             if session == session_id:
-                held.until = now + self._lease_s
+                held.until = now + self._lost_s
 
     def ended(self, attempt: Attempt, report: AttemptReport, now: float) -> None:
         """An attempt is over. Of a prefill whose router is there, decode's death may make it the last trace: it

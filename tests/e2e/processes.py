@@ -201,7 +201,7 @@ class Site:
             *("--worker_id", name, "--model_name", "tiny", "--ticket_key_file", str(self._root / "ticket")),
             *("--socket_directory", str(self._root), "--metrics_bind", "127.0.0.1:0"),
             *("--simulated.blocks", str(BLOCKS), "--simulated.base_s", str(self._step_s)),
-            *("--deadlines.resumable_lease_s", str(self._lease_s)),
+            *("--deadlines.resumable_lease_s", str(self._lease_s), "--deadlines.router_restart_s", "0"),
         )
 
     async def _run(self, module: str, *flags: str) -> Running:

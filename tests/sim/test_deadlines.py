@@ -384,7 +384,7 @@ async def a_worker_that_cannot_be_reached_is_given_up_and_tried_again(stalled: S
     await stalled.free()
 
 
-ELSEWHERE: Final = frozenset(("drain_s", "kv_wait_s", "resumable_lease_s"))
+ELSEWHERE: Final = frozenset(("drain_s", "kv_wait_s", "resumable_lease_s", "router_restart_s"))
 """Deadlines of leaving and of coming back, and of engines that load KV themselves, which have tests of their own."""
 
 

@@ -26,7 +26,7 @@ WORLD = WorldSettings(
 
 LONG = replace(
     WORLD,
-    router=RouterSettings(deadlines=Deadlines(resumable_lease_s=2.0)),
+    router=RouterSettings(deadlines=Deadlines(resumable_lease_s=2.0, router_restart_s=0.0)),
     model=replace(WORLD.model, blocks=600),
     traffic=TrafficProfile(requests=12, resumable_share=1.0, output_tokens=(1, 500)),
 )

@@ -11,6 +11,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.seal import resume_key, resume_keys, seal, unseal
 from router.generation import Generation, Resumed, Usage
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
+from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import TokenLogprob
@@ -25,6 +26,7 @@ from tandem.sim.platform import Platform, Shape, named_workers
 MODEL = SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008)
 KEYRING = Keyring(TicketKey("a", b"0123456789abcdef"))
 LEASE_S = 15.0
+ORPHAN_LEASE_S = Deadlines().orphan_lease_s
 
 
 @dataclass
@@ -211,6 +213,22 @@ def test_a_prefill_that_is_all_that_is_left_is_enough() -> None:
     scenario(test)
 
 
+def test_an_answer_outlives_a_router_whose_restart_takes_long() -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole", max_tokens=200))
+        first, second = Sink(), Sink()
+        world.dispatcher.start(world.generation(max_tokens=200), first)
+        await asyncio.sleep(0.2)
+        had = heard(first)
+        await world.restart(Deadlines().router_restart_s)
+        await asyncio.sleep(LEASE_S / 2)
+        (await world.resume()).listen(second, had.place(1))
+        await second.ended.wait()
+        assert joined(had, second) == joined(whole)
+
+    scenario(test)
+
+
 def test_a_decode_worker_that_dies_after_the_takeover_is_replaced() -> None:
     async def test(world: World) -> None:
         whole = await world.whole(world.generation("whole", max_tokens=200))
@@ -255,8 +273,8 @@ def test_nobody_comes_back() -> None:
         await world.restart()
         await asyncio.sleep(5.0)
         assert world.platform.held()
-        await world.free(LEASE_S - 4.0)
-        await asyncio.sleep(LEASE_S - 5.0)
+        await world.free(ORPHAN_LEASE_S - 4.0)
+        await asyncio.sleep(ORPHAN_LEASE_S - 5.0)
         with pytest.raises(TandemError, match="cannot be resumed"):
             await world.resume()
 

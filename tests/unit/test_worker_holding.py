@@ -100,7 +100,7 @@ def test_what_is_not_resumable_ends_with_its_router() -> None:
 def test_nobody_claims_it_and_everything_is_free_at_the_end_of_the_lease(silent: bool) -> None:
     async def main(loop: VirtualLoop) -> None:
         links, clock = MemoryLinks(), LoopClock(loop)
-        made = parts(clock, "d", deadlines=Deadlines(resumable_lease_s=4.0))
+        made = parts(clock, "d", deadlines=Deadlines(resumable_lease_s=1.0, router_restart_s=3.0))
         worker = build_decode(made, links.server("d"), [memory_transport(MemoryFabric(), "d")])
         async with running(worker):
             router, other = await dial(links.dialer("router"), "d"), await dial(links.dialer("other"), "d")
@@ -251,7 +251,7 @@ def test_a_log_keeps_each_position_once_and_the_better_of_two() -> None:
 
 
 def test_too_much_to_keep_gives_up_the_oldest_of_what_only_waits() -> None:
-    holding = Holding(LEASE_S, bytes_max=3000)
+    holding = Holding(LEASE_S, LEASE_S, bytes_max=3000)
     attempts = []
     for number in range(4):
         one = resumable(submit(number, tokens=prompt(250)), bytes([number]))

@@ -9,6 +9,8 @@ from tandem.spec.engine import EngineSpec
 
 _LEASE_S: Final = 8.0
 """How long the answer of a client that does not come back is kept: longer than a router takes to start."""
+_RESTART_S: Final = 0.0
+"""What workers add for that. Platforms for drills are idle, and freed blocks are waited for."""
 
 ROUTER: Final[Mapping[str, object]] = MappingProxyType(
     {
@@ -49,4 +51,5 @@ def notice(url: str, engine: EngineSpec) -> str:
 
 def worker_settings(engine: str) -> Mapping[str, object]:
     """Settings of every worker of a platform for drills."""
-    return {"drills": "true", "deadlines.resumable_lease_s": _LEASE_S, **_SLOW.get(engine, {})}
+    deadlines = {"deadlines.resumable_lease_s": _LEASE_S, "deadlines.router_restart_s": _RESTART_S}
+    return {"drills": "true", **deadlines, **_SLOW.get(engine, {})}
