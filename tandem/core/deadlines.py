@@ -26,8 +26,8 @@ class Deadlines:
     resumable_lease_s: float = 15.0
     """How long a resumable request goes on, and its answer is kept, for a client to come back."""
     router_restart_s: float = 60.0
-    """Within which a router that was lost is there again: twice the slowest start that was measured, on a machine with
-    far more to do than it has cores for. Workers keep what the router had for so much longer."""
+    """Within which a router that was lost is there again: twice the slowest start that was measured, on a machine
+    with far more to do than it has cores for. Workers keep what the router had for so much longer."""
 
     @property
     def standstill_max_s(self) -> float:
