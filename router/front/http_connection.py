@@ -210,8 +210,6 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         self._upgrading = parser.should_upgrade()
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
-        if (fault := head_fault(version, self._headers)) is not None:
-            raise TandemError("invalid_request", fault)
         request = Request(method, version, parser.should_keep_alive(), self._expects_continue)
         exchange = HttpExchange(self, self._scope(method, version), request)
         wire = self._wire if version == "1.1" and method != "HEAD" else None
@@ -274,11 +272,9 @@ class HttpConnection(asyncio.Protocol):
         if len(self._pipeline) >= _PIPELINED_MAX:
             problem = f"at most {_PIPELINED_MAX} requests wait on a connection; send this one again on another"
             raise TandemError("queue_full", problem, retry_after_s=1.0)
-        for name, value in self._headers:
-            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                shown = value.decode("latin-1")
-                problem = f"Transfer-Encoding {shown!r} is not understood: `chunked` alone is"
-                raise TandemError("unsupported_encoding", problem)
+        fault = head_fault(self._parser.get_http_version(), self._headers)
+        if fault is not None:
+            raise fault
 
     def _scope(self, method: str, version: str) -> Message:
         path, query = self._url, b""

@@ -4,24 +4,30 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from tandem.core.errors import TandemError
+
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
 """A name, an IPv4 address or an IPv6 address in brackets, and a port (RFC 3986, 3.2.2). It may be empty."""
 
 
-def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Why a request with such a head is refused, None if it is not. Names of headers are in lower case."""
-    if version not in ("1.0", "1.1"):
-        return f"HTTP/{version} is not spoken here, HTTP/1.1 is"
-    hosts = [value for name, value in headers if name == b"host"]
-    if len(hosts) > 1:
-        return "a request has one Host header"
-    if not hosts and version == "1.1":
-        return "an HTTP/1.1 request has a Host header"
-    if hosts and _HOST.fullmatch(hosts[0].strip(b" \t")) is None:
-        return "the Host header is no host"
+def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> TandemError | None:
+    """How a request with such a head is refused, None if it is not. Names of headers are in lower case."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
-    if codings and version == "1.0":
-        return "an HTTP/1.0 request has no Transfer-Encoding header"
-    if any(value.strip(b" \t").lower() != b"chunked" for value in codings):
-        return "the one transfer coding that is understood is chunked"
-    return None
+    for value in codings:
+        if value.strip(b" \t").lower() != b"chunked":
+            shown = value.decode("latin-1")
+            problem = f"Transfer-Encoding {shown!r} is not understood: `chunked` alone is"
+            return TandemError("unsupported_encoding", problem)
+    hosts = [value for name, value in headers if name == b"host"]
+    problem = ""
+    if version not in ("1.0", "1.1"):
+        problem = f"HTTP/{version} is not spoken here, HTTP/1.1 is"
+    elif len(hosts) > 1:
+        problem = "a request has one Host header"
+    elif not hosts and version == "1.1":
+        problem = "an HTTP/1.1 request has a Host header"
+    elif hosts and _HOST.fullmatch(hosts[0].strip(b" \t")) is None:
+        problem = "the Host header is no host"
+    elif codings and version == "1.0":
+        problem = "an HTTP/1.0 request has no Transfer-Encoding header"
+    return TandemError("invalid_request", problem) if problem else None

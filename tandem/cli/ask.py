@@ -29,6 +29,19 @@ async def ask(
         raise TandemError("link_lost", f"no answer from {target.authority}: {why}") from error
 
 
+async def metrics_page(address: str, timeout_s: float) -> str | None:
+    """The Prometheus page of a process that tells its metrics at `host:port`; None while it does not, or while its
+    address is not known."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return None
+    try:
+        status, body = await ask(Target(host, int(port), False, ""), "GET", "/metrics", timeout_s=timeout_s)
+    except TandemError:
+        return None
+    return body.decode("utf-8", "replace") if status == 200 else None
+
+
 class _Problem(msgspec.Struct):
     message: str = ""
     code: str | None = None

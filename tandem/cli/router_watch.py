@@ -5,14 +5,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from tandem.bench.client import Target
-from tandem.cli.ask import ask
+from tandem.cli.ask import metrics_page
 from tandem.cli.member import Member
 from tandem.cli.supervisor import ROUTER
-from tandem.core.errors import TandemError
 
 _LINKED_EVERY_S: Final = 0.05
 _FIGURES_EVERY_S: Final = 2.0
+_PAGE_S: Final = 5.0
 _FIGURES: Final = {
     "running": "tandem_requests_running",
     "tokens out": "tandem_output_tokens_total",
@@ -59,15 +58,7 @@ class RouterWatch:
 
 async def _page(member: Member | None) -> str:
     """A metrics page, empty when nobody answers."""
-    if member is None or not member.metrics:
-        return ""
-    host, _, port = member.metrics.rpartition(":")
-    try:
-        target = Target(host, int(port), False, "")
-        status, body = await ask(target, "GET", "/metrics", timeout_s=5.0)
-    except TandemError:
-        return ""
-    return body.decode("utf-8", "replace") if status == 200 else ""
+    return ("" if member is None else await metrics_page(member.metrics, _PAGE_S)) or ""
 
 
 def figures_line(metrics: str) -> str:

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.bench.client import Target
-from tandem.cli.ask import ask
+from tandem.cli.ask import metrics_page
 from tandem.cli.registry import MemberEntry
 from tandem.cli.supervisor import ROUTER
-from tandem.core.errors import TandemError
 
 _PAGE_S = 2.0
 
@@ -48,31 +46,20 @@ def linked(page: str) -> int:
 
 async def worker_page(member: Scraped) -> WorkerPage | None:
     """None while it does not tell."""
-    text = await _page(member)
+    text = await metrics_page(member.metrics, _PAGE_S)
     return read_worker(text) if text is not None else None
 
 
 async def router_linked(members: Sequence[Scraped]) -> int:
     """How many workers the router among these has links to; 0 while it does not answer."""
     for member in members:
-        if member.role == ROUTER and (text := await _page(member)) is not None:
+        if member.role == ROUTER and (text := await metrics_page(member.metrics, _PAGE_S)) is not None:
             return linked(text)
     return 0
 
 
 def workers_of(members: Sequence[MemberEntry]) -> tuple[MemberEntry, ...]:
     return tuple(member for member in members if member.role != ROUTER)
-
-
-async def _page(member: Scraped) -> str | None:
-    host, _, port = member.metrics.rpartition(":")
-    if not port.isdigit():
-        return None
-    try:
-        status, body = await ask(Target(host, int(port), False, ""), "GET", "/metrics", timeout_s=_PAGE_S)
-    except TandemError:
-        return None
-    return body.decode("utf-8", "replace") if status == 200 else None
 
 
 def _sum(page: str, name: str, label: str) -> float | None:
