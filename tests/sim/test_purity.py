@@ -22,8 +22,8 @@ HEAVY = (
 )
 IMPURE = ("time", "random", "uuid", "secrets", "socket", "threading", "concurrent.futures", "multiprocessing", "os")
 
-EXCUSED = {"tandem.sim.loop": {"concurrent.futures"}}
-"""The virtual loop names the type of the executors that it refuses."""
+EXCUSED = {"tandem.sim.loop": {"concurrent.futures"}, "tandem": {"os"}}
+"""The virtual loop names the type of the executors that it refuses; the package tells gRPC how children begin."""
 
 IMPORTED = """
 import sys

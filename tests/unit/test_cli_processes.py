@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -171,3 +172,54 @@ def test_one_port_for_two_purposes_is_told_with_both_flags() -> None:
 def test_an_address_that_is_not_ours_is_told() -> None:
     with pytest.raises(TandemError, match=r"port 8000 on 192\.0\.2\.1 cannot be listened on"):
         check_free("192.0.2.1", {"--port": 8000})
+
+
+BUSY_WITH_GRPC = """
+import tandem  # As every process of ours does, before gRPC.
+import os, subprocess, threading
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from tandem.service.parent_death import die_with
+
+class Echo(grpc.GenericRpcHandler):
+    def service(self, details):
+        return grpc.unary_unary_rpc_method_handler(lambda asked, _: asked)
+
+server = grpc.server(ThreadPoolExecutor(1), handlers=[Echo()])
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+call = grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary("/a/b")
+over = threading.Event()
+
+def calls():
+    while not over.is_set():
+        call(b"")
+
+caller = threading.Thread(target=calls)
+caller.start()
+ends = [subprocess.run(["true"], preexec_fn=die_with(os.getpid())).returncode for _ in range(300)]
+over.set()
+caller.join()
+server.stop(None).wait()
+print(sum(end != 0 for end in ends))
+"""
+
+
+def test_children_of_a_process_that_is_busy_with_grpc_live() -> None:
+    # With gRPC's own handlers some six of them end by SIGABRT.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY_WITH_GRPC], capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("entry", ["router", "kv_store", "prefill_worker", "decode_worker", "control_plane"])
+def test_a_process_has_no_fork_handlers_of_grpc(entry: str) -> None:
+    code = (
+        f"import sys, {entry}.__main__\n"
+        "loaded = list(sys.modules)\n"
+        "print('grpc' not in loaded or loaded.index('tandem') < loaded.index('grpc'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True\n", done.stderr

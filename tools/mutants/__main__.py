@@ -10,9 +10,8 @@ from tools.mutants import hand
 _LEAST: Final = 0.9
 """Of a sample so much must be noticed."""
 _LEAST_OF_CHANGED: Final = 0.6
-"""Of a few faults in changed lines: some may be harmless, and one more or less of ten is chance."""
-_JUDGED_MIN: Final = 10
-"""Fewer say nothing."""
+"""Of a few faults in changed lines that unit tests run: some may be harmless. It has to be sure that fewer are
+noticed, as the sample is another in every change; lines that only larger tests run are told, not judged."""
 _TEST_FILES_MAX: Final = 12
 """Of one round over changed lines, so that it is over in minutes."""
 _REACH_SHARE: Final = 0.4
@@ -55,7 +54,7 @@ def _sample(asked: argparse.Namespace) -> int:
             continue
         faults = sample.sampled(group.paths(), asked.count, f"{asked.seed}/{group.name}")
         judged = sample.judge(faults, group.test_paths(), asked.jobs)
-        least = min(least, sample.tell(group.name, judged))
+        least = min(least, sample.tell(group.name, judged).share)
         print(f"{time.monotonic() - began:.0f} s", flush=True)
     return int(least < _LEAST)
 
@@ -77,8 +76,7 @@ def _changed(asked: argparse.Namespace) -> int:
         print("no line has changed that a fault could stand in")
         return 0
     judged = sample.judge(faults, list(tests), asked.jobs, until, _REACH_SHARE * asked.seconds, _TESTS_S)
-    share = sample.tell(f"since {asked.since}", judged)
-    return int(len(judged) >= _JUDGED_MIN and share < _LEAST_OF_CHANGED)
+    return int(sample.tell(f"since {asked.since}", judged).run_share_at_most < _LEAST_OF_CHANGED)
 
 
 if __name__ == "__main__":

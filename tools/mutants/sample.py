@@ -1,9 +1,11 @@
 """A seeded sample of the faults of some files, each judged by the tests that run the lines it stands in."""
 
+import math
 import random
 import subprocess
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ GROUPS: Final = ROOT / "tests/mutants/groups.toml"
 HARMLESS: Final = ROOT / "tests/mutants/harmless.toml"
 TESTS_S: Final = 30.0
 """Clean processor time of the tests that judge one fault at most, the quickest first."""
+_Z95: Final = 1.96
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,22 +194,45 @@ def _judged(fault: Planted, reach: Reach, copies: "SimpleQueue[Copy]") -> Judged
     return Judged(fault, "survived" if told.end == "passed" else "killed", by(told))
 
 
-def tell(name: str, judged: Sequence[Judged]) -> float:
-    """Print survivors and the sum; gives the share that was killed of those that could hurt."""
+class Told(NamedTuple):
+    """How many of the judged faults that could hurt were killed, survived, or stand in lines no test runs."""
+
+    killed: int
+    survived: int
+    unrun: int
+
+    @property
+    def share(self) -> float:
+        """Killed, of all of them."""
+        every = sum(self)
+        return self.killed / every if every else 1.0
+
+    @property
+    def run_share_at_most(self) -> float:
+        """Upper end of the 95 % interval (Wilson's) of the share that tests kill where they run the line."""
+        count, z2 = self.killed + self.survived, _Z95**2
+        if not count:
+            return 1.0
+        share = self.killed / count
+        spread = _Z95 * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+        return (share + z2 / (2 * count) + spread) / (1 + z2 / count)
+
+
+def tell(name: str, judged: Sequence[Judged]) -> Told:
+    """Print survivors and the sum."""
     for each in judged:
         if each.end in ("survived", "unrun"):
             fault = each.fault
             print(f"{each.end} {fault.file}:{fault.first}: {fault.was}  ->  {fault.becomes}")
-    could = [each for each in judged if each.end != "harmless"]
-    killed = sum(each.end == "killed" for each in could)
-    share = killed / len(could) if could else 1.0
-    slow = sum(each.by in ("cpu", "hung") for each in could)
+    ends = Counter(each.end for each in judged)
+    told = Told(ends["killed"], ends["survived"], ends["unrun"])
+    slow = sum(each.by in ("cpu", "hung") for each in judged)
     print(
-        f"{name}: {killed} of {len(could)} killed ({share:.0%}; {slow} of them by their time), "
-        f"{len(judged) - len(could)} harmless",
+        f"{name}: {told.killed} of {sum(told)} killed ({told.share:.0%}; {slow} of them by their time), "
+        f"{told.unrun} in lines that none of these tests runs, {ends['harmless']} harmless",
         flush=True,
     )
-    return share
+    return told
 
 
 def changed_lines(since: str) -> dict[str, set[int]]:
