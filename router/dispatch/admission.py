@@ -1,17 +1,26 @@
 """Admission: how many requests the router holds, who waits, who goes next. Pure; one owner changes it in place.
 
 A request goes at once while a worker of its model has room and nobody of equal or higher priority waits. Otherwise it
-waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker.
+waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker. One that is not
+expected to have its turn in time is refused when it comes (`refusal`); one that nobody is before never is, whatever
+has been learned, so the service always has work to learn better from.
 """
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Final
+from math import sqrt
+from typing import Final, NamedTuple
 
 from router.settings import AdmissionSettings
 
-_SHARE = 0.1
-_RESERVED = ""
+_SHARE: Final = 0.1
+_INTERVAL_S: Final = 0.05
+"""How often a request is taken to end where nobody knows."""
+_ENDS_MIN: Final = 8
+"""Of fewer requests that have ended no pace is taken."""
+_SPREADS: Final = 2.0
+"""So many standard deviations over its mean a wait may come to: most of what is accepted is to keep its bound."""
+_RESERVED: Final = ""
 """The line, always empty, of requests that never stand in one."""
 
 
@@ -36,6 +45,44 @@ class Refused:
     retry_after_s: float
 
 
+class Turn(NamedTuple):
+    """A request's turn comes `mean_s` from now, as `ahead` requests are served before it, one after the other, the
+    first of them not before `first_s`."""
+
+    mean_s: float
+    ahead: int
+    first_s: float = 0.0
+
+    @property
+    def latest_s(self) -> float:
+        """When it has come almost surely: each of those before it takes its share, with a standard deviation as long
+        as that, as where ends are independent of each other."""
+        spread = 1.0 + _SPREADS / sqrt(self.ahead) if self.ahead else 0.0
+        return max(self.first_s, self.mean_s * spread)
+
+
+def refusal(turn: Turn, turn_within_s: float, own_s: float, first_within_s: float | None) -> Refused | None:
+    """Why a request that comes now is refused, or None. It may wait `turn_within_s` for its turn. Where an objective
+    bounds its first token, by `first_within_s`, that takes `own_s` more. A request that nobody is before is not
+    refused."""
+    if not turn.ahead:
+        return None
+    if (over_s := turn.latest_s - turn_within_s) > 0.0:
+        what = f"its turn, which it may wait for for {turn_within_s:g} s"
+    elif first_within_s is not None and (over_s := turn.latest_s + own_s - first_within_s) > 0.0:
+        what = f"its first token, which is to come within {first_within_s:g} s"
+    else:
+        return None
+    before = f"{turn.ahead} before it" if turn.ahead > 1 else "one before it"
+    reason = f"with {before} it waits for {turn.mean_s:.1f} to {turn.latest_s:.1f} s, too long for {what}"
+    return Refused("queue_full", reason, _told_s(over_s))
+
+
+def _told_s(seconds: float) -> float:
+    """What a client is told to wait."""
+    return min(30.0, max(1.0, seconds))
+
+
 Decision = Admitted | Queued | Refused
 _ADMITTED: Final = Admitted()
 
@@ -46,6 +93,12 @@ class _Line:
 
     heap: list[tuple[int, int, int]] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
+    last_end: float | None = None
+    """When one of the model ended last while others waited."""
+    ends: int = 0
+    """How many have ended since others wait."""
+    interval_s: float = 0.0
+    """How often one of these ends."""
 
 
 class Admission:
@@ -57,8 +110,6 @@ class Admission:
         self._held: dict[int, str] = {}
         self._order = 0
         self._draining = False
-        self._last_end: float | None = None
-        self._end_interval_s = 0.05
 
     @property
     def held(self) -> int:
@@ -138,10 +189,14 @@ class Admission:
         if len(line.heap) > 2 * len(line.waiting) + 64:
             line.heap = [entry for entry in line.heap if entry[2] in line.waiting]
             heapq.heapify(line.heap)
-        if not waited and self._last_end is not None:
-            self._end_interval_s += _SHARE * (min(now - self._last_end, 5.0) - self._end_interval_s)
-        if not waited:
-            self._last_end = now
+        if not line.waiting:
+            # Ends tell how fast a line gets on only while there is one.
+            line.last_end, line.ends = None, 0
+        elif not waited:
+            if line.last_end is not None:
+                line.ends += 1
+                line.interval_s += max(_SHARE, 1.0 / line.ends) * (now - line.last_end - line.interval_s)
+            line.last_end = now
 
     def check(self) -> None:
         """Raise `AssertionError` when a bound was passed. Those that wait again were admitted before."""
@@ -152,7 +207,14 @@ class Admission:
 
     def retry_after_s(self, model: str) -> float:
         """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""
-        return min(30.0, max(1.0, self.queued(model) * self._end_interval_s))
+        return _told_s(self.turn(model, self.queued(model), _INTERVAL_S).mean_s)
+
+    def turn(self, model: str, ahead: int, guess_s: float, first_s: float = 0.0) -> Turn:
+        """That of one behind so many in line, who leave it every `guess_s` where no pace has been seen, the first of
+        them not before `first_s`."""
+        line = self._lines.get(model)
+        interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else guess_s
+        return Turn(ahead * interval_s, ahead, first_s)
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)

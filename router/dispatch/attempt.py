@@ -76,6 +76,7 @@ class Leg:
         "peer",
         "progressed_s",
         "reported",
+        "sent_at",
         "watched",
     )
 
@@ -99,6 +100,7 @@ class Leg:
         self.open = True
         self.reported = False
         self.watched = True
+        self.sent_at = now
         self.progressed_s = 0.0
         self.computed = 0
         """Prompt tokens that the worker has said to have computed."""

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Collection, Iterable
+from math import inf
+from typing import Final
 
-from router.dispatch.admission import Admission, Admitted, Refused
+from router.dispatch.admission import Admission, Admitted, Queued, Refused, Turn, refusal
 from router.dispatch.answer_log import AnswerLog
 from router.dispatch.books import check_legs
 from router.dispatch.context import Tools
 from router.dispatch.endings import never_fits
 from router.dispatch.hand_over import handed_over, hands_over, holds_now
+from router.dispatch.kv_memory import KvMemory
 from router.dispatch.mover import Mover
 from router.dispatch.phase import Phase
-from router.dispatch.placing import Placing
+from router.dispatch.placing import Found, Placing
 from router.dispatch.relief import Relief
 from router.dispatch.resumables import Listening, Resumable, Resumables
 from router.dispatch.retry_budget import RetryBudget
@@ -31,6 +34,14 @@ from router.placement import Placement, Unplaced
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load, SplitPublished
 
+_NO_EVIDENCE: Final = 1.25
+"""A line of which no pace has been seen is taken to be so much faster than it is expected to be: a guess refuses
+fewer than what was seen."""
+_AHEAD_S: Final = 1.0
+"""So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
+something to begin with."""
+_SHARE: Final = 0.1
+
 
 class Dispatcher:
     """Owns all requests between admission and their end. Give it to `Fleet.run` as the listener."""
@@ -43,6 +54,9 @@ class Dispatcher:
         self._mover = Mover(tools, self)
         self._placing = Placing(fleet, tools)
         self._relief = Relief(tools, fleet, self._placing)
+        self._memory = KvMemory(fleet, tools, self._relief)
+        self._first_s: dict[str, float] = {}
+        """How long first tokens of those that have left a line are expected to take, by line."""
         self._resumables = Resumables(tools)
         self._returns = Returns(fleet, tools, self._resumables, self)
         self._reserved = 0
@@ -72,10 +86,13 @@ class Dispatcher:
         self._next_key += 1
         room = self._fleet.regrouping(generation.model) is None and self._serving.has_room(generation.model)
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
+        if isinstance(decision, Queued) and (late := self._late_in_line(generation, decision.ahead)) is not None:
+            self._admission.ended(key, self._tools.clock.now())
+            decision = late
         if isinstance(decision, Refused):
             if generation.pin is None:
                 self._splits.ended(generation, decision.code, placed=False)
-            raise TandemError(decision.code, decision.reason, retry_after_s=decision.retry_after_s)
+            raise _error(decision)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
         request = RunningRequest(self, self._tools, generation, log or sink, key)
         self._requests[key] = request
@@ -154,6 +171,7 @@ class Dispatcher:
     def left(self, peer: Peer, reason: str) -> None:
         self._mover.gone(peer)
         self._placing.gone(peer.worker_id)
+        self._memory.gone(peer.worker_id)
         self._splits.changed(peer)
         self._relief.gone(peer.worker_id)
 
@@ -198,7 +216,7 @@ class Dispatcher:
 
     def obstacle(self, request: RunningRequest) -> Unplaced | None:
         found = self._placing.find(request)
-        return found if isinstance(found, Unplaced) else None
+        return found if isinstance(found, Unplaced) else self._held_back(request, found)
 
     def peer(self, worker_id: str) -> Peer | Stranger | None:
         return self._fleet.blocks.holder(worker_id)
@@ -261,7 +279,7 @@ class Dispatcher:
         self._next_key += 1
         refused = self._admission.reserve(key)
         if refused is not None:
-            raise TandemError(refused.code, refused.reason, retry_after_s=refused.retry_after_s)
+            raise _error(refused)
         self._reserved += 1
         return key
 
@@ -282,8 +300,14 @@ class Dispatcher:
     # ---- placing ----
 
     def _begin_or_wait(self, request: RunningRequest) -> None:
-        """Place a request that was just admitted; when that fails it waits in line after all."""
-        obstacle = self._try(request)
+        """Place a request that was just admitted; when that fails it waits in line after all, unless that is expected
+        to be in vain."""
+        found = self._find(request)
+        late = None if isinstance(found, Unplaced) else self._late(request, found)
+        if late is not None:
+            request.discard()
+            raise _error(late)
+        obstacle = self._begin(request, found)
         if obstacle is None:
             self._retries.earn()
         elif obstacle.code == "out_of_blocks":
@@ -294,20 +318,62 @@ class Dispatcher:
             request.unplaced(obstacle)
             request.wait_in_line()
 
+    def _late(self, request: RunningRequest, found: Found) -> Refused | None:
+        """Why a request is refused whose workers have too many prompts to compute before it."""
+        objective, placement = found.asked.objective, found.placement
+        peer = self._fleet.peer(placement.computing)
+        if objective is None or objective.ttft_ms is None or peer is None or peer.view.queued_prompt_tokens == 0:
+            return None
+        before_ms = placement.costs[0][1].queue_ms if placement.first_ms > 0.0 else 0.0
+        turn = Turn(before_ms / 1e3, max(1, peer.view.prompts_in_flight))
+        own_s = (placement.first_ms - before_ms) / 1e3 + self._memory.wait_s(request.generation, placement)
+        return refusal(turn, inf, own_s, objective.ttft_ms / 1e3)
+
+    def _late_in_line(self, generation: Generation, ahead: int) -> Refused | None:
+        """Why one is refused that would have to stand in line behind so many."""
+        facts = self._fleet.services.of(generation.model)
+        guess_s = self._memory.interval_s(generation) / _NO_EVIDENCE
+        turn = self._admission.turn(generation.line, ahead, guess_s, self._memory.soonest_s(generation))
+        own_s, ttft_s = self._first_s.get(generation.line, 0.0), None if facts is None else facts.slo.ttft_s
+        return refusal(turn, self.queue_s(generation.model), own_s, ttft_s)
+
+    def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:
+        """Why a request that could be placed waits here instead of on its workers. One that was placed before does
+        not: it keeps its turn."""
+        if request.attempts:
+            return None
+        wait_s = self._memory.wait_s(request.generation, found.placement)
+        if wait_s <= _AHEAD_S:
+            return None
+        reason = (
+            f"{found.placement.decode} is expected to have KV memory for it only {wait_s:.1f} s after it needs some"
+        )
+        return Unplaced("queue_full", (reason,))
+
     def _try(self, request: RunningRequest) -> Unplaced | None:
         """Begin an attempt, or say why not."""
+        return self._begin(request, self._find(request))
+
+    def _find(self, request: RunningRequest) -> Found | Unplaced:
         regroup = self._fleet.regrouping(request.generation.model)
         if regroup is not None:
             self._look_again(regroup.until)
             return regroup.obstacle
-        found = self._placing.find(request)
+        return self._placing.find(request)
+
+    def _begin(self, request: RunningRequest, found: Found | Unplaced) -> Unplaced | None:
         if isinstance(found, Unplaced):
             return found
+        if (held_back := self._held_back(request, found)) is not None:
+            return held_back
         placement = found.placement
         if placement.unproved:
             self._fleet.want(placement.unproved)
         if not request.attempts:
             generation = request.generation
+            first_s = placement.first_ms / 1e3 + self._memory.wait_s(generation, placement)
+            known_s = self._first_s.get(generation.line, first_s)
+            self._first_s[generation.line] = known_s + _SHARE * (first_s - known_s)
             self._tallies.placed(generation.model, placement.prefill_tokens)
             if generation.pin is None:
                 self._splits.seen(generation, found.asked, placement)
@@ -378,3 +444,7 @@ class Dispatcher:
         check_legs([leg for request in self._requests.values() for leg in request.legs], self._fleet.peers())
         for request in self._requests.values():
             request.check()
+
+
+def _error(refused: Refused) -> TandemError:
+    return TandemError(refused.code, refused.reason, retry_after_s=refused.retry_after_s)

@@ -70,6 +70,10 @@ class Relief:
         self._looked.pop(worker_id, None)
         self._passed.pop(worker_id, None)
 
+    def due_s(self, peer: Peer) -> dict[int, float]:
+        """When which of its prompts is expected to be computed, in seconds, by their requests' keys."""
+        return {each.request.key: self._first_s(peer, each.tokens) for each in _waiting(peer)}
+
     def _relieve(self, peer: Peer, waiting: Sequence[_Waiting], now: float) -> None:
         """The last have most to gain by another place, and take nobody's by it. A look costs a walk over what waits,
         and a bounded number of placements."""

@@ -265,6 +265,11 @@ class Job:
         return self.work.mode == "decode" and self.prefill_over == -inf
 
     @property
+    def begun(self) -> bool:
+        """Whether its client has some of the answer: drawn by prefill, or in an attempt before."""
+        return self.work.mode != "prefill" and any(branch.outputs for branch in self.branches.values())
+
+    @property
     def handed_over(self) -> bool:
         """Whether somebody else computes its blocks."""
         return self.work.mode == "decode" and not self.prefill_lost

@@ -22,7 +22,7 @@ class Wait(Enum):
 
 class Timed(Protocol):
     """What has deadlines. `waits_since` is when it began to wait as it does now; `waits_for_prefill` tells whether
-    another worker computes its prompt and is not known to be done."""
+    another worker computes its prompt and is not known to be done; `begun` whether its client has some of it."""
 
     @property
     def work(self) -> Work: ...
@@ -34,6 +34,8 @@ class Timed(Protocol):
     def waits_since(self) -> float: ...
     @property
     def waits_for_prefill(self) -> bool: ...
+    @property
+    def begun(self) -> bool: ...
 
 
 TimedJob = TypeVar("TimedJob", bound=Timed)
@@ -49,8 +51,9 @@ class WorkDeadlines(Generic[TimedJob]):
     A work may wait `queue_s` for its place, and `kv_s` for the content of its blocks, both after the last moment at
     which prompts before it got on (`moved`). While `fetched(work_id)` says that a fetch brings its blocks the fetch's
     own bounds hold. A work whose prompt is computed elsewhere waits for as long as its router does, which hears how
-    that gets on: a place here would be of no use to it yet. A work that is being computed has its request's deadline
-    alone; whether the engine computes at all is not known here.
+    that gets on: a place here would be of no use to it yet. A work whose answer has begun waits for a place until its
+    request's deadline, and one that is being computed has that deadline alone; whether the engine computes at all is
+    not known here.
     """
 
     def __init__(
@@ -112,7 +115,9 @@ class WorkDeadlines(Generic[TimedJob]):
         return self._moments[0][0] if self._moments else inf
 
     def _until(self, job: TimedJob) -> float:
-        return inf if job.waits_for_prefill else max(job.waits_since, self._moved) + self._bounds[job.wait]
+        if job.waits_for_prefill or (job.begun and job.wait is Wait.PLACE):
+            return inf
+        return max(job.waits_since, self._moved) + self._bounds[job.wait]
 
     def _arm(self, until: float, work_id: int) -> None:
         """One moment is kept for the wait of a work: whatever it finds too early is looked at again."""

@@ -147,6 +147,7 @@ class Waiting:
     waits_since: float
     waits_for_prefill: bool
     wait: Wait = Wait.PLACE
+    begun: bool = False
     work: Any = field(default_factory=lambda: SimpleNamespace(deadline=1000.0))
 
 
@@ -171,6 +172,15 @@ def test_a_hand_off_waits_for_its_place_only_from_the_end_of_its_prefill(over: f
 
 def test_a_hand_off_that_never_hears_of_its_prefill_ends_with_its_request() -> None:
     works = {1: Waiting(1, 0.0, waits_for_prefill=True)}
+    deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
+    deadlines.watch(works[1], 0.0)
+    assert not list(deadlines.passed(999.0))
+    ((_, reason),) = deadlines.passed(1000.0)
+    assert "the request's deadline" in reason
+
+
+def test_an_answer_that_has_begun_keeps_its_turn_for_a_place_until_its_request_ends() -> None:
+    works = {1: Waiting(1, 0.0, waits_for_prefill=False, begun=True)}
     deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
     deadlines.watch(works[1], 0.0)
     assert not list(deadlines.passed(999.0))

@@ -1,9 +1,10 @@
 """Admission decisions: who goes, who waits, who is refused and why."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.admission import Admission, Admitted, Queued, Refused
+from router.dispatch.admission import Admission, Admitted, Queued, Refused, Turn, refusal
 from router.dispatch.retry_budget import RetryBudget, backoff_s
 from router.dispatch.trials import Trials
 from router.settings import AdmissionSettings, RetrySettings
@@ -154,12 +155,74 @@ def test_retry_after_grows_with_the_line() -> None:
     admission = Admission(AdmissionSettings(requests_max=100, queued_max=20))
     for key in range(60):
         admission.arrive(key, "m", 0, True)
-    for key in range(60):
-        admission.ended(key, 1000.0 + 0.5 * key)
-    pace_s = admission.retry_after_s("m")
-    assert pace_s == 1.0
+    assert admission.retry_after_s("m") == 1.0
     for key in range(100, 120):
         admission.arrive(key, "m", 0, False)
+    for key in range(60):
+        admission.ended(key, 1000.0 + 0.5 * key)
     refused = admission.arrive(120, "m", 0, False)
     assert isinstance(refused, Refused)
     assert 9.0 <= refused.retry_after_s <= 11.0, "twenty wait, and two end every second"
+
+
+def lined(ends: int, every_s: float, ahead: int = 10) -> Admission:
+    """`ahead` stand in line for m, and so many others have ended since."""
+    admission = Admission(AdmissionSettings())
+    for key in range(100):
+        admission.arrive(key, "m", 0, True)
+    for key in range(100, 100 + ahead):
+        admission.arrive(key, "m", 0, False)
+    for key in range(ends):
+        admission.ended(key, 50.0 + every_s * key)
+    return admission
+
+
+def test_a_turn_is_guessed_until_a_pace_was_seen() -> None:
+    assert lined(8, 2.0).turn("m", 10, 0.3).mean_s == pytest.approx(3.0)
+    assert lined(9, 2.0).turn("m", 10, 0.3).mean_s == pytest.approx(20.0)
+    assert lined(9, 2.0).turn("other", 10, 0.3).mean_s == pytest.approx(3.0)
+
+
+def test_the_pace_of_a_line_is_forgotten_with_it() -> None:
+    admission = lined(20, 2.0, ahead=1)
+    assert admission.turn("m", 1, 0.3).mean_s == pytest.approx(2.0)
+    admission.leave_line(100)
+    admission.ended(30, 100.0)
+    admission.arrive(200, "m", 0, False)
+    assert admission.turn("m", 1, 0.3).mean_s == pytest.approx(0.3)
+    for key in range(31, 40):
+        admission.ended(key, 1000.0 + key)
+    assert admission.turn("m", 1, 0.3).mean_s == pytest.approx(1.0), "not what passed while nobody waited"
+
+
+@pytest.mark.parametrize(
+    ("turn", "own_s", "first_within_s", "why"),
+    [
+        (Turn(0.0, 0), 100.0, 1.0, None),
+        (Turn(4.9, 4), 0.0, None, None),
+        (Turn(5.1, 4), 0.0, None, "its turn"),
+        # The more are before it, the surer is their mean.
+        (Turn(8.0, 100), 0.0, None, None),
+        (Turn(8.5, 100), 0.0, None, "its turn"),
+        (Turn(0.1, 1, first_s=10.1), 0.0, None, "its turn"),
+        (Turn(0.4, 4), 1.1, 2.0, None),
+        (Turn(0.4, 4), 1.3, 2.0, "its first token"),
+    ],
+)
+def test_who_is_almost_sure_to_be_too_late_is_refused(
+    turn: Turn, own_s: float, first_within_s: float | None, why: str | None
+) -> None:
+    refused = refusal(turn, 10.0, own_s, first_within_s)
+    if why is None:
+        assert refused is None
+    else:
+        assert refused is not None
+        assert refused.code == "queue_full"
+        assert why in refused.reason
+        assert 1.0 <= refused.retry_after_s <= 30.0
+
+
+def test_who_is_refused_is_told_by_how_much_it_is_too_late() -> None:
+    refused = refusal(Turn(20.0, 100), 10.0, 0.0, None)
+    assert refused is not None
+    assert refused.retry_after_s == pytest.approx(14.0)

@@ -461,7 +461,12 @@ def test_a_token_of_the_step_before_a_preemption_gives_nobody_his_place_back() -
     assert run.wait is Wait.NOTHING
     heard(ledger, 7.0, [], "preempted")
     heard(ledger, 7.1, [7])
+    assert (run.wait, run.waits_since) == (Wait.PLACE, 7.0)
+    # Its client has some of the answer: it keeps its turn until its request ends.
     ledger.look(7.0 + QUEUE_S, 5)
+    report = ledger.outbox.take(NO_CHANGE)
+    assert report is None or not report.failed
+    ledger.look(work.deadline, 6)
     report = ledger.outbox.take(NO_CHANGE)
     assert report is not None
     assert [each.code for each in report.failed] == ["deadline_exceeded"]

@@ -76,6 +76,11 @@ class WorkRun:
         self.wait, self.waits_since = Wait.PLACE, now
 
     @property
+    def begun(self) -> bool:
+        """Whether its client has some of the answer: drawn by prefill, or in an attempt before."""
+        return self.work.mode != "prefill" and any(branch.position for branch in self.branches.values())
+
+    @property
     def prompt_tokens(self) -> int:
         return len(self.work.prompt) // 4
 

@@ -1,0 +1,243 @@
+"""KV pools that are full: how fast a request that cannot get its KV memory in time is refused, and what that costs.
+
+One prefill and two decode workers (`tandem up`, processes of their own): simulated ones, whose steps take as long on
+any machine, or the demo model with 4 MiB of KV memory each, 85 blocks. A chat takes up to most of a pool. Clients in
+a closed loop ask for chats, streamed, and come again after `Retry-After` when refused. Capacity is the rate of
+answers at a bound of waiting that nobody passes; then as many clients meet the bound as it is by default. Exits
+non-zero when a limit is not met.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchmarks.live import Live, run_live
+from benchmarks.rounds import Check, percentile, verdict
+
+CLIENTS: Final = 25
+SECONDS: Final = 60.0
+REFUSAL_LIMIT_S: Final = 0.1
+GOODPUT_LIMIT: Final = 0.95
+FLAGS: Final = ("--model", "demo", "--prefill", "1", "--decode", "2")
+PATIENT: Final = {"TANDEM_CORE__DEADLINES__QUEUE_S": "120"}
+SETTINGS: Final = {"TANDEM_SIMULATED__BASE_S": "0.01", "TANDEM_SIMULATED__BLOCKS": "220"}
+"""Of the simulated engine, which counts letters: the same share of a pool."""
+_WARM_S: Final = 4.0
+_TOKENS: Final = (200, 800)
+_OUTPUT: Final = (120, 330)
+_PATIENCE_S: Final = 150.0
+ANSWERED: Final = "answered"
+_HEAD: Final = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+_RETRY_AFTER: Final = re.compile(rb"(?i)\r\nretry-after: (\d+)\r\n")
+_WORDS: Final = [
+    "the",
+    "of",
+    "and",
+    "a",
+    "to",
+    "in",
+    "he",
+    "was",
+    "that",
+    "it",
+    "his",
+    "her",
+    "with",
+    "as",
+    "had",
+    "for",
+    "she",
+    "not",
+    "on",
+    "but",
+    "at",
+    "they",
+    "you",
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One chat as its client saw it. `kind` is `answered`, an error code, or what went wrong instead."""
+
+    at_s: float
+    seconds: float
+    first_s: float | None
+    kind: str
+    retry_after: int | None
+    words: str
+
+    @property
+    def begun(self) -> bool:
+        """Whether its stream had begun."""
+        return self.first_s is not None
+
+
+@dataclass
+class Phase:
+    """What `clients` saw in `seconds`."""
+
+    clients: int
+    seconds: float
+    ended: list[Ended] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Answers per second."""
+        return sum(each.kind == ANSWERED for each in self.ended) / self.seconds
+
+
+@dataclass
+class _Got:
+    """An answer as far as it has come."""
+
+    content: bytes = b""
+    first_s: float | None = None
+
+    @property
+    def kind(self) -> str:
+        if b"data: [DONE]" in self.content and b'"error"' not in self.content:
+            return ANSWERED
+        _, found, rest = self.content.partition(b'"code":"')
+        return rest.partition(b'"')[0].decode() if found else "unknown"
+
+    @property
+    def retry_after(self) -> int | None:
+        found = _RETRY_AFTER.search(self.content)
+        return int(found[1]) if found else None
+
+
+class Clients:
+    """A closed loop of chats against one platform."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._random = random.Random(14)
+
+    def body(self) -> bytes:
+        """A chat that shares no prefix with another."""
+        draw = self._random
+        words = [str(draw.randrange(10**6)), *draw.choices(_WORDS, k=draw.randint(*_TOKENS))]
+        content = " ".join(words)
+        return json.dumps(
+            {
+                "model": self._live.model,
+                "messages": [{"role": "user", "content": content}],
+                "max_tokens": draw.randint(*_OUTPUT),
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+
+    async def one(self) -> Ended:
+        """A chat from its sending to its end."""
+        loop, sent, got = asyncio.get_running_loop(), 0.0, _Got()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                body = self.body()
+                reader, writer = await asyncio.open_connection(self._live.host, self._live.port)
+                try:
+                    sent = loop.time()
+                    writer.write(_HEAD % len(body) + body)
+                    while piece := await reader.read(1 << 16):
+                        if got.first_s is None and b"data:" in piece:
+                            got.first_s = loop.time() - sent
+                        got.content += piece
+                finally:
+                    writer.close()
+            kind = got.kind
+        except TimeoutError:
+            kind = "no end"
+        except OSError as error:
+            kind = f"broken: {type(error).__name__}"
+        words = "" if kind == ANSWERED else got.content[-700:].decode(errors="replace")
+        return Ended(loop.time(), loop.time() - sent, got.first_s, kind, got.retry_after, words)
+
+    async def run(self, clients: int, seconds: float) -> Phase:
+        """Clients that each ask for one chat after the other; a refused one comes again when it was told to."""
+        loop = asyncio.get_running_loop()
+        begin, phase = loop.time(), Phase(clients, seconds)
+
+        async def client() -> None:
+            while loop.time() < begin + seconds:
+                ended = await self.one()
+                if loop.time() <= begin + seconds or ended.kind != ANSWERED:
+                    phase.ended.append(ended)
+                if ended.kind != ANSWERED:
+                    await asyncio.sleep(float(ended.retry_after or 1.0))
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return phase
+
+
+async def course(live: Live, clients: int, seconds: float) -> Phase:
+    """What so many clients see, once the platform has been warmed by two."""
+    asking = Clients(live)
+    await asking.run(2, _WARM_S)
+    phase = await asking.run(clients, seconds)
+    say(phase)
+    return phase
+
+
+def say(phase: Phase) -> None:
+    """The figures of a phase in words."""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(each.kind for each in phase.ended).items()))
+    refused = [each.seconds for each in phase.ended if each.kind == "queue_full"]
+    answered = [each.seconds for each in phase.ended if each.kind == ANSWERED]
+    firsts = [each.first_s for each in phase.ended if each.kind == ANSWERED and each.first_s is not None]
+    line = f"{phase.clients} clients: {phase.rate:.2f} answers/s; {kinds}"
+    if answered:
+        line += f"; answered p50 {percentile(answered, 0.5):.2f} s, p99 {percentile(answered, 0.99):.2f} s"
+        line += f", first p50 {percentile(firsts, 0.5):.2f} p99 {percentile(firsts, 0.99):.2f} s"
+    if refused:
+        line += f"; refused p50 {percentile(refused, 0.5) * 1e3:.1f} ms, p99 {percentile(refused, 0.99) * 1e3:.1f} ms"
+    print(line, flush=True)
+
+
+def checks_of(patient: Phase, bounded: Phase) -> list[Check]:
+    """What must hold."""
+    refused = [each for each in bounded.ended if each.kind == "queue_full"]
+    times = [each.seconds for each in refused] or [0.0]
+    unwanted = [each for each in bounded.ended if each.kind not in (ANSWERED, "queue_full")]
+    broken = [each for each in bounded.ended if each.kind != ANSWERED and each.begun]
+    silent = [each for each in refused if each.retry_after is None]
+    return [
+        Check("refused", len(refused), 1, True),
+        Check("refusal, p99", percentile(times, 0.99) * 1e3, REFUSAL_LIMIT_S * 1e3, False, "ms"),
+        Check("refusals without Retry-After", len(silent), 0, False),
+        Check("ended otherwise than by an answer or a refusal", len(unwanted), 0, False),
+        Check("failed after the stream had begun", len(broken), 0, False),
+        Check("answers/s, of those of patient clients", bounded.rate / patient.rate, GOODPUT_LIMIT, True),
+    ]
+
+
+def main() -> int:
+    """Measure and give the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=("torch", "simulated"), default="simulated")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"at once (default {CLIENTS})")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each phase (default 60)")
+    parser.add_argument("--json", type=Path, help="write every request of both phases to this file")
+    arguments = parser.parse_args()
+    memory = ("--kv-memory", "4Mi") if arguments.engine == "torch" else ()
+    flags = (*FLAGS, "--engine", arguments.engine, *memory)
+    work = partial(course, clients=arguments.clients, seconds=arguments.seconds)
+    patient = run_live(flags, work, {**SETTINGS, **PATIENT})
+    bounded = run_live(flags, work, SETTINGS)
+    if arguments.json is not None:
+        arguments.json.write_bytes(msgspec.json.encode([asdict(patient), asdict(bounded)]))
+    return verdict(checks_of(patient, bounded), "what cannot have KV memory in time is refused at once")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

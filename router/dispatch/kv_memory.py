@@ -1,0 +1,188 @@
+"""When a worker has KV memory for a request: from its own figures and this router's requests on it.
+
+What runs there gives its blocks back when its answer is expected to end; what was sent there and has brought no token
+may still wait for blocks, in the order in which it came. A request asks for them once its prompt has been computed
+elsewhere, or at once.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from router.dispatch.attempt import Leg
+from router.dispatch.context import Tools
+from router.dispatch.kv_pool import Claim, Room, room_after
+from router.dispatch.relief import Relief
+from router.dispatch.running import RunningRequest
+from router.fleet.fleet import Fleet
+from router.fleet.peer import Peer
+from router.generation import Generation
+from router.placement import Placement
+
+_PACKED: Final = 0.8
+"""The share of a pool that requests of many sizes fill, one after the other."""
+_BETWEEN_S: Final = 0.5
+"""From the end of an answer to the first token of the next one in its place."""
+
+
+class _Known(NamedTuple):
+    """What was worked out of a worker, and the figures that it holds for."""
+
+    figures: tuple[object, ...]
+    room: Room
+
+
+class KvMemory:
+    """Looks at the fleet for the dispatcher. What follows from a worker's figures is worked out once per change."""
+
+    def __init__(self, fleet: Fleet, tools: Tools, relief: Relief) -> None:
+        self._fleet = fleet
+        self._tools = tools
+        self._relief = relief
+        self._known: dict[str, _Known] = {}
+
+    def gone(self, worker_id: str) -> None:
+        """A worker is lost."""
+        self._known.pop(worker_id, None)
+
+    def wait_s(self, generation: Generation, placement: Placement) -> float:
+        """How long a request that is placed like this waits for blocks once it needs them, in seconds."""
+        decode = self._fleet.peer(placement.decode)
+        assert decode is not None, f"{placement.decode} was placed on but is gone"
+        # Decode's memory is wanted when the prompt has been computed.
+        from_s = 0.0 if placement.prefill is None else placement.first_ms / 1e3
+        return self._wait_s(decode, generation, placement.decode_cached_tokens, from_s)
+
+    def soonest_s(self, generation: Generation) -> float:
+        """How long it is until some worker has blocks for a request like this one."""
+        return min(
+            (self._wait_s(peer, generation, 0, 0.0) for peer in self._generating(generation.model)), default=0.0
+        )
+
+    def interval_s(self, generation: Generation) -> float:
+        """How often a request is expected to end, in seconds: as many answers are under way as run now, or as pools
+        hold of requests like this one. 0 where there is no worker."""
+        peers = list(self._generating(generation.model))
+        if not peers:
+            return 0.0
+        tokens = self._answer_tokens(generation, 0.0)
+        size, context = peers[0].view.block_tokens, generation.prompt_tokens + tokens / 2
+        most = self._tools.settings.placement.sequences_per_worker_max
+        answers_s = running = 0.0
+        for peer in peers:
+            view = peer.view
+            fits = _PACKED * view.blocks / (_blocks(context, size) * generation.n)
+            sequences = min(most, max(fits, view.load.running if view.load is not None else 0))
+            step_ms = self._tools.costs.step_ms(peer.worker_id, round(sequences), round(sequences * context))
+            answers_s += tokens * max(step_ms, view.steps_ms) / 1e3
+            running += sequences
+        return (answers_s / len(peers) + _BETWEEN_S) / running
+
+    def _generating(self, model: str) -> Iterable[Peer]:
+        for view in self._fleet.views(model):
+            if view.ready and not view.draining and view.role not in ("prefill", "store"):
+                peer = self._fleet.peer(view.worker_id)
+                if peer is not None and not view.takes_prompts:
+                    yield peer
+
+    def _wait_s(self, peer: Peer, generation: Generation, cached_tokens: int, from_s: float) -> float:
+        """How long it would wait for blocks for the prompt and the first tokens of its answers, when it asks for them
+        in `from_s`; in seconds."""
+        view, size = peer.view, peer.view.block_tokens
+        needed = _blocks(generation.prompt_tokens - cached_tokens, size) + generation.n - 1
+        if view.load is None or view.load.waiting == 0:
+            # Nobody waits by the worker's own word: what it has free is for those that it has not seen yet, and at
+            # most for all that was sent there.
+            sent = view.attended_in_flight // size + view.sequences_in_flight
+            if view.blocks_free >= needed + sent or view.blocks_free >= needed + self._unstarted(peer):
+                return 0.0
+        return self._room(peer).wait_s(min(needed, view.blocks), from_s)
+
+    def _unstarted(self, peer: Peer) -> float:
+        """Blocks of what was sent there and has brought no token of its own."""
+        return sum(self._claim(peer, request, leg, 0.0)[0].blocks for request, leg in _legs(peer) if leg.watched)
+
+    def _room(self, peer: Peer) -> Room:
+        """Of a worker's pool, behind all that waits there."""
+        view = peer.view
+        figures = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
+        known = self._known.get(peer.worker_id)
+        if known is None or known.figures != figures:
+            known = self._known[peer.worker_id] = _Known(figures, self._look(peer))
+        return known.room
+
+    def _look(self, peer: Peer) -> Room:
+        """Where prompts share blocks, what is held is less than what each holds by itself: the worker's count is
+        right."""
+        view, load, now = peer.view, peer.view.load, self._tools.clock.now()
+        held, unstarted, coming, growth, unseen = list[Claim](), list[Claim](), list[Claim](), 0.0, 0
+        due_s = self._due_s(peer)
+        for request, leg in _legs(peer):
+            claim, grows = self._claim(peer, request, leg, due_s.get(request.key, 0.0))
+            if claim.from_s > 0.0:
+                coming.append(claim)
+            elif leg.watched:
+                unstarted.append(claim)
+                unseen += leg.sent_at > now - self._tools.settings.fleet.load_lag_s
+            else:
+                held.append(claim)
+                growth += grows
+        coming.sort(key=lambda claim: claim.from_s)
+        if load is None:
+            return room_after(view.blocks_free - sum(claim.blocks for claim in unstarted), unstarted, coming)
+        seen = len(unstarted) - unseen
+        # The latest wait: whoever came before them has its blocks by now.
+        waiting = min(load.waiting, seen) + unseen
+        entered, queued = unstarted[: len(unstarted) - waiting], unstarted[len(unstarted) - waiting :]
+        held += entered
+        used, own = view.blocks - view.blocks_free, sum(claim.blocks for claim in held)
+        others, expected = load.running - len(held), self._tools.settings.placement.expected_output_tokens
+        answer_s = self._token_s(peer) * expected
+        if own > used:
+            held = [Claim(claim.blocks * used / own, claim.lasts_s) for claim in held]
+        elif others > 0:
+            held += [Claim((used - own) / others, answer_s / 2)] * others
+        strangers = load.waiting - seen
+        if strangers > 0:
+            queued = [Claim(used / max(1, load.running), answer_s)] * strangers + queued
+        # They grow evenly until they end: half of it is gone on average.
+        return room_after(view.blocks_free - growth / 2, held, queued + coming)
+
+    def _due_s(self, peer: Peer) -> dict[int, float]:
+        """When prompts are expected to be computed that others compute for this worker."""
+        due_s = dict[int, float]()
+        for other in self._fleet.peers():
+            if other is not peer and other.view.takes_prompts:
+                due_s |= self._relief.due_s(other)
+        return due_s
+
+    def _claim(self, peer: Peer, request: RunningRequest, leg: Leg, from_s: float) -> tuple[Claim, float]:
+        """What a request holds there until it ends, with half of its growth, and by how much it still grows."""
+        generation, size = request.generation, peer.view.block_tokens
+        sequences = max(1, leg.sequences_held)
+        age = request.accepted / generation.n
+        left = self._answer_tokens(generation, age)
+        tails = sequences * _blocks(age + 1, size)
+        grows = sequences * _blocks(age + 1 + left, size) - tails if not leg.watched else 0
+        blocks = generation.prompt_tokens // size + tails + grows / 2
+        return Claim(blocks, left * self._token_s(peer), from_s), grows
+
+    def _answer_tokens(self, generation: Generation, age: float) -> float:
+        """That an answer of so many tokens is expected to get."""
+        otherwise = self._tools.settings.placement.expected_output_tokens
+        return self._tools.costs.answers.expected_left(generation.stopping.max_tokens, age, otherwise)
+
+    def _token_s(self, peer: Peer) -> float:
+        view = peer.view
+        expected_ms = self._tools.costs.step_ms(peer.worker_id, view.sequences, view.attended_tokens)
+        return max(expected_ms, view.steps_ms) / 1e3
+
+
+def _legs(peer: Peer) -> Iterable[tuple[RunningRequest, Leg]]:
+    """This router's live requests on a worker, in the order in which they were sent."""
+    for _, target in peer.targets():
+        if isinstance(target, Leg) and target.live and isinstance(target.owner, RunningRequest):
+            yield target.owner, target
+
+
+def _blocks(tokens: float, block_tokens: int) -> int:
+    return int(-(-max(0.0, tokens) // block_tokens))
