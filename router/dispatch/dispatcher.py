@@ -324,10 +324,17 @@ class Dispatcher:
         peer = self._fleet.peer(placement.computing)
         if objective is None or objective.ttft_ms is None or peer is None or peer.view.queued_prompt_tokens == 0:
             return None
+        generation = request.generation
         before_ms = placement.costs[0][1].queue_ms if placement.first_ms > 0.0 else 0.0
-        turn = Turn(before_ms / 1e3, max(1, peer.view.prompts_in_flight))
-        own_s = (placement.first_ms - before_ms) / 1e3 + self._memory.wait_s(request.generation, placement)
-        return refusal(turn, inf, own_s, objective.ttft_ms / 1e3)
+        own_s = (placement.first_ms - before_ms) / 1e3 + self._memory.wait_s(generation, placement)
+        ttft_s = objective.ttft_ms / 1e3
+        if own_s >= ttft_s:
+            # It misses it wherever it goes, and is served like others.
+            return None
+        ahead = max(
+            1, peer.view.prompts_in_flight, peer.view.queued_prompt_tokens // max(1, generation.prompt_tokens)
+        )
+        return refusal(Turn(before_ms / 1e3, ahead), inf, own_s, ttft_s)
 
     def _late_in_line(self, generation: Generation, ahead: int) -> Refused | None:
         """Why one is refused that would have to stand in line behind so many."""

@@ -22,17 +22,33 @@ _PACKED: Final = 0.8
 """The share of a pool that requests of many sizes fill, one after the other."""
 _BETWEEN_S: Final = 0.5
 """From the end of an answer to the first token of the next one in its place."""
+_MANY: Final = 64
+"""Of so many requests a look takes a fifth of a millisecond or more, so what it found holds for a while:"""
+_KNOWN_S: Final = 0.05
+"""where one worker is asked,"""
+_SOONEST_S: Final = 1.0
+"""and where all are."""
 
 
 class _Known(NamedTuple):
-    """What was worked out of a worker, and the figures that it holds for."""
+    """What was worked out of a worker at `at` from its `figures`, by a look at so many `requests`: its room, the
+    blocks of what had been sent there and had brought no token, and the positions that all of them attended to."""
 
+    at: float
     figures: tuple[object, ...]
+    requests: int
     room: Room
+    unstarted: float
+    attended: int
+
+    def sent_since(self, peer: Peer) -> float:
+        """Blocks of what has been sent there since."""
+        return max(0.0, (peer.view.attended_in_flight - self.attended) / peer.view.block_tokens)
 
 
 class KvMemory:
-    """Looks at the fleet for the dispatcher. What follows from a worker's figures is worked out once per change."""
+    """Looks at the fleet for the dispatcher. What follows from a worker's figures is worked out once per change, or
+    more seldom where that takes long."""
 
     def __init__(self, fleet: Fleet, tools: Tools, relief: Relief) -> None:
         self._fleet = fleet
@@ -84,36 +100,37 @@ class KvMemory:
                 if peer is not None and not view.takes_prompts:
                     yield peer
 
-    def _wait_s(self, peer: Peer, generation: Generation, cached_tokens: int, from_s: float) -> float:
+    def _wait_s(
+        self, peer: Peer, generation: Generation, cached_tokens: int, from_s: float, known_s: float = _KNOWN_S
+    ) -> float:
         """How long it would wait for blocks for the prompt and the first tokens of its answers, when it asks for them
-        in `from_s`; in seconds."""
+        in `from_s`; in seconds. By a look that is `known_s` old at most where it takes long."""
         view, size = peer.view, peer.view.block_tokens
         needed = _blocks(generation.prompt_tokens - cached_tokens, size) + generation.n - 1
-        if view.load is None or view.load.waiting == 0:
-            # Nobody waits by the worker's own word: what it has free is for those that it has not seen yet, and at
-            # most for all that was sent there.
-            sent = view.attended_in_flight // size + view.sequences_in_flight
-            if view.blocks_free >= needed + sent or view.blocks_free >= needed + self._unstarted(peer):
-                return 0.0
-        return self._room(peer).wait_s(min(needed, view.blocks), from_s)
+        # Where nobody waits by the worker's own word, what it has free is for those that it has not seen yet, and at
+        # most for all that was sent there.
+        nobody_waits = view.load is None or view.load.waiting == 0
+        if nobody_waits and view.blocks_free >= needed + view.attended_in_flight // size + view.sequences_in_flight:
+            return 0.0
+        known = self._looked(peer, known_s)
+        wanted = needed + known.sent_since(peer)
+        if nobody_waits and view.blocks_free >= wanted + known.unstarted:
+            return 0.0
+        return known.room.wait_s(min(wanted, view.blocks), from_s)
 
-    def _unstarted(self, peer: Peer) -> float:
-        """Blocks of what was sent there and has brought no token of its own."""
-        return sum(self._claim(peer, request, leg, 0.0)[0].blocks for request, leg in _legs(peer) if leg.watched)
-
-    def _room(self, peer: Peer) -> Room:
-        """Of a worker's pool, behind all that waits there."""
-        view = peer.view
+    def _looked(self, peer: Peer, known_s: float) -> _Known:
+        view, now = peer.view, self._tools.clock.now()
         figures = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
         known = self._known.get(peer.worker_id)
-        if known is None or known.figures != figures:
-            known = self._known[peer.worker_id] = _Known(figures, self._look(peer))
-        return known.room
+        holds_s = known_s if known is not None and known.requests >= _MANY else 0.0
+        if known is None or (known.figures != figures and now - known.at >= holds_s):
+            known = self._known[peer.worker_id] = self._look(peer, now, figures)
+        return known
 
-    def _look(self, peer: Peer) -> Room:
+    def _look(self, peer: Peer, now: float, figures: tuple[object, ...]) -> _Known:
         """Where prompts share blocks, what is held is less than what each holds by itself: the worker's count is
         right."""
-        view, load, now = peer.view, peer.view.load, self._tools.clock.now()
+        view, load = peer.view, peer.view.load
         held, unstarted, coming, growth, unseen = list[Claim](), list[Claim](), list[Claim](), 0.0, 0
         due_s = self._due_s(peer)
         for request, leg in _legs(peer):
@@ -127,8 +144,10 @@ class KvMemory:
                 held.append(claim)
                 growth += grows
         coming.sort(key=lambda claim: claim.from_s)
+        blocks, requests = sum(claim.blocks for claim in unstarted + coming), len(held) + len(unstarted) + len(coming)
         if load is None:
-            return room_after(view.blocks_free - sum(claim.blocks for claim in unstarted), unstarted, coming)
+            room = room_after(view.blocks_free - sum(claim.blocks for claim in unstarted), unstarted, coming)
+            return _Known(now, figures, requests, room, blocks, view.attended_in_flight)
         seen = len(unstarted) - unseen
         # The latest wait: whoever came before them has its blocks by now.
         waiting = min(load.waiting, seen) + unseen
@@ -145,7 +164,8 @@ class KvMemory:
         if strangers > 0:
             queued = [Claim(used / max(1, load.running), answer_s)] * strangers + queued
         # They grow evenly until they end: half of it is gone on average.
-        return room_after(view.blocks_free - growth / 2, held, queued + coming)
+        room = room_after(view.blocks_free - growth / 2, held, queued + coming)
+        return _Known(now, figures, requests, room, blocks, view.attended_in_flight)
 
     def _due_s(self, peer: Peer) -> dict[int, float]:
         """When prompts are expected to be computed that others compute for this worker."""
