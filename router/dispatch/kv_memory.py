@@ -70,9 +70,8 @@ class KvMemory:
 
     def soonest_s(self, generation: Generation) -> float:
         """How long it is until some worker has blocks for a request like this one."""
-        return min(
-            (self._wait_s(peer, generation, 0, 0.0) for peer in self._generating(generation.model)), default=0.0
-        )
+        waits = (self._wait_s(peer, generation, 0, 0.0, _SOONEST_S) for peer in self._generating(generation.model))
+        return min(waits, default=0.0)
 
     def interval_s(self, generation: Generation) -> float:
         """How often a request is expected to end, in seconds: as many answers are under way as run now, or as pools
@@ -86,8 +85,8 @@ class KvMemory:
         answers_s = running = 0.0
         for peer in peers:
             view = peer.view
-            fits = _PACKED * view.blocks / (_blocks(context, size) * generation.n)
-            sequences = min(most, max(fits, view.load.running if view.load is not None else 0))
+            fits = _PACKED * view.blocks / (max(1, _blocks(context, size)) * generation.n)
+            sequences = min(most, max(1.0, fits, view.load.running if view.load is not None else 0))
             step_ms = self._tools.costs.step_ms(peer.worker_id, round(sequences), round(sequences * context))
             answers_s += tokens * max(step_ms, view.steps_ms) / 1e3
             running += sequences
