@@ -34,7 +34,7 @@ from router.placement import Placement, Unplaced
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load, SplitPublished
 
-_NO_EVIDENCE: Final = 1.25
+_NO_EVIDENCE: Final = 1.5
 """A line of which no pace has been seen is taken to be so much faster than it is expected to be: a guess refuses
 fewer than what was seen."""
 _AHEAD_S: Final = 1.0

@@ -121,8 +121,10 @@ class KvMemory:
         view, now = peer.view, self._tools.clock.now()
         figures = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
         known = self._known.get(peer.worker_id)
-        holds_s = known_s if known is not None and known.requests >= _MANY else 0.0
-        if known is None or (known.figures != figures and now - known.at >= holds_s):
+        if known is not None and known.requests < _MANY:
+            # Who has brought a token since the look changes none of the figures.
+            known = known if known.figures == figures and now - known.at < _KNOWN_S else None
+        if known is None or now - known.at >= known_s:
             known = self._known[peer.worker_id] = self._look(peer, now, figures)
         return known
 
