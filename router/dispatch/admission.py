@@ -46,19 +46,16 @@ class Refused:
 
 
 class Turn(NamedTuple):
-    """A request's turn comes `mean_s` from now, as `ahead` requests are served before it, one after the other, the
-    first of them not before `first_s`."""
+    """A request's turn comes `mean_s` from now, as `ahead` requests are served before it, one after the other."""
 
     mean_s: float
     ahead: int
-    first_s: float = 0.0
 
     @property
     def latest_s(self) -> float:
         """When it has come almost surely: each of those before it takes its share, with a standard deviation as long
         as that, as where ends are independent of each other."""
-        spread = 1.0 + _SPREADS / sqrt(self.ahead) if self.ahead else 0.0
-        return max(self.first_s, self.mean_s * spread)
+        return self.mean_s * (1.0 + _SPREADS / sqrt(self.ahead)) if self.ahead else 0.0
 
 
 def refusal(turn: Turn, turn_within_s: float, own_s: float, first_within_s: float | None) -> Refused | None:
@@ -209,12 +206,11 @@ class Admission:
         """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""
         return _told_s(self.turn(model, self.queued(model), _INTERVAL_S).mean_s)
 
-    def turn(self, model: str, ahead: int, guess_s: float, first_s: float = 0.0) -> Turn:
-        """That of one behind so many in line, who leave it every `guess_s` where no pace has been seen, the first of
-        them not before `first_s`."""
+    def turn(self, model: str, ahead: int, guess_s: float) -> Turn:
+        """That of one behind so many in line, who leave it every `guess_s` where no pace has been seen."""
         line = self._lines.get(model)
         interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else guess_s
-        return Turn(ahead * interval_s, ahead, first_s)
+        return Turn(ahead * interval_s, ahead)
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)

@@ -34,9 +34,9 @@ from router.placement import Placement, Unplaced
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load, SplitPublished
 
-_NO_EVIDENCE: Final = 1.5
-"""A line of which no pace has been seen is taken to be so much faster than it is expected to be: a guess refuses
-fewer than what was seen."""
+_NO_EVIDENCE: Final = 4.0
+"""A line of which no pace has been seen is taken to be so much faster than it is expected to be: where no objective
+is at stake a guess refuses nobody who might have had a turn."""
 _AHEAD_S: Final = 1.0
 """So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
 something to begin with."""
@@ -338,11 +338,14 @@ class Dispatcher:
 
     def _late_in_line(self, generation: Generation, ahead: int) -> Refused | None:
         """Why one is refused that would have to stand in line behind so many."""
-        facts = self._fleet.services.of(generation.model)
-        guess_s = self._memory.interval_s(generation) / _NO_EVIDENCE
-        turn = self._admission.turn(generation.line, ahead, guess_s, self._memory.soonest_s(generation))
-        own_s, ttft_s = self._first_s.get(generation.line, 0.0), None if facts is None else facts.slo.ttft_s
-        return refusal(turn, self.queue_s(generation.model), own_s, ttft_s)
+        facts, guess_s = self._fleet.services.of(generation.model), self._memory.interval_s(generation)
+        if facts is not None and facts.slo.ttft_s is not None:
+            own_s = self._first_s.get(generation.line, 0.0)
+            late = refusal(self._admission.turn(generation.line, ahead, guess_s), inf, own_s, facts.slo.ttft_s)
+            if late is not None:
+                return late
+        turn = self._admission.turn(generation.line, ahead, guess_s / _NO_EVIDENCE)
+        return refusal(turn, self.queue_s(generation.model), 0.0, None)
 
     def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:
         """Why a request that could be placed waits here instead of on its workers. One that was placed before does

@@ -22,12 +22,10 @@ _PACKED: Final = 0.8
 """The share of a pool that requests of many sizes fill, one after the other."""
 _BETWEEN_S: Final = 0.5
 """From the end of an answer to the first token of the next one in its place."""
-_MANY: Final = 64
-"""Of so many requests a look takes a fifth of a millisecond or more, so what it found holds for a while:"""
 _KNOWN_S: Final = 0.05
-"""where one worker is asked,"""
-_SOONEST_S: Final = 1.0
-"""and where all are."""
+"""A look walks over all requests of a worker: what it found holds so long,"""
+_MANY: Final = 64
+"""and where there are so many even while figures change."""
 
 
 class _Known(NamedTuple):
@@ -68,11 +66,6 @@ class KvMemory:
         from_s = 0.0 if placement.prefill is None else placement.first_ms / 1e3
         return self._wait_s(decode, generation, placement.decode_cached_tokens, from_s)
 
-    def soonest_s(self, generation: Generation) -> float:
-        """How long it is until some worker has blocks for a request like this one."""
-        waits = (self._wait_s(peer, generation, 0, 0.0, _SOONEST_S) for peer in self._generating(generation.model))
-        return min(waits, default=0.0)
-
     def interval_s(self, generation: Generation) -> float:
         """How often a request is expected to end, in seconds: as many answers are under way as run now, or as pools
         hold of requests like this one. 0 where there is no worker."""
@@ -99,11 +92,9 @@ class KvMemory:
                 if peer is not None and not view.takes_prompts:
                     yield peer
 
-    def _wait_s(
-        self, peer: Peer, generation: Generation, cached_tokens: int, from_s: float, known_s: float = _KNOWN_S
-    ) -> float:
+    def _wait_s(self, peer: Peer, generation: Generation, cached_tokens: int, from_s: float) -> float:
         """How long it would wait for blocks for the prompt and the first tokens of its answers, when it asks for them
-        in `from_s`; in seconds. By a look that is `known_s` old at most where it takes long."""
+        in `from_s`; in seconds."""
         view, size = peer.view, peer.view.block_tokens
         needed = _blocks(generation.prompt_tokens - cached_tokens, size) + generation.n - 1
         # Where nobody waits by the worker's own word, what it has free is for those that it has not seen yet, and at
@@ -111,20 +102,19 @@ class KvMemory:
         nobody_waits = view.load is None or view.load.waiting == 0
         if nobody_waits and view.blocks_free >= needed + view.attended_in_flight // size + view.sequences_in_flight:
             return 0.0
-        known = self._looked(peer, known_s)
+        known = self._looked(peer)
         wanted = needed + known.sent_since(peer)
         if nobody_waits and view.blocks_free >= wanted + known.unstarted:
             return 0.0
         return known.room.wait_s(min(wanted, view.blocks), from_s)
 
-    def _looked(self, peer: Peer, known_s: float) -> _Known:
+    def _looked(self, peer: Peer) -> _Known:
         view, now = peer.view, self._tools.clock.now()
         figures = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
         known = self._known.get(peer.worker_id)
-        if known is not None and known.requests < _MANY:
-            # Who has brought a token since the look changes none of the figures.
-            known = known if known.figures == figures and now - known.at < _KNOWN_S else None
-        if known is None or now - known.at >= known_s:
+        # Who has brought a token since a look changes none of the figures.
+        stale = known is None or now - known.at >= _KNOWN_S
+        if known is None or stale or (known.figures != figures and known.requests < _MANY):
             known = self._known[peer.worker_id] = self._look(peer, now, figures)
         return known
 

@@ -204,7 +204,6 @@ def test_the_pace_of_a_line_is_forgotten_with_it() -> None:
         # The more are before it, the surer is their mean.
         (Turn(8.0, 100), 0.0, None, None),
         (Turn(8.5, 100), 0.0, None, "its turn"),
-        (Turn(0.1, 1, first_s=10.1), 0.0, None, "its turn"),
         (Turn(0.4, 4), 1.1, 2.0, None),
         (Turn(0.4, 4), 1.3, 2.0, "its first token"),
     ],
