@@ -353,6 +353,30 @@ def test_requests_beyond_the_workers_room_wait_in_the_router_and_all_finish() ->
     scenario(body, workers="d1", settings=settings)
 
 
+def test_who_would_wait_too_long_in_a_line_that_has_been_seen_to_move_is_refused_and_holds_nothing() -> None:
+    async def body(world: World) -> None:
+        clients = [world.ask(max_tokens=20) for _ in range(20)]
+        for client in clients[:12]:
+            await ended(client)
+        held = world.dispatcher.held
+
+        def ask_many() -> None:
+            clients.extend(world.ask(max_tokens=20) for _ in range(500))
+
+        with pytest.raises(TandemError, match="before it it waits for") as refused:
+            ask_many()
+        assert refused.value.code == "queue_full"
+        assert refused.value.retry_after_s is not None
+        assert refused.value.retry_after_s >= 1.0
+        assert world.dispatcher.held - held == len(clients) - 20
+        for client in clients:
+            await ended(client)
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=3)
+    settings = RouterSettings(placement=placement, deadlines=Deadlines(queue_s=2.0))
+    scenario(body, workers="d1", settings=settings)
+
+
 def test_cancel_reaches_both_workers_and_the_sink_hears_no_more() -> None:
     async def body(world: World) -> None:
         client = Client(world, world.generation(tokens=100, max_tokens=100))
