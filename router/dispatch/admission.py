@@ -65,13 +65,13 @@ def refusal(turn: Turn, turn_within_s: float, own_s: float, first_within_s: floa
     if not turn.ahead:
         return None
     if (over_s := turn.latest_s - turn_within_s) > 0.0:
-        what = f"its turn, which it may wait for for {turn_within_s:g} s"
+        bound = f"may wait {turn_within_s:g} s for its turn"
     elif first_within_s is not None and (over_s := turn.latest_s + own_s - first_within_s) > 0.0:
-        what = f"its first token, which is to come within {first_within_s:g} s"
+        bound = f"is to have its first token within {first_within_s:g} s"
     else:
         return None
     before = f"{turn.ahead} before it" if turn.ahead > 1 else "one before it"
-    reason = f"with {before} it waits for {turn.mean_s:.1f} to {turn.latest_s:.1f} s, too long for {what}"
+    reason = f"with {before} it waits for {turn.mean_s:.1f} to {turn.latest_s:.1f} s, and {bound}"
     return Refused("queue_full", reason, _told_s(over_s))
 
 

@@ -41,6 +41,7 @@ _AHEAD_S: Final = 1.0
 """So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
 something to begin with."""
 _SHARE: Final = 0.1
+"""Of the latest in a mean."""
 
 
 class Dispatcher:
@@ -56,7 +57,7 @@ class Dispatcher:
         self._relief = Relief(tools, fleet, self._placing)
         self._memory = KvMemory(fleet, tools, self._relief)
         self._first_s: dict[str, float] = {}
-        """How long first tokens of those that have left a line are expected to take, by line."""
+        """How long first tokens of those placed lately are expected to take, in the mean, by line."""
         self._resumables = Resumables(tools)
         self._returns = Returns(fleet, tools, self._resumables, self)
         self._reserved = 0

@@ -113,8 +113,7 @@ class KvMemory:
         figures = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
         known = self._known.get(peer.worker_id)
         # Who has brought a token since a look changes none of the figures.
-        stale = known is None or now - known.at >= _KNOWN_S
-        if known is None or stale or (known.figures != figures and known.requests < _MANY):
+        if known is None or now - known.at >= _KNOWN_S or (known.figures != figures and known.requests < _MANY):
             known = self._known[peer.worker_id] = self._look(peer, now, figures)
         return known
 

@@ -47,7 +47,8 @@ async def client(stalled: Stalled, seen: Seen, draw: random.Random, until: float
         try:
             settled = stalled.loop.time() > until - SECONDS + SETTLED_S
             heard, _ = stalled.ask(tokens=tokens, output=output)
-        except TandemError as error:
+        except TandemError as refused:
+            error = refused
             seen.refused.append(error)
         else:
             await heard.ended.wait()
@@ -56,10 +57,9 @@ async def client(stalled: Stalled, seen: Seen, draw: random.Random, until: float
                 if stalled.loop.time() < until:
                     seen.answers.append(heard)
                 continue
-            begun = bool(heard.positions)
-            (seen.broken if begun else seen.refused).append(heard.error)
+            error, begun = heard.error, bool(heard.positions)
+            (seen.broken if begun else seen.refused).append(error)
             seen.late += not begun and settled
-        error = (seen.broken or seen.refused)[-1]
         await asyncio.sleep(error.retry_after_s or 1.0)
 
 
