@@ -15,11 +15,11 @@ from router.settings import AdmissionSettings
 
 _SHARE: Final = 0.1
 _INTERVAL_S: Final = 0.05
-"""How often a request is taken to end where nobody knows."""
+"""The time between ends for `Retry-After` until a pace is measured."""
 _ENDS_MIN: Final = 8
-"""Of fewer requests that have ended no pace is taken."""
+"""A pace needs this many ends."""
 _SPREADS: Final = 2.0
-"""So many standard deviations over its mean a wait may come to: most of what is accepted is to keep its bound."""
+"""Standard deviations above the mean wait that a bound has to allow for."""
 _RESERVED: Final = ""
 """The line, always empty, of requests that never stand in one."""
 
@@ -45,38 +45,38 @@ class Refused:
     retry_after_s: float
 
 
-class Turn(NamedTuple):
-    """A request's turn comes `mean_s` from now, as `ahead` requests are served before it, one after the other."""
+class QueueWait(NamedTuple):
+    """The expected wait of a request in a queue, in seconds, behind `ahead` requests that leave it one by one."""
 
     mean_s: float
     ahead: int
 
     @property
     def latest_s(self) -> float:
-        """When it has come almost surely: each of those before it takes its share, with a standard deviation as long
-        as that, as where ends are independent of each other."""
+        """The wait that is hardly ever exceeded: the mean and two standard deviations. The gaps between departures
+        are taken as exponential, so each has a standard deviation as long as its mean."""
         return self.mean_s * (1.0 + _SPREADS / sqrt(self.ahead)) if self.ahead else 0.0
 
 
-def refusal(turn: Turn, turn_within_s: float, own_s: float, first_within_s: float | None) -> Refused | None:
-    """Why a request that comes now is refused, or None. It may wait `turn_within_s` for its turn. Where an objective
-    bounds its first token, by `first_within_s`, that takes `own_s` more. A request that nobody is before is not
+def refusal(wait: QueueWait, turn_within_s: float, own_s: float, first_within_s: float | None) -> Refused | None:
+    """The refusal of a new request, or None. The request may wait `turn_within_s` in the queue. An objective bounds
+    its time to first token by `first_within_s`, of which `own_s` follow the queue. A request at the head is never
     refused."""
-    if not turn.ahead:
+    if not wait.ahead:
         return None
-    if (over_s := turn.latest_s - turn_within_s) > 0.0:
+    if (over_s := wait.latest_s - turn_within_s) > 0.0:
         bound = f"may wait {turn_within_s:g} s for its turn"
-    elif first_within_s is not None and (over_s := turn.latest_s + own_s - first_within_s) > 0.0:
+    elif first_within_s is not None and (over_s := wait.latest_s + own_s - first_within_s) > 0.0:
         bound = f"is to have its first token within {first_within_s:g} s"
     else:
         return None
-    before = f"{turn.ahead} before it" if turn.ahead > 1 else "one before it"
-    reason = f"with {before} it waits for {turn.mean_s:.1f} to {turn.latest_s:.1f} s, and {bound}"
-    return Refused("queue_full", reason, _told_s(over_s))
+    before = f"{wait.ahead} before it" if wait.ahead > 1 else "one before it"
+    reason = f"with {before} it waits for {wait.mean_s:.1f} to {wait.latest_s:.1f} s, and {bound}"
+    return Refused("queue_full", reason, _retry_after_s(over_s))
 
 
-def _told_s(seconds: float) -> float:
-    """What a client is told to wait."""
+def _retry_after_s(seconds: float) -> float:
+    """The bounded value of `Retry-After`, in seconds."""
     return min(30.0, max(1.0, seconds))
 
 
@@ -91,11 +91,11 @@ class _Line:
     heap: list[tuple[int, int, int]] = field(default_factory=list)
     waiting: dict[int, int] = field(default_factory=dict)
     last_end: float | None = None
-    """When one of the model ended last while others waited."""
+    """The time of the model's latest end while others waited."""
     ends: int = 0
-    """How many have ended since others wait."""
+    """Ends since others wait."""
     interval_s: float = 0.0
-    """How often one of these ends."""
+    """The mean time between these ends."""
 
 
 class Admission:
@@ -204,13 +204,13 @@ class Admission:
 
     def retry_after_s(self, model: str) -> float:
         """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""
-        return _told_s(self.turn(model, self.queued(model), _INTERVAL_S).mean_s)
+        return _retry_after_s(self.wait(model, self.queued(model), _INTERVAL_S).mean_s)
 
-    def turn(self, model: str, ahead: int, guess_s: float) -> Turn:
-        """That of one behind so many in line, who leave it every `guess_s` where no pace has been seen."""
+    def wait(self, model: str, ahead: int, guess_s: float) -> QueueWait:
+        """The wait behind `ahead` requests of the line, which leave it every `guess_s` until a pace is measured."""
         line = self._lines.get(model)
         interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else guess_s
-        return Turn(ahead * interval_s, ahead)
+        return QueueWait(ahead * interval_s, ahead)
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)

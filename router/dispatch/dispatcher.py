@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 from typing import Final
 
-from router.dispatch.admission import Admission, Admitted, Queued, Refused, Turn, refusal
+from router.dispatch.admission import Admission, Admitted, Queued, QueueWait, Refused, refusal
 from router.dispatch.answer_log import AnswerLog
 from router.dispatch.books import check_legs
 from router.dispatch.context import Tools
@@ -335,18 +335,18 @@ class Dispatcher:
         ahead = max(
             1, peer.view.prompts_in_flight, peer.view.queued_prompt_tokens // max(1, generation.prompt_tokens)
         )
-        return refusal(Turn(before_ms / 1e3, ahead), inf, own_s, ttft_s)
+        return refusal(QueueWait(before_ms / 1e3, ahead), inf, own_s, ttft_s)
 
     def _late_in_line(self, generation: Generation, ahead: int) -> Refused | None:
         """Why one is refused that would have to stand in line behind so many."""
         facts, guess_s = self._fleet.services.of(generation.model), self._memory.interval_s(generation)
         if facts is not None and facts.slo.ttft_s is not None:
             own_s = self._first_s.get(generation.line, 0.0)
-            late = refusal(self._admission.turn(generation.line, ahead, guess_s), inf, own_s, facts.slo.ttft_s)
+            late = refusal(self._admission.wait(generation.line, ahead, guess_s), inf, own_s, facts.slo.ttft_s)
             if late is not None:
                 return late
-        turn = self._admission.turn(generation.line, ahead, guess_s / _NO_EVIDENCE)
-        return refusal(turn, self.queue_s(generation.model), 0.0, None)
+        wait = self._admission.wait(generation.line, ahead, guess_s / _NO_EVIDENCE)
+        return refusal(wait, self.queue_s(generation.model), 0.0, None)
 
     def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:
         """Why a request that could be placed waits here instead of on its workers. One that was placed before does

@@ -1,8 +1,8 @@
-"""When a worker has KV memory for a request: from its own figures and this router's requests on it.
+"""Forecasts when a worker has KV blocks for a request, from the worker's load and this router's requests on it.
 
-What runs there gives its blocks back when its answer is expected to end; what was sent there and has brought no token
-may still wait for blocks, in the order in which it came. A request asks for them once its prompt has been computed
-elsewhere, or at once.
+A generating request returns its blocks when its answer is expected to end. A request without a token of its own may
+still wait for blocks, in order of arrival: from now on, or from the moment its prefill on another worker is expected
+to end.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from router.dispatch.attempt import Leg
 from router.dispatch.context import Tools
-from router.dispatch.kv_pool import Claim, Room, room_after
+from router.dispatch.kv_pool import BlockDemand, PoolForecast, forecast
 from router.dispatch.relief import Relief
 from router.dispatch.running import RunningRequest
 from router.fleet.fleet import Fleet
@@ -22,44 +22,43 @@ _PACKED: Final = 0.8
 """The share of a pool that requests of many sizes fill, one after the other."""
 _BETWEEN_S: Final = 0.5
 """From the end of an answer to the first token of the next one in its place."""
-_KNOWN_S: Final = 0.05
-"""A look walks over all requests of a worker: what it found holds so long,"""
+_SNAPSHOT_S: Final = 0.05
+"""A snapshot walks over all requests of a worker, so it is reused for this long."""
 _MANY: Final = 64
-"""and where there are so many even while figures change."""
+"""With this many requests a snapshot is reused although the worker's load has changed."""
 
 
-class _Known(NamedTuple):
-    """What was worked out of a worker at `at` from its `figures`, by a look at so many `requests`: its room, the
-    blocks of what had been sent there and had brought no token, and the positions that all of them attended to."""
+class _Snapshot(NamedTuple):
+    """The forecast for one worker's pool at time `at`, its inputs, and the number of `requests` it covers.
+    `unstarted` counts the blocks of requests without a token of their own, `attended` the positions of all."""
 
     at: float
-    figures: tuple[object, ...]
+    inputs: tuple[object, ...]
     requests: int
-    room: Room
+    pool: PoolForecast
     unstarted: float
     attended: int
 
     def sent_since(self, peer: Peer) -> float:
-        """Blocks of what has been sent there since."""
+        """Blocks of the requests that were sent to the worker after the snapshot."""
         return max(0.0, (peer.view.attended_in_flight - self.attended) / peer.view.block_tokens)
 
 
 class KvMemory:
-    """Looks at the fleet for the dispatcher. What follows from a worker's figures is worked out once per change, or
-    more seldom where that takes long."""
+    """Reads the fleet for the dispatcher and caches one snapshot per worker."""
 
     def __init__(self, fleet: Fleet, tools: Tools, relief: Relief) -> None:
         self._fleet = fleet
         self._tools = tools
         self._relief = relief
-        self._known: dict[str, _Known] = {}
+        self._snapshots: dict[str, _Snapshot] = {}
 
     def gone(self, worker_id: str) -> None:
         """A worker is lost."""
-        self._known.pop(worker_id, None)
+        self._snapshots.pop(worker_id, None)
 
     def wait_s(self, generation: Generation, placement: Placement) -> float:
-        """How long a request that is placed like this waits for blocks once it needs them, in seconds."""
+        """The time for which a request with this placement waits for blocks once it needs them, in seconds."""
         decode = self._fleet.peer(placement.decode)
         assert decode is not None, f"{placement.decode} was placed on but is gone"
         # Decode's memory is wanted when the prompt has been computed.
@@ -93,80 +92,86 @@ class KvMemory:
                     yield peer
 
     def _wait_s(self, peer: Peer, generation: Generation, cached_tokens: int, from_s: float) -> float:
-        """How long it would wait for blocks for the prompt and the first tokens of its answers, when it asks for them
-        in `from_s`; in seconds."""
+        """The time for which a request that needs its blocks in `from_s` seconds waits for those of its prompt and of
+        its first tokens, in seconds."""
         view, size = peer.view, peer.view.block_tokens
         needed = _blocks(generation.prompt_tokens - cached_tokens, size) + generation.n - 1
-        # Where nobody waits by the worker's own word, what it has free is for those that it has not seen yet, and at
-        # most for all that was sent there.
+        # A worker that reports no waiting request has its free blocks for the requests that it has not seen yet: at
+        # most all requests in flight, precisely those without a token.
         nobody_waits = view.load is None or view.load.waiting == 0
         if nobody_waits and view.blocks_free >= needed + view.attended_in_flight // size + view.sequences_in_flight:
             return 0.0
-        known = self._looked(peer)
-        wanted = needed + known.sent_since(peer)
-        if nobody_waits and view.blocks_free >= wanted + known.unstarted:
+        snapshot = self._snapshot(peer)
+        wanted = needed + snapshot.sent_since(peer)
+        if nobody_waits and view.blocks_free >= wanted + snapshot.unstarted:
             return 0.0
-        return known.room.wait_s(min(wanted, view.blocks), from_s)
+        return snapshot.pool.wait_s(min(wanted, view.blocks), from_s)
 
-    def _looked(self, peer: Peer) -> _Known:
+    def _snapshot(self, peer: Peer) -> _Snapshot:
         view, now = peer.view, self._tools.clock.now()
-        figures = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
-        known = self._known.get(peer.worker_id)
-        # Who has brought a token since a look changes none of the figures.
-        if known is None or now - known.at >= _KNOWN_S or (known.figures != figures and known.requests < _MANY):
-            known = self._known[peer.worker_id] = self._look(peer, now, figures)
-        return known
+        inputs = (view.load, view.sequences_in_flight, view.prompts, view.streams_in_flight)
+        snapshot = self._snapshots.get(peer.worker_id)
+        # A first token changes none of the inputs, so a snapshot also expires.
+        if (
+            snapshot is None
+            or now - snapshot.at >= _SNAPSHOT_S
+            or (snapshot.inputs != inputs and snapshot.requests < _MANY)
+        ):
+            snapshot = self._snapshots[peer.worker_id] = self._forecast(peer, now, inputs)
+        return snapshot
 
-    def _look(self, peer: Peer, now: float, figures: tuple[object, ...]) -> _Known:
-        """Where prompts share blocks, what is held is less than what each holds by itself: the worker's count is
-        right."""
+    def _forecast(self, peer: Peer, now: float, inputs: tuple[object, ...]) -> _Snapshot:
+        """The snapshot of one worker. Requests with a common prefix share blocks, so demands are scaled to the count
+        of the worker."""
         view, load = peer.view, peer.view.load
-        held, unstarted, coming, growth, unseen = list[Claim](), list[Claim](), list[Claim](), 0.0, 0
-        due_s = self._due_s(peer)
+        held, unstarted, coming = list[BlockDemand](), list[BlockDemand](), list[BlockDemand]()
+        growth, unseen = 0.0, 0
+        prefill_eta_s = self._prefill_eta_s(peer)
         for request, leg in _legs(peer):
-            claim, grows = self._claim(peer, request, leg, due_s.get(request.key, 0.0))
-            if claim.from_s > 0.0:
-                coming.append(claim)
+            demand, grows = self._demand(peer, request, leg, prefill_eta_s.get(request.key, 0.0))
+            if demand.from_s > 0.0:
+                coming.append(demand)
             elif leg.watched:
-                unstarted.append(claim)
+                unstarted.append(demand)
                 unseen += leg.sent_at > now - self._tools.settings.fleet.load_lag_s
             else:
-                held.append(claim)
+                held.append(demand)
                 growth += grows
-        coming.sort(key=lambda claim: claim.from_s)
-        blocks, requests = sum(claim.blocks for claim in unstarted + coming), len(held) + len(unstarted) + len(coming)
+        coming.sort(key=lambda demand: demand.from_s)
+        blocks = sum(demand.blocks for demand in unstarted + coming)
+        requests = len(held) + len(unstarted) + len(coming)
         if load is None:
-            room = room_after(view.blocks_free - sum(claim.blocks for claim in unstarted), unstarted, coming)
-            return _Known(now, figures, requests, room, blocks, view.attended_in_flight)
+            pool = forecast(view.blocks_free - sum(demand.blocks for demand in unstarted), unstarted, coming)
+            return _Snapshot(now, inputs, requests, pool, blocks, view.attended_in_flight)
         seen = len(unstarted) - unseen
-        # The latest wait: whoever came before them has its blocks by now.
+        # The latest requests wait: the worker serves them in order of arrival.
         waiting = min(load.waiting, seen) + unseen
         entered, queued = unstarted[: len(unstarted) - waiting], unstarted[len(unstarted) - waiting :]
         held += entered
-        used, own = view.blocks - view.blocks_free, sum(claim.blocks for claim in held)
+        used, own = view.blocks - view.blocks_free, sum(demand.blocks for demand in held)
         others, expected = load.running - len(held), self._tools.settings.placement.expected_output_tokens
         answer_s = self._token_s(peer) * expected
         if own > used:
-            held = [Claim(claim.blocks * used / own, claim.lasts_s) for claim in held]
+            held = [BlockDemand(demand.blocks * used / own, demand.lasts_s) for demand in held]
         elif others > 0:
-            held += [Claim((used - own) / others, answer_s / 2)] * others
+            held += [BlockDemand((used - own) / others, answer_s / 2)] * others
         strangers = load.waiting - seen
         if strangers > 0:
-            queued = [Claim(used / max(1, load.running), answer_s)] * strangers + queued
-        # They grow evenly until they end: half of it is gone on average.
-        room = room_after(view.blocks_free - growth / 2, held, queued + coming)
-        return _Known(now, figures, requests, room, blocks, view.attended_in_flight)
+            queued = [BlockDemand(used / max(1, load.running), answer_s)] * strangers + queued
+        # Answers grow evenly until they end, so on average half of the growth is allocated.
+        pool = forecast(view.blocks_free - growth / 2, held, queued + coming)
+        return _Snapshot(now, inputs, requests, pool, blocks, view.attended_in_flight)
 
-    def _due_s(self, peer: Peer) -> dict[int, float]:
-        """When prompts are expected to be computed that others compute for this worker."""
-        due_s = dict[int, float]()
+    def _prefill_eta_s(self, peer: Peer) -> dict[int, float]:
+        """The seconds until other workers are expected to have computed prompts for this worker, by request key."""
+        prefill_eta_s = dict[int, float]()
         for other in self._fleet.peers():
             if other is not peer and other.view.takes_prompts:
-                due_s |= self._relief.due_s(other)
-        return due_s
+                prefill_eta_s |= self._relief.prefill_eta_s(other)
+        return prefill_eta_s
 
-    def _claim(self, peer: Peer, request: RunningRequest, leg: Leg, from_s: float) -> tuple[Claim, float]:
-        """What a request holds there until it ends, with half of its growth, and by how much it still grows."""
+    def _demand(self, peer: Peer, request: RunningRequest, leg: Leg, from_s: float) -> tuple[BlockDemand, float]:
+        """The blocks that a request holds on the worker until it ends, with half of its growth; and that growth."""
         generation, size = request.generation, peer.view.block_tokens
         sequences = max(1, leg.sequences_held)
         age = request.accepted / generation.n
@@ -174,10 +179,10 @@ class KvMemory:
         tails = sequences * _blocks(age + 1, size)
         grows = sequences * _blocks(age + 1 + left, size) - tails if not leg.watched else 0
         blocks = generation.prompt_tokens // size + tails + grows / 2
-        return Claim(blocks, left * self._token_s(peer), from_s), grows
+        return BlockDemand(blocks, left * self._token_s(peer), from_s), grows
 
     def _answer_tokens(self, generation: Generation, age: float) -> float:
-        """That an answer of so many tokens is expected to get."""
+        """The tokens that an answer of `age` tokens is expected to gain."""
         otherwise = self._tools.settings.placement.expected_output_tokens
         return self._tools.costs.answers.expected_left(generation.stopping.max_tokens, age, otherwise)
 

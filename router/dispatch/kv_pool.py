@@ -1,21 +1,21 @@
-"""When a pool of KV blocks has room for one more: from who holds its blocks, and who waits for some. Pure."""
+"""Forecasts when a pool of KV blocks has room for another request, from the demands on its blocks. Pure."""
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 
-class Claim(NamedTuple):
-    """Blocks of one request, in how many seconds it asks for them, and for how long it is expected to hold them."""
+class BlockDemand(NamedTuple):
+    """The blocks of one request: it needs them in `from_s` seconds and is expected to hold them for `lasts_s`."""
 
     blocks: float
     lasts_s: float
     from_s: float = 0.0
 
 
-class Room(NamedTuple):
-    """A pool once everybody who asks for blocks has some: the last one asks `last_s` and has them `at_s` seconds from
-    now. The blocks that are `free` then, and when which come back, the soonest first."""
+class PoolForecast(NamedTuple):
+    """A pool after all queued demands are served: the last one arises `last_s` and is served `at_s` seconds from now,
+    which leaves `free` blocks. `ends` lists (seconds from now, blocks returned), the soonest first."""
 
     last_s: float
     at_s: float
@@ -23,8 +23,8 @@ class Room(NamedTuple):
     ends: tuple[tuple[float, float], ...]
 
     def wait_s(self, blocks: float, from_s: float) -> float:
-        """How long one that asks after everybody else, in `from_s` seconds or later, waits for so many blocks. What a
-        pool never has is taken to be free when it is empty: one request alone always gets what there is."""
+        """The time for which a further demand, `from_s` seconds from now or later, waits for `blocks`, in seconds. A
+        demand beyond the pool waits until the pool is empty: the engine admits a request that is alone."""
         at_s, free = self.at_s, self.free
         for end_s, back in self.ends:
             if free >= blocks:
@@ -33,8 +33,8 @@ class Room(NamedTuple):
         return max(0.0, at_s - max(from_s, self.last_s))
 
 
-def room_after(free: float, held: Iterable[Claim], queued: Iterable[Claim]) -> Room:
-    """Serve those who wait in their order, each as soon as it asks and its blocks are free; nobody overtakes."""
+def forecast(free: float, held: Iterable[BlockDemand], queued: Iterable[BlockDemand]) -> PoolForecast:
+    """Serves queued demands in order, each as soon as it arises and its blocks are free; none overtakes another."""
     ends = [(claim.lasts_s, claim.blocks) for claim in held]
     heapify(ends)
     last_s = at_s = 0.0
@@ -46,4 +46,4 @@ def room_after(free: float, held: Iterable[Claim], queued: Iterable[Claim]) -> R
             at_s, free = max(at_s, end_s), free + back
         free -= claim.blocks
         heappush(ends, (at_s + claim.lasts_s, claim.blocks))
-    return Room(last_s, at_s, free, tuple(sorted(ends)))
+    return PoolForecast(last_s, at_s, free, tuple(sorted(ends)))

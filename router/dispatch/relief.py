@@ -70,8 +70,8 @@ class Relief:
         self._looked.pop(worker_id, None)
         self._passed.pop(worker_id, None)
 
-    def due_s(self, peer: Peer) -> dict[int, float]:
-        """When which of its prompts is expected to be computed, in seconds, by their requests' keys."""
+    def prefill_eta_s(self, peer: Peer) -> dict[int, float]:
+        """The seconds until each prompt on a prefill worker is expected to be computed, by its request's key."""
         return {each.request.key: self._first_s(peer, each.tokens) for each in _waiting(peer)}
 
     def _relieve(self, peer: Peer, waiting: Sequence[_Waiting], now: float) -> None:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.kv_pool import Claim, room_after
+from router.dispatch.kv_pool import BlockDemand, forecast
 
 CLAIMS = st.lists(
-    st.builds(Claim, st.integers(1, 50).map(float), st.floats(0.1, 20.0), st.floats(0.0, 20.0)), max_size=12
+    st.builds(BlockDemand, st.integers(1, 50).map(float), st.floats(0.1, 20.0), st.floats(0.0, 20.0)), max_size=12
 )
 
 
@@ -37,19 +37,19 @@ def test_a_request_waits_until_its_blocks_come_back(
     from_s: float,
     waits_s: float,
 ) -> None:
-    room = room_after(free, [Claim(*each) for each in held], [Claim(*each) for each in queued])
-    assert room.wait_s(blocks, from_s) == pytest.approx(waits_s)
+    pool = forecast(free, [BlockDemand(*each) for each in held], [BlockDemand(*each) for each in queued])
+    assert pool.wait_s(blocks, from_s) == pytest.approx(waits_s)
 
 
 @given(st.integers(0, 50), CLAIMS, CLAIMS, st.integers(1, 60))
 def test_more_memory_or_fewer_before_it_never_make_a_request_wait_longer(
-    free: int, held: list[Claim], queued: list[Claim], blocks: int
+    free: int, held: list[BlockDemand], queued: list[BlockDemand], blocks: int
 ) -> None:
     queued.sort(key=lambda claim: claim.from_s)
-    room = room_after(free, held, queued)
+    pool = forecast(free, held, queued)
     total = free + sum(claim.blocks for claim in held)
-    assert room.free + sum(back for _, back in room.ends) == pytest.approx(total), "no block is lost"
-    assert room.wait_s(blocks, 0.0) >= 0.0
-    assert room.wait_s(blocks + 1, 0.0) >= room.wait_s(blocks, 0.0)
-    assert room_after(free + 60 + total, held, queued).at_s <= room.at_s + 1e-9
-    assert room_after(free, held, queued).wait_s(blocks, 5.0) <= room.wait_s(blocks, 0.0)
+    assert pool.free + sum(back for _, back in pool.ends) == pytest.approx(total), "no block is lost"
+    assert pool.wait_s(blocks, 0.0) >= 0.0
+    assert pool.wait_s(blocks + 1, 0.0) >= pool.wait_s(blocks, 0.0)
+    assert forecast(free + 60 + total, held, queued).at_s <= pool.at_s + 1e-9
+    assert forecast(free, held, queued).wait_s(blocks, 5.0) <= pool.wait_s(blocks, 0.0)

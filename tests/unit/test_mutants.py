@@ -26,21 +26,23 @@ def test_a_fault_whose_code_has_moved_on_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "fails"),
+    ("tally", "fails"),
     [
         # A few may be chance.
-        (sample.Told(22, 18, 0), False),
-        (sample.Told(0, 2, 0), False),
-        (sample.Told(12, 28, 0), True),
-        (sample.Told(0, 10, 0), True),
+        (sample.Tally(22, 18, 0), False),
+        (sample.Tally(0, 2, 0), False),
+        (sample.Tally(12, 28, 0), True),
+        (sample.Tally(0, 10, 0), True),
         # Lines that only larger tests run say nothing, nor does nothing.
-        (sample.Told(6, 1, 33), False),
-        (sample.Told(0, 0, 40), False),
+        (sample.Tally(6, 1, 33), False),
+        (sample.Tally(0, 0, 40), False),
     ],
 )
-def test_changed_lines_fail_where_it_is_sure_that_too_few_faults_were_noticed(told: sample.Told, fails: bool) -> None:
-    assert (told.run_share_at_most < 0.6) is fails
+def test_changed_lines_fail_where_it_is_sure_that_too_few_faults_were_noticed(
+    tally: sample.Tally, fails: bool
+) -> None:
+    assert (tally.run_share_at_most < 0.6) is fails
 
 
 def test_a_group_answers_for_lines_that_its_tests_do_not_run() -> None:
-    assert sample.Told(6, 2, 2).share == 0.6
+    assert sample.Tally(6, 2, 2).share == 0.6

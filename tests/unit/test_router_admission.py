@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.admission import Admission, Admitted, Queued, Refused, Turn, refusal
+from router.dispatch.admission import Admission, Admitted, Queued, QueueWait, Refused, refusal
 from router.dispatch.retry_budget import RetryBudget, backoff_s
 from router.dispatch.trials import Trials
 from router.settings import AdmissionSettings, RetrySettings
@@ -178,40 +178,40 @@ def lined(ends: int, every_s: float, ahead: int = 10) -> Admission:
 
 
 def test_a_turn_is_guessed_until_a_pace_was_seen() -> None:
-    assert lined(8, 2.0).turn("m", 10, 0.3).mean_s == pytest.approx(3.0)
-    assert lined(9, 2.0).turn("m", 10, 0.3).mean_s == pytest.approx(20.0)
-    assert lined(9, 2.0).turn("other", 10, 0.3).mean_s == pytest.approx(3.0)
+    assert lined(8, 2.0).wait("m", 10, 0.3).mean_s == pytest.approx(3.0)
+    assert lined(9, 2.0).wait("m", 10, 0.3).mean_s == pytest.approx(20.0)
+    assert lined(9, 2.0).wait("other", 10, 0.3).mean_s == pytest.approx(3.0)
 
 
 def test_the_pace_of_a_line_is_forgotten_with_it() -> None:
     admission = lined(20, 2.0, ahead=1)
-    assert admission.turn("m", 1, 0.3).mean_s == pytest.approx(2.0)
+    assert admission.wait("m", 1, 0.3).mean_s == pytest.approx(2.0)
     admission.leave_line(100)
     admission.ended(30, 100.0)
     admission.arrive(200, "m", 0, False)
-    assert admission.turn("m", 1, 0.3).mean_s == pytest.approx(0.3)
+    assert admission.wait("m", 1, 0.3).mean_s == pytest.approx(0.3)
     for key in range(31, 40):
         admission.ended(key, 1000.0 + key)
-    assert admission.turn("m", 1, 0.3).mean_s == pytest.approx(1.0), "not what passed while nobody waited"
+    assert admission.wait("m", 1, 0.3).mean_s == pytest.approx(1.0), "not what passed while nobody waited"
 
 
 @pytest.mark.parametrize(
-    ("turn", "own_s", "first_within_s", "why"),
+    ("wait", "own_s", "first_within_s", "why"),
     [
-        (Turn(0.0, 0), 100.0, 1.0, None),
-        (Turn(4.9, 4), 0.0, None, None),
-        (Turn(5.1, 4), 0.0, None, "its turn"),
+        (QueueWait(0.0, 0), 100.0, 1.0, None),
+        (QueueWait(4.9, 4), 0.0, None, None),
+        (QueueWait(5.1, 4), 0.0, None, "its turn"),
         # The more are before it, the surer is their mean.
-        (Turn(8.0, 100), 0.0, None, None),
-        (Turn(8.5, 100), 0.0, None, "its turn"),
-        (Turn(0.4, 4), 1.1, 2.0, None),
-        (Turn(0.4, 4), 1.3, 2.0, "its first token"),
+        (QueueWait(8.0, 100), 0.0, None, None),
+        (QueueWait(8.5, 100), 0.0, None, "its turn"),
+        (QueueWait(0.4, 4), 1.1, 2.0, None),
+        (QueueWait(0.4, 4), 1.3, 2.0, "its first token"),
     ],
 )
 def test_who_is_almost_sure_to_be_too_late_is_refused(
-    turn: Turn, own_s: float, first_within_s: float | None, why: str | None
+    wait: QueueWait, own_s: float, first_within_s: float | None, why: str | None
 ) -> None:
-    refused = refusal(turn, 10.0, own_s, first_within_s)
+    refused = refusal(wait, 10.0, own_s, first_within_s)
     if why is None:
         assert refused is None
     else:
@@ -222,6 +222,6 @@ def test_who_is_almost_sure_to_be_too_late_is_refused(
 
 
 def test_who_is_refused_is_told_by_how_much_it_is_too_late() -> None:
-    refused = refusal(Turn(20.0, 100), 10.0, 0.0, None)
+    refused = refusal(QueueWait(20.0, 100), 10.0, 0.0, None)
     assert refused is not None
     assert refused.retry_after_s == pytest.approx(14.0)

@@ -194,7 +194,7 @@ def _judged(fault: Planted, reach: Reach, copies: "SimpleQueue[Copy]") -> Judged
     return Judged(fault, "survived" if told.end == "passed" else "killed", by(told))
 
 
-class Told(NamedTuple):
+class Tally(NamedTuple):
     """How many of the judged faults that could hurt were killed, survived, or stand in lines no test runs."""
 
     killed: int
@@ -218,21 +218,21 @@ class Told(NamedTuple):
         return (share + z2 / (2 * count) + spread) / (1 + z2 / count)
 
 
-def tell(name: str, judged: Sequence[Judged]) -> Told:
+def tell(name: str, judged: Sequence[Judged]) -> Tally:
     """Print survivors and the sum."""
     for each in judged:
         if each.end in ("survived", "unrun"):
             fault = each.fault
             print(f"{each.end} {fault.file}:{fault.first}: {fault.was}  ->  {fault.becomes}")
     ends = Counter(each.end for each in judged)
-    told = Told(ends["killed"], ends["survived"], ends["unrun"])
+    tally = Tally(ends["killed"], ends["survived"], ends["unrun"])
     slow = sum(each.by in ("cpu", "hung") for each in judged)
     print(
-        f"{name}: {told.killed} of {sum(told)} killed ({told.share:.0%}; {slow} of them by their time), "
-        f"{told.unrun} in lines that none of these tests runs, {ends['harmless']} harmless",
+        f"{name}: {tally.killed} of {sum(tally)} killed ({tally.share:.0%}; {slow} of them by their time), "
+        f"{tally.unrun} in lines that none of these tests runs, {ends['harmless']} harmless",
         flush=True,
     )
-    return told
+    return tally
 
 
 def changed_lines(since: str) -> dict[str, set[int]]:
