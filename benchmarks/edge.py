@@ -33,8 +33,7 @@ class EdgeRouter(Child):
     def __init__(self, steps_per_s: float) -> None:
         self.workers = Child(["benchmarks.router_workers", "--steps-per-s", str(steps_per_s)], None)
         flags = ["--engine", "simulated", "--port", "0", "--metrics_bind", "127.0.0.1:0", "--events"]
-        flags += ["--core.admission.requests_max", "8192", "--core.admission.queued_max", "8192"]
-        flags += ["--core.placement.sequences_per_worker_max", "8192"]
+        flags += ["--max_streams", "8192", "--core.admission.queued_max", "8192"]
         addresses = ",".join(json.loads(self.workers.line))
         super().__init__(["router", *flags, "--log.level", "warning", "--workers", addresses], None)
         told: dict[str, Any] = {}

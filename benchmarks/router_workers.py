@@ -79,6 +79,7 @@ class Fake:
             1 << 17,
             (0,),
             addresses,
+            max_sequences=1 << 20,
         )
 
     def _take(self, link: WorkerLink, command: WorkerCommand) -> None:

@@ -33,7 +33,7 @@ from router.front.template_helper import HelperTemplates
 from router.front.templates import Templates
 from router.front.tokenizing_threads import Threaded
 from router.placement import CostModel
-from router.process_settings import ProcessSettings
+from router.process_settings import ProcessSettings, sized
 from router.service import Addresses, Discovery, Insides, RouterService
 from router.settings import RouterSettings
 from tandem.core.clock import Clock
@@ -72,7 +72,7 @@ def main() -> int:
         return 0
     events, templates = EventLines(sys.stdout if "--events" in sys.argv else None), HelperTemplates(SystemClock())
     try:
-        settings = load_settings(ProcessSettings, _flags(sys.argv[1:]), os.environ)
+        settings = sized(load_settings(ProcessSettings, _flags(sys.argv[1:]), os.environ))
         set_up_logs(json_lines=settings.log.format == "json", level=settings.log.level)
         events = EventLines(sys.stdout if settings.events else None)
         events.emit("loading", fraction=0.0)

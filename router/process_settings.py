@@ -1,16 +1,19 @@
 """Settings of a router process: the common ones on top, the rest nested by concern."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from kv_transfer.redis_settings import RedisSettings
 from router.front.openai.defaults import AUTO as FROM_FILE
 from router.front.openai.defaults import check_setting
 from router.front.parsers.dialect import AUTO, ParserSettings
 from router.front.settings import FrontSettings
-from router.settings import RouterSettings
+from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.errors import TandemError
 from tandem.service.tls_settings import TlsSettings
+
+MAX_STREAMS: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class ProcessSettings:
     ticket_key_file: Path | None = None
     api_keys: Path | None = None
     """A key file; without one everybody may ask."""
+    max_streams: int | None = None
+    """Requests that this router holds at once. What follows from it: `core.admission.requests_max` as many,
+    `queued_max` a quarter of it, `core.placement.sequences_per_worker_max` as many, within what each worker computes
+    at once (its `scheduler.max_sequences`), and `front.connections_max` twice as many. Each of them that is set to
+    anything but its default stays as it is."""
     name: str = "router"
     """How workers know this router."""
     events: bool = False
@@ -91,6 +99,9 @@ class ProcessSettings:
     def __post_init__(self) -> None:
         _ = self.parsers
         check_setting("generation_config", self.generation_config)
+        if self.max_streams is not None and not 1 <= self.max_streams <= MAX_STREAMS:
+            problem = f"max_streams = {self.max_streams}: expected 1 to {MAX_STREAMS}"
+            raise TandemError("bad_setting", problem, param="max_streams")
         for name in ("port", "grpc_port", "peer_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:
@@ -102,3 +113,25 @@ class ProcessSettings:
         if not (self.workers or self.kubernetes) and self.workers_file is None:
             problem = "one of workers, workers_file and kubernetes is needed"
             raise TandemError("bad_setting", problem, param="workers_file")
+
+
+def sized(settings: ProcessSettings) -> ProcessSettings:
+    """The settings with every bound that follows from `max_streams`."""
+    streams = settings.max_streams
+    if streams is None:
+        return settings
+    core, front, admission, placement = settings.core, settings.front, AdmissionSettings(), PlacementSettings()
+    of_requests = replace(
+        core.admission,
+        requests_max=_or(streams, core.admission.requests_max, admission.requests_max),
+        queued_max=_or(max(1, streams // 4), core.admission.queued_max, admission.queued_max),
+    )
+    most = _or(streams, core.placement.sequences_per_worker_max, placement.sequences_per_worker_max)
+    core = replace(core, admission=of_requests, placement=replace(core.placement, sequences_per_worker_max=most))
+    connections = _or(2 * streams, front.connections_max, FrontSettings().connections_max)
+    return replace(settings, core=core, front=replace(front, connections_max=connections))
+
+
+def _or(follows: int, given: int, default: int) -> int:
+    """What was given, or what follows where it is the default."""
+    return follows if given == default else given

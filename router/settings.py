@@ -1,9 +1,13 @@
 """Settings of the router, nested by concern. Pure values: loading and checking them is `tandem.service.settings`."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
+
+STREAMS: Final = 4096
+"""Requests of a router whose capacity nobody has set."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ class PlacementSettings:
     prefer: str = "auto"
     local_uncached_tokens_max: int = 16
     """With `auto`: an uncached part of at most this many tokens is never worth a transfer."""
-    sequences_per_worker_max: int = 256
-    """A worker with this many sequences running, waiting or on their way gets no more."""
+    sequences_per_worker_max: int = STREAMS
+    """A worker with this many sequences running, waiting or on their way gets no more, nor one with as many as its
+    engine computes in a step."""
     expected_output_tokens: int = 128
     """How many tokens an answer is expected to have before any of its kind has ended."""
     interference: float = 1.0
@@ -108,7 +113,7 @@ class CostPriors:
 class AdmissionSettings:
     """Bounds on what the router holds."""
 
-    requests_max: int = 4096
+    requests_max: int = STREAMS
     """Requests running and waiting together."""
     queued_max: int = 1024
     """Requests waiting for a worker, per model."""

@@ -18,6 +18,8 @@ _INTERVAL_S: Final = 0.05
 """The time between ends for `Retry-After` until a pace is measured."""
 _ENDS_MIN: Final = 8
 """A pace needs this many ends."""
+_PACE_KEPT_S: Final = 30.0
+"""The pace of a line that emptied holds for the next line of its model for so long."""
 _SPREADS: Final = 2.0
 """Standard deviations above the mean wait that a bound has to allow for."""
 _RESERVED: Final = ""
@@ -92,10 +94,17 @@ class _Line:
     waiting: dict[int, int] = field(default_factory=dict)
     last_end: float | None = None
     """The time of the model's latest end while others waited."""
+    paced_at: float = 0.0
+    """The time of the latest end that counts in the pace."""
     ends: int = 0
-    """Ends since others wait."""
+    """Ends that count in the pace."""
     interval_s: float = 0.0
     """The mean time between these ends."""
+
+    def paced(self, now: float) -> bool:
+        """Whether the pace is known and recent. A line that does not move has the pace that it had."""
+        recent = self.last_end is not None or now - self.paced_at <= _PACE_KEPT_S
+        return recent and self.ends >= _ENDS_MIN
 
 
 class Admission:
@@ -188,11 +197,14 @@ class Admission:
             heapq.heapify(line.heap)
         if not line.waiting:
             # Ends tell how fast a line gets on only while there is one.
-            line.last_end, line.ends = None, 0
+            line.last_end = None
         elif not waited:
             if line.last_end is not None:
                 line.ends += 1
                 line.interval_s += max(_SHARE, 1.0 / line.ends) * (now - line.last_end - line.interval_s)
+                line.paced_at = now
+            elif now - line.paced_at > _PACE_KEPT_S:
+                line.ends, line.interval_s = 0, 0.0
             line.last_end = now
 
     def check(self) -> None:
@@ -203,13 +215,15 @@ class Admission:
             assert queued <= self._settings.queued_max, f"{queued} requests for {model} are queued"
 
     def retry_after_s(self, model: str) -> float:
-        """When a place in line is likely: the line's length times the pace at which requests end, 1 to 30 s."""
-        return _retry_after_s(self.wait(model, self.queued(model), _INTERVAL_S).mean_s)
+        """When a place in line is likely: the line's length times its latest pace, however old, 1 to 30 s."""
+        line = self._lines.get(model)
+        interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else _INTERVAL_S
+        return _retry_after_s(self.queued(model) * interval_s)
 
-    def wait(self, model: str, ahead: int, guess_s: float) -> QueueWait:
+    def wait(self, model: str, ahead: int, guess_s: float, now: float) -> QueueWait:
         """The wait behind `ahead` requests of the line, which leave it every `guess_s` until a pace is measured."""
         line = self._lines.get(model)
-        interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else guess_s
+        interval_s = line.interval_s if line is not None and line.paced(now) else guess_s
         return QueueWait(ahead * interval_s, ahead)
 
     def _refusal(self, model: str) -> Refused | None:

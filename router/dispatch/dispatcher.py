@@ -66,7 +66,7 @@ class Dispatcher:
         self._next_key = 1
         self._pump_due = False
         self._again: asyncio.TimerHandle | None = None
-        self._serving = Serving(fleet, tools.settings.placement.sequences_per_worker_max)
+        self._serving = Serving(fleet, tools.settings.placement)
         self._tallies = Tallies()
         self._splits = SplitKeeper(
             fleet, tools.costs, tools.settings, tools.loop, tools.clock, tools.entropy, tools.meter, tools.planner
@@ -340,12 +340,13 @@ class Dispatcher:
     def _late_in_line(self, generation: Generation, ahead: int) -> Refused | None:
         """Why one is refused that would have to stand in line behind so many."""
         facts, guess_s = self._fleet.services.of(generation.model), self._memory.interval_s(generation)
+        now = self._tools.clock.now()
         if facts is not None and facts.slo.ttft_s is not None:
             own_s = self._first_s.get(generation.line, 0.0)
-            late = refusal(self._admission.wait(generation.line, ahead, guess_s), inf, own_s, facts.slo.ttft_s)
+            late = refusal(self._admission.wait(generation.line, ahead, guess_s, now), inf, own_s, facts.slo.ttft_s)
             if late is not None:
                 return late
-        wait = self._admission.wait(generation.line, ahead, guess_s / _NO_EVIDENCE)
+        wait = self._admission.wait(generation.line, ahead, guess_s / _NO_EVIDENCE, now)
         return refusal(wait, self.queue_s(generation.model), 0.0, None)
 
     def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:

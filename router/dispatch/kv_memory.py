@@ -17,6 +17,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
 from router.generation import Generation
 from router.placement import Placement
+from router.placement.filters.workers import sequences_max
 
 _PACKED: Final = 0.8
 """The share of a pool that requests of many sizes fill, one after the other."""
@@ -73,11 +74,11 @@ class KvMemory:
             return 0.0
         tokens = self._answer_tokens(generation, 0.0)
         size, context = peers[0].view.block_tokens, generation.prompt_tokens + tokens / 2
-        most = self._tools.settings.placement.sequences_per_worker_max
         answers_s = running = 0.0
         for peer in peers:
             view = peer.view
             fits = _PACKED * view.blocks / (max(1, _blocks(context, size)) * generation.n)
+            most = sequences_max(view, self._tools.settings.placement)
             sequences = min(most, max(1.0, fits, view.load.running if view.load is not None else 0))
             step_ms = self._tools.costs.step_ms(peer.worker_id, round(sequences), round(sequences * context))
             answers_s += tokens * max(step_ms, view.steps_ms) / 1e3

@@ -1,15 +1,17 @@
 """What can be served now: which models there are, whether a worker has room, whether the router is of use."""
 
 from router.fleet.fleet import Fleet
+from router.placement.filters.workers import sequences_max
+from router.settings import PlacementSettings
 from tandem.core.errors import TandemError
 
 
 class Serving:
-    """Looks at the fleet for the dispatcher. A worker generates for at most `sequences_max` sequences."""
+    """Looks at the fleet for the dispatcher."""
 
-    def __init__(self, fleet: Fleet, sequences_max: int) -> None:
+    def __init__(self, fleet: Fleet, settings: PlacementSettings) -> None:
         self._fleet = fleet
-        self._sequences_max = sequences_max
+        self._settings = settings
         self._proved = False
         """It was decided once whether prompts can be handed off."""
         self._served = False
@@ -31,7 +33,7 @@ class Serving:
         # step is overdue.
         timely = [view for view in generating if not view.overdue]
         asked = [view for view in timely if not view.takes_prompts] or timely or generating
-        return any(view.sequences < self._sequences_max for view in asked)
+        return any(view.sequences < sequences_max(view, self._settings) for view in asked)
 
     def problem(self) -> str | None:
         """Why no request could be taken now, in one sentence, or None.

@@ -184,8 +184,8 @@ class ServiceSplit:
         share = self._learned_share(views)
         pairs = self._fleet.pairs
         most = self._settings.placement.sequences_per_worker_max
-        found = standings(views, pairs, self._barred(views), carrying(pairs))
-        standing = tuple(each._replace(sequences_max=most) for each in able(found))
+        found = standings(views, pairs, self._barred(views), carrying(pairs), most)
+        standing = able(found)
         self._left_out = left_out(found)
         times = work_times(self._costs, views, self._settings.placement)
         self._slices = self.planner.look(now, standing, times, self._fleet.services.slo(self.model), share)

@@ -17,6 +17,8 @@ _STEPS_HELD: Final = "itl_target"
 """The feature of engines that chunk prompts so that steps with running sequences keep a target."""
 _STEPS_SHARE: Final = 0.05
 """Weight of one report in what steps have taken lately: about a second of them counts."""
+SEQUENCES_MAX: Final = 256
+"""Of a worker that does not tell how many sequences its engine computes in one step."""
 _ADAPTERS_MAX: Final = 16
 """Of the adapters that a worker was sent, as many are taken to be loaded there."""
 
@@ -87,6 +89,8 @@ class WorkerView:
     hardware: str = ""
     export_blocks: int = 0
     """That prompts computed for others may take of its pool; 0 where it does not tell."""
+    sequences_max: int = SEQUENCES_MAX
+    """That its engine computes in one step."""
     ready_at: float | None = None
     """Since when it takes work, in seconds of the owner's clock, as far as its owner has seen it come."""
     takes_prompts: bool = False
@@ -145,6 +149,7 @@ class WorkerView:
             features=hello.features,
             hardware=hello.hardware,
             export_blocks=hello.export_blocks,
+            sequences_max=hello.max_sequences or SEQUENCES_MAX,
             adapters={each.name: each.content_hash for each in hello.adapters},
         )
 

@@ -23,10 +23,14 @@ def of_role_auto(views: Iterable[WorkerView]) -> tuple[WorkerView, ...]:
 
 
 def standings(
-    views: Sequence[WorkerView], pairs: Pairs | None, barred: Mapping[str, str], carrying: frozenset[str]
+    views: Sequence[WorkerView],
+    pairs: Pairs | None,
+    barred: Mapping[str, str],
+    carrying: frozenset[str],
+    sequences_max: int,
 ) -> tuple[Standing, ...]:
     """Of workers of role `auto`. `barred` says which ones exchange no KV, and why; `carrying` are those with a pair
-    that is proved, where pairs have to be."""
+    that is proved, where pairs have to be. None of them gets more than `sequences_max` sequences."""
     alone = len(views) == 1
     return tuple(
         Standing(
@@ -39,6 +43,7 @@ def standings(
             blocks_free=view.blocks_free,
             block_tokens=view.block_tokens,
             itl_target=view.steps_held,
+            sequences_max=min(view.sequences_max, sequences_max),
             export_blocks=view.export_blocks,
             tier_blocks=sum(tier.blocks for tier in view.tiers),
             barred=_barred(view.worker_id, barred, None if pairs is None or alone else carrying),

@@ -131,9 +131,19 @@ def _router(service: ModelService, places: Places) -> list[str]:
         "generation_config": service.spec.model.generation_config,
         "chat_template": service.spec.model.chat_template,
         "core.placement.policy": _policy(service),
+        "max_streams": service.spec.router.max_streams,
         **(pace.ROUTER if places.drills else {}),
     }
     return [sys.executable, "-m", "router", "--events", *as_flags(settings)]
+
+
+def _sequences(service: ModelService) -> int | None:
+    """The sequences that each worker computes at once: an even share of the streams asked for."""
+    streams = service.spec.router.max_streams
+    if streams is None:
+        return None
+    generating = sum(pool.first_replicas for pool in service.spec.pools if pool.role != "prefill")
+    return -(-streams // max(1, generating))
 
 
 def _policy(service: ModelService) -> str | None:
@@ -148,6 +158,7 @@ def _worker(service: ModelService, pool: Pool, name: str, places: Places, thread
         "worker_id": name,
         "revision": revision_of(service.spec),
         **worker_settings(service, pool, source_here(service.spec.model.source)),
+        "scheduler.max_sequences": _sequences(service),
         "ticket_key_file": places.key_file,
         "socket_directory": places.sockets,
         "metrics_bind": "127.0.0.1:0",

@@ -84,6 +84,7 @@ def parse(arguments: Sequence[str]) -> UpOptions:
         port=router.port if given.port is None else given.port,
         grpc_port=router.grpc_port if given.grpc_port is None else given.grpc_port,
         host=router.host if given.host is None else given.host,
+        max_streams=router.max_streams if given.max_streams is None else given.max_streams,
     )
     service = msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, router=router))
     problem = check(service)
@@ -264,6 +265,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="interface to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="OpenAI REST port (default 8000)")
     parser.add_argument("--grpc-port", type=int, help="public gRPC port (default: none)")
+    parser.add_argument(
+        "--max-streams", type=int, metavar="N",
+        help="requests at once (default 4096): sets the router's bounds on requests and connections, and how many "
+        "sequences each worker computes at once (default 256)",
+    )  # fmt: skip
     parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds until everything must be ready")
     parser.add_argument("--plain", action="store_true", help="lines instead of a table, as when not on a terminal")
     parser.add_argument(

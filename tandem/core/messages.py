@@ -299,6 +299,8 @@ class Hello(msgspec.Struct, frozen=True):
     export_blocks: int = 0
     """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
     not tell."""
+    max_sequences: int = 0
+    """The sequences that its engine computes in one step at most; 0 where it does not tell."""
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):

@@ -71,7 +71,9 @@ class LocalEngine:
     async def start(self) -> EngineInfo:
         """Load the model. Raises `bad_model`, `bad_setting` or `engine_failed`."""
         loaded = await self._runner.load()
-        info = replace(loaded, export_blocks=int(self._settings.export_share * loaded.blocks))
+        settings = self._settings
+        export_blocks = int(settings.export_share * loaded.blocks)
+        info = replace(loaded, export_blocks=export_blocks, max_sequences=settings.max_sequences)
         self._scheduler = Scheduler(info, self._settings)
         return info
 

@@ -40,6 +40,8 @@ class EngineInfo:
     export_blocks: int = 0
     """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
     not tell."""
+    max_sequences: int = 0
+    """The sequences that it computes in one step at most; 0 where it does not tell."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Requests under way stay where they are. It knows what the router knows: views, w
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from router.placement.view import SEQUENCES_MAX
 from router.settings import SplitSettings
 from router.split.plan import Planner
 from router.split.reuse import marks_of
@@ -98,7 +99,9 @@ class AutoDecider(OursDecider):
         if not self._autos:
             return
         times = work_times(self.costs, self._autos, self._placing)
-        for _ in self.planner.look(now, standings(self._autos, None, {}, frozenset()), times, self._slo):
+        for _ in self.planner.look(
+            now, standings(self._autos, None, {}, frozenset(), SEQUENCES_MAX), times, self._slo
+        ):
             pass
         self._take(self.planner.split, now)
 

@@ -33,6 +33,7 @@ from tandem.fleetsim.workload import Request
 
 _MODEL: Final = "m"
 _ROOT: Final = b"r" * 16
+_UNBOUNDED: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class OursSettings:
 
     token_bytes: int
     context_tokens: int = 1 << 20
-    placement: PlacementSettings = field(default_factory=lambda: PlacementSettings(sequences_per_worker_max=1 << 20))
+    placement: PlacementSettings = field(
+        default_factory=lambda: PlacementSettings(sequences_per_worker_max=_UNBOUNDED)
+    )
     priors: CostPriors = field(default_factory=CostPriors)
     slo: Slo | None = None
     split: SplitSettings = field(default_factory=SplitSettings)
@@ -249,6 +252,7 @@ def _view(worker: Worker, worker_id: str, settings: OursSettings) -> WorkerView:
         features=() if worker.settings.itl_target_s is None else ("itl_target",),
         hardware=worker.settings.hardware,
         export_blocks=int(worker.settings.export_share * worker.blocks),
+        sequences_max=_UNBOUNDED,
     )
 
 

@@ -46,6 +46,9 @@ class RouterSpec(Strict, frozen=True):
     """Of the public gRPC API; 0 lets the system choose, and without it there is none."""
     host: Annotated[str, Meta(min_length=1, max_length=253)] = "127.0.0.1"
     """Interface to listen on."""
+    max_streams: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """Requests that it holds at once, 4,096 by default; each worker that generates then computes an even share of
+    them at once, instead of 256."""
 
 
 class TiersSpec(Strict, frozen=True):

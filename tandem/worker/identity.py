@@ -68,4 +68,5 @@ class Identity:
             kv_events=self.kv_events,
             hardware=self.hardware,
             export_blocks=info.export_blocks,
+            max_sequences=info.max_sequences,
         )

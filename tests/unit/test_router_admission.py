@@ -178,21 +178,44 @@ def lined(ends: int, every_s: float, ahead: int = 10) -> Admission:
 
 
 def test_a_turn_is_guessed_until_a_pace_was_seen() -> None:
-    assert lined(8, 2.0).wait("m", 10, 0.3).mean_s == pytest.approx(3.0)
-    assert lined(9, 2.0).wait("m", 10, 0.3).mean_s == pytest.approx(20.0)
-    assert lined(9, 2.0).wait("other", 10, 0.3).mean_s == pytest.approx(3.0)
+    assert lined(8, 2.0).wait("m", 10, 0.3, 64.0).mean_s == pytest.approx(3.0)
+    assert lined(9, 2.0).wait("m", 10, 0.3, 66.0).mean_s == pytest.approx(20.0)
+    assert lined(9, 2.0).wait("other", 10, 0.3, 66.0).mean_s == pytest.approx(3.0)
 
 
-def test_the_pace_of_a_line_is_forgotten_with_it() -> None:
+def emptied() -> Admission:
+    """A line that moved every 2 s until second 88, was empty from then on, and has one request again."""
     admission = lined(20, 2.0, ahead=1)
-    assert admission.wait("m", 1, 0.3).mean_s == pytest.approx(2.0)
     admission.leave_line(100)
-    admission.ended(30, 100.0)
+    admission.ended(30, 89.0)
     admission.arrive(200, "m", 0, False)
-    assert admission.wait("m", 1, 0.3).mean_s == pytest.approx(0.3)
-    for key in range(31, 40):
-        admission.ended(key, 1000.0 + key)
-    assert admission.wait("m", 1, 0.3).mean_s == pytest.approx(1.0), "not what passed while nobody waited"
+    return admission
+
+
+def test_the_pace_of_a_line_holds_for_the_next_one_for_half_a_minute() -> None:
+    assert emptied().wait("m", 1, 0.3, 118.0).mean_s == pytest.approx(2.0)
+    assert emptied().wait("m", 1, 0.3, 118.1).mean_s == pytest.approx(0.3)
+
+
+def test_the_pace_of_a_line_that_stands_still_holds() -> None:
+    assert lined(20, 2.0, ahead=1).wait("m", 1, 0.3, 1000.0).mean_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("first_at", "mean_s"), [(118.0, 2.0 - 0.1), (118.1, 1.0)])
+def test_ends_of_the_next_line_count_beside_a_recent_pace_and_instead_of_an_old_one(
+    first_at: float, mean_s: float
+) -> None:
+    admission, old = emptied(), first_at > 118.0
+    for key in range(31, 40 if old else 33):
+        admission.ended(key, first_at + key - 31)
+    assert admission.wait("m", 1, 0.3, first_at + 10).mean_s == pytest.approx(mean_s)
+
+
+def test_an_old_pace_is_forgotten_by_the_first_end_of_the_next_line() -> None:
+    admission = emptied()
+    for key in range(31, 39):
+        admission.ended(key, 118.1 + key - 31)
+    assert admission.wait("m", 1, 0.3, 127.0).mean_s == pytest.approx(0.3), "seven ends are no pace"
 
 
 @pytest.mark.parametrize(

@@ -476,6 +476,7 @@ def test_service_names_and_model_are_in_the_hello() -> None:
         assert (d.hello.worker_id, d.hello.role, d.hello.addresses) == ("decode-0", "decode", ())
         assert d.hello.blocks == MODEL.blocks
         assert d.hello.export_blocks == int(SchedulerSettings().export_share * MODEL.blocks) > 0
+        assert d.hello.max_sequences == SchedulerSettings().max_sequences
         assert d.hello.layout == replace(MODEL.layout)
         assert isinstance(stage.prefill_worker, WorkerService)
 

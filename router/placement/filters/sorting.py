@@ -53,7 +53,7 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
     found, before, late = Suitable(), list[WorkerView](), list[WorkerView]()
     either: list[WorkerView] = []
     model, held, excluded, needs = request.model, request.held, request.excluded, request.needs
-    room = max(settings.sequences_per_worker_max, request.sequences) - request.sequences
+    sequences, most = request.sequences, settings.sequences_per_worker_max
     for worker in workers:
         if worker.model != model:
             continue
@@ -78,7 +78,9 @@ def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings:
             _add_prefill(request, worker, failure, found)
             if failure is None and worker.role != "prefill":
                 either.append(worker)
-        elif failure is None and worker.sequences <= room:
+        elif failure is None and worker.sequences + sequences <= (
+            worker.sequences_max if worker.sequences_max < most else most
+        ):
             found.decodes.append(worker)
         elif failure is None:
             _add_decode(request, worker, settings, found.decodes, found)

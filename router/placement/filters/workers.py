@@ -37,9 +37,14 @@ def failed(request: PlacementRequest, worker: WorkerView, settings: PlacementSet
     return "it failed this request before" if found else None
 
 
+def sequences_max(worker: WorkerView, settings: PlacementSettings) -> int:
+    """The sequences that a worker gets at most: as many as its engine computes at once, within the setting."""
+    return min(worker.sequences_max, settings.sequences_per_worker_max)
+
+
 def full(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
     """It generates for as many sequences as it may. One request alone always fits."""
-    most = settings.sequences_per_worker_max
+    most = sequences_max(worker, settings)
     over = worker.sequences + request.sequences > max(most, request.sequences)
     return f"it has {most} sequences or nearly" if over else None
 

@@ -114,6 +114,7 @@ class Loaded:
             adapters=tuple(each.adapter for each in model.adapters),
             kv_events=self.exchange.kv_events or not client.caches_prefixes,
             not_exchanged=self.exchange.reason,
+            max_sequences=self._scheduler.max_sequences * self._settings.parallelism.data,
         )
 
     async def why_gone(self, known: str | None = None) -> TandemError:

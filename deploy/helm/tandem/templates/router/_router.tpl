@@ -14,6 +14,7 @@
 - --ticket_key_file=/var/run/tandem/kv-key/keys
 - --cache=/var/cache/tandem
 - --core.deadlines.drain_s={{ .Values.router.drainSeconds }}
+- --max_streams={{ .Values.router.maxStreams }}
 {{- if .Values.router.apiKeysSecret }}
 - --api_keys=/var/run/tandem/api-keys/keys
 {{- end }}
