@@ -18,6 +18,8 @@ _INTERVAL_S: Final = 0.05
 """The time between ends for `Retry-After` until a pace is measured."""
 _ENDS_MIN: Final = 8
 """A pace needs this many ends."""
+_ENDS_FEW: Final = 3
+"""So many ends tell how fast a line moves at most."""
 _PACE_KEPT_S: Final = 30.0
 """The pace of a line that emptied holds for the next line of its model for so long."""
 _SPREADS: Final = 2.0
@@ -101,10 +103,16 @@ class _Line:
     interval_s: float = 0.0
     """The mean time between these ends."""
 
-    def paced(self, now: float) -> bool:
-        """Whether the pace is known and recent. A line that does not move has the pace that it had."""
+    def pace_s(self, guess_s: float, now: float) -> float:
+        """The time between two ends: measured, or the guess. Where few ends are known the line moves at the least
+        time that they allow, two standard deviations below their mean, or at the guess if that is longer. A line that
+        does not move has the pace that it had."""
         recent = self.last_end is not None or now - self.paced_at <= _PACE_KEPT_S
-        return recent and self.ends >= _ENDS_MIN
+        if not recent or self.ends < _ENDS_FEW:
+            return guess_s
+        if self.ends < _ENDS_MIN:
+            return max(guess_s, self.interval_s / (1.0 + _SPREADS / sqrt(self.ends)))
+        return self.interval_s
 
 
 class Admission:
@@ -221,10 +229,9 @@ class Admission:
         return _retry_after_s(self.queued(model) * interval_s)
 
     def wait(self, model: str, ahead: int, guess_s: float, now: float) -> QueueWait:
-        """The wait behind `ahead` requests of the line, which leave it every `guess_s` until a pace is measured."""
+        """The wait behind `ahead` requests of the line, which leave it every `guess_s` until a pace is known."""
         line = self._lines.get(model)
-        interval_s = line.interval_s if line is not None and line.paced(now) else guess_s
-        return QueueWait(ahead * interval_s, ahead)
+        return QueueWait(ahead * (guess_s if line is None else line.pace_s(guess_s, now)), ahead)
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)
