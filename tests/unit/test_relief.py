@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from router.dispatch import relief
+from router.dispatch.attempt import Leg
+from router.dispatch.claims import Claimant
 from router.dispatch.running import RunningRequest
 from router.dispatch.starvation import Elsewhere
 from router.fleet.peer import Peer
@@ -145,6 +147,52 @@ def test_a_prompt_is_judged_by_its_turn_as_its_priority_has_it() -> None:
             (await ended(client)).check_whole()
 
     starved(body, "p1 d1", paces={"d1": 1.0})
+
+
+def peer_of(world: World, worker_id: str) -> Peer:
+    peer = world.fleet.peer(worker_id)
+    assert peer is not None
+    return peer
+
+
+def test_what_a_worker_has_begun_is_computed_before_more_urgent_prompts_that_come_later() -> None:
+    """Each is judged by the tokens that are computed there until it has its first one."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        world.workers["p1"].gets_on = False
+        clients = [of_priority(world, 0, 600.0), of_priority(world, 0, 600.0), of_priority(world, 5, 600.0)]
+        await asyncio.sleep(0.1)
+        peer = peer_of(world, "p1")
+        first = next(leg for _, leg in peer.targets() if isinstance(leg, Leg))
+        first.on_progress(world.clock.now(), 40)
+        waiting = [(each.request.generation.request_id, each.tokens) for each in relief._waiting(peer)]
+        names = [client.generation.request_id for client in clients]
+        assert waiting == [(names[0], 60), (names[2], 160), (names[1], 260)]
+        eta_s = world.dispatcher._relief.prefill_eta_s(peer)
+        assert sorted(eta_s.values()) == pytest.approx([6.0, 16.0, 26.0], rel=0.1)
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
+def test_neither_a_claim_nor_a_prompt_that_has_been_computed_waits_on_a_worker() -> None:
+    """A router that takes requests over asks every worker for them, while figures go on coming."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        world.workers["p1"].prefill_s, world.workers["p1"].report = 0.05, False
+        client = world.ask(tokens=100, max_tokens=30)
+        await asyncio.sleep(0.2)
+        assert client.tokens[0]
+        peer = peer_of(world, "p1")
+        claimant = Claimant(peer, lambda: None)
+        assert len(peer.targets()) == 2
+        assert relief._waiting(peer) == []
+        assert world.dispatcher._relief.prefill_eta_s(peer) == {}
+        peer.close(claimant.handle)
+        await ended(client)
+
+    starved(body, "p1 d1")
 
 
 class Looks:

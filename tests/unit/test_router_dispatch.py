@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from router.placement import Placement, PlacementRequest, Policy
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
@@ -130,10 +131,14 @@ def test_what_a_fenced_attempt_still_sends_is_nobodys() -> None:
 def test_prefill_lost_before_the_first_token_decode_samples_it() -> None:
     async def body(world: World) -> None:
         world.workers["p1"].prefill_s = 5.0
+        for name in ("d1", "d2"):
+            world.workers[name].reused = 16
         client = world.ask(tokens=100)
         await asyncio.sleep(0.5)
         world.workers["p1"].die()
         (await ended(client)).check_whole()
+        assert client.usage is not None
+        assert client.usage.cached_tokens == 16, "decode has computed the prompt: what it found is billed as cached"
         decode = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
         assert [type(command) for command in decode.commands if not isinstance(command, Cancel)][1:] == [SampleFirst]
 
@@ -174,6 +179,45 @@ def test_prefill_lost_after_the_first_token_changes_nothing() -> None:
         assert not any(isinstance(c, SampleFirst) for w in world.workers.values() for c in w.commands)
 
     scenario(body)
+
+
+def test_an_answer_does_not_wait_for_a_report_that_cannot_come() -> None:
+    """The worker that computed the prompt is gone."""
+
+    async def body(world: World) -> None:
+        world.workers["p1"].report = False
+        client, last = world.ask(tokens=100, max_tokens=50), [0.0]
+        client.on_output = lambda: last.__setitem__(0, world.clock.now())
+        await asyncio.sleep(0.2)
+        assert client.tokens[0]
+        world.workers["p1"].die()
+        (await ended(client)).check_whole()
+        assert world.clock.now() - last[0] < 0.01
+
+    scenario(body)
+
+
+@pytest.mark.parametrize("transferred", [False, True])
+def test_a_pair_that_breaks_is_nothing_to_requests_that_need_it_no_more_or_not_yet(transferred: bool) -> None:
+    """One waits in line, one has tokens from decode itself: they go on as if nothing had been told."""
+
+    async def body(world: World) -> None:
+        world.workers["d1"].step_s = 0.5
+        if not transferred:
+            world.workers["d1"].transfer_of_requests = lambda _holder: None
+        running, waiting = world.ask(tokens=100), world.ask(tokens=100)
+        while len(running.tokens[0]) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        world.dispatcher.pair_opened("p1", "d1", "broken")
+        assert not waiting.tokens[0]
+        for client in (running, waiting):
+            (await ended(client)).check_whole()
+            spans = world.recorder.spans(client.generation.request_id)
+            assert "nothing gets through" not in str([span.attributes for span in spans])
+        assert not any(isinstance(command, SampleFirst) for command in world.workers["d1"].commands)
+
+    placement = PlacementSettings(prefer="disaggregated", sequences_per_worker_max=1)
+    scenario(body, workers="p1 d1", settings=RouterSettings(placement=placement))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -438,6 +482,89 @@ def test_unknown_models_drains_and_prompts_that_never_fit_are_refused_at_once() 
         assert await world.dispatcher.idle(60.0) == 0
         running.check_whole()
         assert world.dispatcher.ready() == "the router is draining"
+
+    scenario(body)
+
+
+def test_a_router_that_drains_is_done_as_soon_as_its_last_request_is() -> None:
+    """Else every rollout of routers takes as long as its bound allows."""
+
+    async def body(world: World) -> None:
+        clients = [world.ask(max_tokens=tokens) for tokens in (5, 50)]
+        world.dispatcher.drain()
+        idle = asyncio.ensure_future(world.dispatcher.idle(60.0))
+        for client in clients:
+            assert not idle.done()
+            (await ended(client)).check_whole()
+        began = world.clock.now()
+        assert await idle == 0
+        assert world.clock.now() - began < 0.01
+
+    scenario(body)
+
+
+def test_a_request_that_waited_tells_in_its_trace_for_how_long_and_for_what() -> None:
+    async def body(world: World) -> None:
+        began = world.clock.now()
+        first, second = world.ask(max_tokens=50), world.ask()
+        await asyncio.sleep(0.1)
+        world.dispatcher.services_changed()
+        await ended(first)
+        waited_s = world.clock.now() - began
+        (await ended(second)).check_whole()
+        spans = world.recorder.spans(second.generation.request_id)
+        (queue,) = [span for span in spans if span.name == "queue"]
+        assert queue.end_s - queue.start_s == pytest.approx(waited_s, abs=0.02)
+        assert "it has 1 sequences or nearly" in str(queue.attributes["reasons"])
+        own = [span.span_id for span in spans if span.service == "router"]
+        assert [len(each) for each in own] == [16] * len(own), "what reads traces takes no other ids"
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=1)
+    scenario(body, workers="d1", settings=RouterSettings(placement=placement))
+
+
+class Recorded:
+    """A policy that keeps what it is told."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.choose = policy.choose
+        self.told: list[tuple[str, str, int]] = []
+        self.lost: list[str] = []
+
+    def placed(self, request: PlacementRequest, placement: Placement, now: float) -> None:
+        self.told.append(("placed", placement.decode, request.prompt_tokens))
+        self._policy.placed(request, placement, now)
+
+    def ended(self, request: PlacementRequest, placement: Placement, output_tokens: int, now: float) -> None:
+        self.told.append(("ended", placement.decode, output_tokens))
+        self._policy.ended(request, placement, output_tokens, now)
+
+    def gone(self, worker_id: str) -> None:
+        self.lost.append(worker_id)
+        self._policy.gone(worker_id)
+
+
+def test_a_policy_hears_of_every_attempt_that_it_is_over_with_the_tokens_that_it_brought() -> None:
+    """Else it takes workers for busy that are not, and knows of ever more requests that have ended long ago."""
+
+    async def body(world: World) -> None:
+        policies = world.dispatcher._placing._policies
+        policies._common = told = Recorded(policies._common)
+        client = world.ask(tokens=100, max_tokens=30)
+        await asyncio.sleep(0.2)
+        lost = next(name for name in ("d1", "d2") if world.workers[name].jobs)
+        other, had = {"d1": "d2", "d2": "d1"}[lost], len(client.tokens[0])
+        assert had
+        world.workers[lost].die()
+        (await ended(client)).check_whole()
+        assert told.told == [
+            ("placed", lost, 100),
+            ("ended", lost, had),
+            ("placed", other, 100 + had),
+            ("ended", other, 30 - had),
+        ]
+        assert told.lost == [lost]
 
     scenario(body)
 

@@ -91,6 +91,19 @@ def test_moves_and_leaving_workers_use_up_no_attempt() -> None:
     assert isinstance(error, TandemError)
 
 
+def test_a_move_is_worth_one_attempt_and_no_more() -> None:
+    """A request that fails everywhere is not tried more often for having been moved once."""
+    trials, ends = Trials(RetrySettings(attempts_max=3, fruitless_attempts_max=100)), []
+    trials.begin()
+    trials.moved()
+    for _ in range(3):
+        trials.begin()
+        ends.append(trials.ended("engine_failed", "oops", fruitful=True))
+        trials.check()
+    assert ends[:2] == [None, None]
+    assert isinstance(ends[2], TandemError)
+
+
 def scenario(body: Callable[[World], Awaitable[None]], workers: str, settings: RouterSettings = NO_RETRIES) -> None:
     """Run `body` over workers that decode, with no retry to spend."""
 
