@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
@@ -182,6 +183,26 @@ def test_whenever_the_router_dies_the_answer_is_whole(after_s: float, n: int, lo
         assert second.usage is not None
         assert second.usage.completion_tokens == n * 60
         await world.free(1.0)
+
+    scenario(test)
+
+
+def test_a_router_that_takes_a_request_over_knows_what_its_workers_still_have_to_compute() -> None:
+    """Else it sends more prompts to a worker that is busy with those of the router before it."""
+
+    async def test(world: World) -> None:
+        world.dispatcher.start(
+            msgspec.structs.replace(world.generation(max_tokens=4), prompt=pack_tokens(range(2000))), Sink()
+        )
+        await asyncio.sleep(0.02)
+        await world.restart(0.01)
+        resumed, sink = await world.resume(), Sink()
+        resumed.listen(sink, (0,))
+        computing = [peer.view.prompt_tokens_in_flight for peer in world.dispatcher._fleet.peers()]
+        assert not sink.outputs
+        assert sorted(computing) == [0, 0, 0, 2000]
+        await sink.ended.wait()
+        assert {peer.view.prompt_tokens_in_flight for peer in world.dispatcher._fleet.peers()} == {0}
 
     scenario(test)
 

@@ -311,10 +311,15 @@ def test_a_new_request_waits_for_a_worker_and_then_for_no_longer_than_the_queue_
     scenario(body, workers="d1")
 
 
-def test_the_total_deadline_ends_a_request_typed() -> None:
+@pytest.mark.parametrize("timeout_s", [0.5, 2.0, 3.0])
+def test_the_total_deadline_ends_a_request_typed_and_not_before_it(timeout_s: float) -> None:
     async def body(world: World) -> None:
-        client = world.ask(max_tokens=1000, timeout_s=2.0)
+        for worker in world.workers.values():
+            worker.step_s = 0.1
+        client = world.ask(max_tokens=1000, timeout_s=timeout_s)
+        began = world.clock.now()
         await ended(client)
+        assert world.clock.now() - began == pytest.approx(timeout_s, abs=0.01)
         assert client.error is not None
         assert client.error.code == "deadline_exceeded"
         client.check_prefix()

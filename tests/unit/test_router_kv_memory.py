@@ -20,11 +20,12 @@ STEP_S = 0.1
 NOTHING = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def scenario(body: Callable[["Pool"], Awaitable[None]], workers: str = "d1") -> None:
+def scenario(body: Callable[["Pool"], Awaitable[None]], workers: str = "d1", *, expected_tokens: int = 128) -> None:
     """Decode workers that compute their prompts themselves and generate nothing unless they are asked to."""
 
     async def main(loop: VirtualLoop) -> None:
-        world = World(loop, RouterSettings(placement=PlacementSettings(prefer="local")))
+        placement = PlacementSettings(prefer="local", expected_output_tokens=expected_tokens)
+        world = World(loop, RouterSettings(placement=placement))
         for name in workers.split():
             world.worker(name, "decode").prefill_s = 1000.0
         await world.start()
@@ -163,6 +164,21 @@ def test_nothing_is_kept_of_a_worker_that_is_gone() -> None:
         assert not pool.memory._snapshots
 
     scenario(body)
+
+
+@pytest.mark.parametrize(("wait_s", "sent"), [(0.99, 1), (1.01, 0)])
+def test_a_request_goes_to_a_worker_one_second_before_that_has_memory_for_it(wait_s: float, sent: int) -> None:
+    """Later, and the worker stands idle; earlier, and it waits there where it could still have gone elsewhere."""
+
+    async def body(pool: Pool) -> None:
+        pool.loaded(running=10, free=0)
+        pool.peer().view.steps_ms = 1e3 * wait_s / 8
+        pool.world.ask(tokens=100 * BLOCK)
+        await asyncio.sleep(0.01)
+        assert len(pool.world.workers["d1"].submits) == sent
+        assert pool.world.dispatcher._admission.queued("demo") == 1 - sent
+
+    scenario(body, expected_tokens=16)
 
 
 # ---- how often a request ends ----
