@@ -15,7 +15,7 @@ from router.dispatch.claims import Claimant
 from router.dispatch.running import RunningRequest
 from router.dispatch.starvation import Elsewhere
 from router.fleet.peer import Peer
-from router.settings import AdmissionSettings, RouterSettings
+from router.settings import AdmissionSettings, RetrySettings, RouterSettings
 from tandem.core.messages import Cancel, Load
 from tandem.sim.counting import CountingMeter
 from tandem.sim.loop import VirtualLoop, run
@@ -276,6 +276,64 @@ def test_a_prompt_goes_to_another_prefill_worker_that_has_it_in_time_before_anyb
             await ended(client)
 
     starved(body, "p1 p2 d1", paces={"p2": 10.0})
+
+
+def test_prompts_on_their_way_to_another_worker_count_there_as_if_they_had_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second each on both: of twelve that wait on `p1` six leave at one look; the seventh is no earlier there."""
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        peer_of(world, "p2").view.draining = True
+        clients = [world.ask(tokens=10, timeout_s=8.0) for _ in range(12)]
+        peer_of(world, "p2").view.draining = False
+        assert len(relief._waiting(peer_of(world, "p1"))) == 12
+        Looks(world, monkeypatch).look("p1")
+        leaving = [request.prompt_moves for request in world.dispatcher._requests.values()]
+        assert leaving == [False] * 6 + [True] * 6
+        assert meter.sum("tandem_starved_prompts_total", "refused") == 0
+        monkeypatch.undo()
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 p2 d1", paces={"p2": 10.0, "d1": 0.01})
+
+
+@pytest.mark.parametrize(("decode_s", "refused"), [(25.0, 0), (35.0, 1)])
+def test_nobody_is_refused_while_decode_might_have_the_prompt_in_time(
+    decode_s: float, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds each: the fourth on `p1` has 20 s for what takes 40 there, and no other prefill worker is left."""
+
+    def elsewhere(_: RunningRequest, __: object, *, forced: bool) -> Elsewhere | None:
+        return Elsewhere("d1", decode_s, 0.0, 0.2) if forced else None
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        monkeypatch.setattr(world.dispatcher._relief, "_elsewhere", elsewhere)
+        clients = [world.ask(tokens=100, timeout_s=20.0) for _ in range(4)]
+        Looks(world, monkeypatch).look("p1")
+        assert meter.sum("tandem_starved_prompts_total", "refused") == refused
+        assert [client.error is not None for client in clients] == [False, False, False, refused == 1]
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
+def test_a_prompt_that_moves_when_some_of_it_has_been_computed_after_all_is_a_retry() -> None:
+    """It was begun before the cancel came: ten tokens, says the report."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        client = world.ask(tokens=100)
+        await asyncio.sleep(0.1)
+        (request,) = world.dispatcher._requests.values()
+        prefill = request.legs[0].peer
+        request.move_prompt("it is slow", [(prefill.worker_id, prefill.epoch)])
+        (await ended(client)).check_whole()
+        assert sorted(len(world.workers[name].submits) for name in ("p1", "p3")) == [1, 1]
+        assert not world.dispatcher.may_retry(), "the only retry was charged"
+
+    starved(body, "p1 p3 d1", replace(PAIRED, retry=RetrySettings(share=0.0, burst=1)))
 
 
 def test_time_in_which_a_worker_took_no_prompts_does_not_make_it_slow() -> None:

@@ -574,6 +574,38 @@ def test_a_policy_hears_of_every_attempt_that_it_is_over_with_the_tokens_that_it
     scenario(body)
 
 
+@pytest.mark.parametrize(
+    ("change", "takes"),
+    [
+        ({}, True),
+        ({"draining": True}, False),
+        ({"ready": False}, False),
+        ({"sequences": 3}, False),
+        ({"sequences": 2}, True),
+        ({"role": "prefill"}, False),
+        ({"role": "store"}, False),
+        # Where there is nobody else these generate too.
+        ({"overdue": True}, True),
+        ({"takes_prompts": True}, True),
+    ],
+)
+def test_a_router_is_in_use_while_its_only_worker_could_take_a_request(
+    change: dict[str, object], takes: bool
+) -> None:
+    """Else clients are sent to a router that lets them wait, or none is sent to one that could serve them."""
+
+    async def body(world: World) -> None:
+        peer = world.fleet.peer("d1")
+        assert peer is not None
+        for name, value in change.items():
+            setattr(peer.view, name, value)
+        assert (world.dispatcher.ready() is None) == takes
+        assert world.dispatcher._serving.has_room("demo") == takes
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=3)
+    scenario(body, workers="d1", settings=RouterSettings(placement=placement))
+
+
 def test_close_ends_everything_typed() -> None:
     async def body(world: World) -> None:
         clients = [world.ask(tokens=100, max_tokens=500) for _ in range(5)]
