@@ -21,13 +21,17 @@ NOTHING = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def scenario(body: Callable[["Pool"], Awaitable[None]], workers: str = "d1", *, expected_tokens: int = 128) -> None:
-    """Decode workers that compute their prompts themselves and generate nothing unless they are asked to."""
+    """Decode workers that compute their prompts themselves, and generate nothing unless they are asked to, where no
+    prefill worker computes 800 tokens a second for them."""
 
     async def main(loop: VirtualLoop) -> None:
-        placement = PlacementSettings(prefer="local", expected_output_tokens=expected_tokens)
+        prefer = "disaggregated" if "p1" in workers else "local"
+        placement = PlacementSettings(prefer=prefer, expected_output_tokens=expected_tokens)
         world = World(loop, RouterSettings(placement=placement))
         for name in workers.split():
-            world.worker(name, "decode").prefill_s = 1000.0
+            worker = world.worker(name, "decode" if name[0] == "d" else "prefill")
+            worker.prefill_s = 1000.0
+            worker.load = Load(0, 0, 0, 1000, 0, 0, 0.0, 800.0, 0.0, 0) if worker.role == "prefill" else None
         await world.start()
         await body(Pool(world))
 
@@ -150,6 +154,34 @@ def test_a_request_that_the_worker_lets_wait_gets_its_blocks_before_a_new_one() 
         pool.check_needs(50, 151, running=3, waiting=1)
 
     scenario(body)
+
+
+@pytest.mark.parametrize(("first_ms", "wait_s"), [(1000.0, 5.4), (6000.0, 0.4), (7000.0, 0.0)])
+def test_a_prompt_that_is_computed_elsewhere_needs_decodes_memory_when_it_has_been(
+    first_ms: float, wait_s: float
+) -> None:
+    async def body(pool: Pool) -> None:
+        pool.loaded(running=10, free=0)
+        generation = pool.generation(100)
+        cost = Breakdown(0.4 * first_ms, 0.5 * first_ms, 99.0, 99.0, 99.0, fetch_ms=0.1 * first_ms)
+        costs = ((Candidate("d1", "p1"), cost),)
+        placement = Placement("disaggregated", "d1", "p1", generation.prompt_tokens, 0, costs, ())
+        assert pool.memory.wait_s(generation, placement) == pytest.approx(wait_s)
+
+    scenario(body)
+
+
+def test_a_prompt_that_prefill_still_computes_takes_its_blocks_when_it_is_expected_to_come() -> None:
+    """In two seconds, when a hundred are free and it takes 101: the next one has to wait for the first who end."""
+
+    async def body(pool: Pool) -> None:
+        pool.world.ask(tokens=100 * BLOCK)
+        eta_s = pool.world.dispatcher._relief.prefill_eta_s(pool.peer("p1"))
+        assert list(eta_s.values()) == [pytest.approx(2.0, rel=0.02)]
+        pool.loaded(running=10, free=100)
+        assert pool.wait_s(101) == pytest.approx(64 * STEP_S - 2.0, rel=0.02)
+
+    scenario(body, "p1 d1")
 
 
 def test_nothing_is_kept_of_a_worker_that_is_gone() -> None:
