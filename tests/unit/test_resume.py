@@ -234,6 +234,32 @@ def test_a_prefill_that_is_all_that_is_left_is_enough() -> None:
     scenario(test)
 
 
+def test_a_decode_that_is_all_that_is_left_is_enough() -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole"))
+        first, second = Sink(), Sink()
+        world.dispatcher.start(world.generation(), first)
+        await asyncio.sleep(0.2)
+        had = heard(first)
+        assert had.outputs
+        world.platform.router.kill()
+        prefills = [node for name, node in world.platform.nodes.items() if name.startswith("p")]
+        for node in prefills:
+            node.kill()
+        await asyncio.sleep(0.5)
+        for node in prefills:
+            node.start()
+        world.platform.router.start()
+        await world.platform.until(world.platform.ready, 30.0, "not ready")
+        found = await world.resume()
+        running = found.listen(second, had.place(1))
+        assert running.standing().attempts == 1, "it goes on with the attempt that it had"
+        await second.ended.wait()
+        assert joined(had, second) == joined(whole)
+
+    scenario(test)
+
+
 def test_an_answer_outlives_a_router_whose_restart_takes_long() -> None:
     async def test(world: World) -> None:
         whole = await world.whole(world.generation("whole", max_tokens=200))

@@ -34,17 +34,17 @@ def test_a_request_is_refused_where_the_prompts_before_it_almost_surely_make_it_
         facts = ServiceFacts("default/chat", "demo", slo=Slo(ttft_s=ttft_s))
         world.fleet.set_services((facts,), ())
         clients, refused = list[Client](), list[TandemError]()
-        for _ in range(5):
+        for _number in range(5):
             try:
                 clients.append(world.ask(tokens=10))
             except TandemError as error:
                 refused.append(error)
         assert len(clients) == taken
-        for error in refused:
-            assert error.code == "queue_full"
-            assert f"is to have its first token within {ttft_s:g} s" in error.message
-            assert error.retry_after_s is not None
-            assert error.retry_after_s >= 1.0
+        for told in refused:
+            assert told.code == "queue_full"
+            assert f"is to have its first token within {ttft_s:g} s" in told.message
+            assert told.retry_after_s is not None
+            assert told.retry_after_s >= 1.0
         assert world.dispatcher.held == taken
         for client in clients:
             async with asyncio.timeout(60):
