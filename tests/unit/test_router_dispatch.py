@@ -734,7 +734,7 @@ def test_a_worker_is_told_the_time_that_is_left_not_when_it_is_over() -> None:
     """It ends the work by itself then, should its router be lost. Clocks of machines do not begin at zero."""
 
     async def body(world: World) -> None:
-        await asyncio.sleep(100_000.0)
+        await asyncio.sleep(60.0)
         client = await ended(world.ask(tokens=5))
         client.check_whole()
         sent = [submit for worker in world.workers.values() for submit in worker.submits]
@@ -742,15 +742,8 @@ def test_a_worker_is_told_the_time_that_is_left_not_when_it_is_over() -> None:
         assert len(sent) == 2
         assert all(total_s - 1.0 <= submit.deadline_s <= total_s for submit in sent)
 
-    async def main(loop: VirtualLoop) -> None:
-        world = World(loop, PAIRED)
-        for worker_id, role in (("p1", "prefill"), ("d1", "decode")):
-            world.worker(worker_id, role)
-        await world.start()
-        await body(world)
-        await world.stop()
-
-    run(main, limit_s=200_000.0)
+    deadlines = replace(PAIRED.deadlines, total_s=20.0)
+    scenario(body, workers="p1 d1", settings=replace(PAIRED, deadlines=deadlines))
 
 
 def test_requests_that_waited_in_line_earn_retries_too() -> None:
