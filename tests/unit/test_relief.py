@@ -195,6 +195,26 @@ def test_neither_a_claim_nor_a_prompt_that_has_been_computed_waits_on_a_worker()
     starved(body, "p1 d1")
 
 
+def test_a_prompt_that_waits_is_judged_by_what_its_placement_expected_and_what_its_client_has_left() -> None:
+    async def body(world: World, _: CountingMeter) -> None:
+        clients = [world.ask(tokens=100, timeout_s=60.0) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        request = list(world.dispatcher._requests.values())[1]
+        leg = request.legs[0]
+        waits = request.prompt_waits(leg, 7.0, 17.0, world.clock.now())
+        assert waits is not None
+        assert (waits.turn_s, waits.here_s, waits.moves) == (7.0, 17.0, 0)
+        assert waits.waited_s == pytest.approx(0.5, abs=0.01)
+        assert waits.left_s == pytest.approx(59.5, abs=0.01)
+        assert waits.expected_s == pytest.approx(20.0, rel=0.02), "its own ten seconds and those of the one before"
+        leg.on_progress(world.clock.now(), 1)
+        assert request.prompt_waits(leg, 7.0, 17.0, world.clock.now()) is None, "some of it has been computed"
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
 class Looks:
     """What looks at waiting prompts ask for."""
 
@@ -281,16 +301,16 @@ def test_a_prompt_goes_to_another_prefill_worker_that_has_it_in_time_before_anyb
 def test_prompts_on_their_way_to_another_worker_count_there_as_if_they_had_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second each on both: of twelve that wait on `p1` six leave at one look; the seventh is no earlier there."""
+    """A second each on both: of eleven that wait on `p1` five leave at one look; the sixth is no earlier there."""
 
     async def body(world: World, meter: CountingMeter) -> None:
         peer_of(world, "p2").view.draining = True
-        clients = [world.ask(tokens=10, timeout_s=8.0) for _ in range(12)]
+        clients = [world.ask(tokens=10, timeout_s=8.0) for _ in range(11)]
         peer_of(world, "p2").view.draining = False
-        assert len(relief._waiting(peer_of(world, "p1"))) == 12
+        assert len(relief._waiting(peer_of(world, "p1"))) == 11
         Looks(world, monkeypatch).look("p1")
         leaving = [request.prompt_moves for request in world.dispatcher._requests.values()]
-        assert leaving == [False] * 6 + [True] * 6
+        assert leaving == [False] * 6 + [True] * 5
         assert meter.sum("tandem_starved_prompts_total", "refused") == 0
         monkeypatch.undo()
         for client in clients:

@@ -169,6 +169,40 @@ def test_prefill_that_refuses_is_replaced_by_decode() -> None:
     scenario(body)
 
 
+def test_a_prefill_worker_that_has_failed_a_request_is_not_asked_again_for_it() -> None:
+    """Not even when decode is lost later and the prompt has to be computed once more."""
+
+    async def body(world: World) -> None:
+        for name in ("p1", "p2"):
+            world.workers[name].fail_with = ("out_of_blocks", "exports are full")
+        client = world.ask(tokens=100, max_tokens=50)
+        while not client.tokens[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (failed,) = [name for name in ("p1", "p2") if world.workers[name].submits]
+        (lost,) = [name for name in ("d1", "d2") if world.workers[name].submits]
+        for name in ("p1", "p2"):
+            world.workers[name].fail_with = None
+        world.workers[lost].die()
+        (await ended(client)).check_whole()
+        assert len(world.workers[failed].submits) == 1
+
+    scenario(body, workers="p1 p2 d1 d2")
+
+
+@pytest.mark.parametrize("code", ["ticket_refused", "engine_failed", "out_of_blocks"])
+def test_what_another_worker_may_do_better_is_tried_there(code: str) -> None:
+    """A ticket may be refused by a worker that does not have the newest key yet."""
+
+    async def body(world: World) -> None:
+        world.workers["d1"].fail_with = (code, "not here")
+        clients = [await ended(world.ask()) for _ in range(3)]
+        for client in clients:
+            client.check_whole()
+        assert world.workers["d1"].submits
+
+    scenario(body, workers="d1 d2", settings=RouterSettings(placement=PlacementSettings(prefer="local")))
+
+
 def test_prefill_lost_after_the_first_token_changes_nothing() -> None:
     async def body(world: World) -> None:
         client = world.ask(tokens=100, max_tokens=50)
@@ -521,6 +555,7 @@ def test_a_request_that_waited_tells_in_its_trace_for_how_long_and_for_what() ->
         (queue,) = [span for span in spans if span.name == "queue"]
         assert queue.end_s - queue.start_s == pytest.approx(waited_s, abs=0.02)
         assert "it has 1 sequences or nearly" in str(queue.attributes["reasons"])
+        assert "local" in {span.name for span in spans}, "what the worker tells of its part"
         own = [span.span_id for span in spans if span.service == "router"]
         assert [len(each) for each in own] == [16] * len(own), "what reads traces takes no other ids"
 

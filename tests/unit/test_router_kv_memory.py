@@ -123,6 +123,9 @@ def test_a_request_of_this_router_has_its_blocks_until_its_answer_is_expected_to
             await asyncio.sleep(0.05)
         pool.loaded(running=1, free=0)
         assert pool.wait_s(50) == pytest.approx(63 * STEP_S)
+        assert pool.wait_s(200) == pytest.approx(63 * STEP_S), "then nobody is left to wait for"
+        pool.loaded(running=3, free=0)
+        assert pool.wait_s(200) == pytest.approx(64 * STEP_S), "two more have the rest of what is used"
         pool.check_needs(50, 50, running=1)
 
     scenario(body)
@@ -149,7 +152,7 @@ def test_a_request_that_the_worker_lets_wait_gets_its_blocks_before_a_new_one() 
     """Figures are late by less than the sleep."""
 
     async def body(pool: Pool) -> None:
-        pool.world.ask(tokens=100 * BLOCK)
+        pool.world.ask(tokens=100 * BLOCK + 8)
         await asyncio.sleep(5.0)
         pool.check_needs(50, 151, running=3, waiting=1)
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -151,6 +152,25 @@ def test_a_long_stream_moves_and_a_short_one_finishes_where_it_is() -> None:
         attempts = [span for span in world.recorder.kept["req-1"] if span.name == "attempt"]
         assert [span.attributes["outcome"] for span in attempts] == ["moved", "done"]
         assert "would take" in str(attempts[0].attributes["notes"])
+
+    scenario(body, "u1 u2")
+
+
+@pytest.mark.parametrize(("step_s", "moves"), [(0.01, 0), (0.05, 1)])
+def test_a_stream_moves_by_what_steps_take_as_its_worker_has_told(step_s: float, moves: int) -> None:
+    """Forty tokens: in time for a worker that leaves in a second and is as fast as expected, and not for a slow one."""
+
+    async def body(world: World) -> None:
+        client = world.ask(max_tokens=45)
+        await asyncio.sleep(0.1)
+        busy, idle = busy_and_idle(world)
+        assert busy.link is not None
+        busy.link.state.send(Load(1, 0, 0, 900, 0, 0, step_s, 1000.0, 100.0, 0))
+        await asyncio.sleep(0.01)
+        leaving(busy, 1.0)
+        await asyncio.wait_for(client.ended.wait(), 20)
+        client.check_whole()
+        assert len(idle.submits) == moves
 
     scenario(body, "u1 u2")
 
