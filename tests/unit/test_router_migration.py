@@ -158,15 +158,15 @@ def test_a_long_stream_moves_and_a_short_one_finishes_where_it_is() -> None:
 
 @pytest.mark.parametrize(("step_s", "moves"), [(0.01, 0), (0.05, 1)])
 def test_a_stream_moves_by_what_steps_take_as_its_worker_has_told(step_s: float, moves: int) -> None:
-    """Forty tokens: in time for a worker that leaves in a second and is as fast as expected, and not for a slow one."""
+    """Forty tokens in a second: in time where steps are as quick as expected, not where prompts are computed beside."""
 
     async def body(world: World) -> None:
         client = world.ask(max_tokens=45)
         await asyncio.sleep(0.1)
         busy, idle = busy_and_idle(world)
-        assert busy.link is not None
-        busy.link.state.send(Load(1, 0, 0, 900, 0, 0, step_s, 1000.0, 100.0, 0))
-        await asyncio.sleep(0.01)
+        peer = world.fleet.peer(busy.worker_id)
+        assert peer is not None
+        peer.view.loaded(Load(1, 0, 0, 900, 0, 0, step_s, 1000.0, 100.0, 0), world.clock.now(), 0.0)
         leaving(busy, 1.0)
         await asyncio.wait_for(client.ended.wait(), 20)
         client.check_whole()
