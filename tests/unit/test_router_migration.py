@@ -158,7 +158,7 @@ def test_a_long_stream_moves_and_a_short_one_finishes_where_it_is() -> None:
 
 @pytest.mark.parametrize(("step_s", "moves"), [(0.01, 0), (0.05, 1)])
 def test_a_stream_moves_by_what_steps_take_as_its_worker_has_told(step_s: float, moves: int) -> None:
-    """Forty tokens in a second: in time where steps are as quick as expected, not where prompts are computed beside."""
+    """Forty tokens in a second: in time where steps are as quick as expected, not where they are as slow as told."""
 
     async def body(world: World) -> None:
         client = world.ask(max_tokens=45)
