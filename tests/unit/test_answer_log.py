@@ -160,3 +160,18 @@ def test_a_newer_listener_ends_the_one_before_and_only_the_one_that_listens_can_
     assert not log.listened_to
     log.output(0, 3, (C,), "c", (), None, None)
     assert second.tokens == [B]
+
+
+def test_who_comes_back_after_the_end_hears_how_it_ended() -> None:
+    log, late = said((A,), (B,)), Listener()
+    error = TandemError("engine_failed", "it broke")
+    log.failed(error)
+    assert log.ended
+    log.listen(late, (1, 0))
+    assert (late.tokens, late.error) == ([B], error)
+    assert not log.listened_to
+    done, after = said((A,), finish="stop"), Listener()
+    usage = Usage(4, 1, 0)
+    done.done(usage)
+    done.listen(after, (1, 0))
+    assert (after.tokens, after.usage, after.error) == ([], usage, None)

@@ -207,6 +207,9 @@ def test_a_prompt_that_waits_is_judged_by_what_its_placement_expected_and_what_i
         assert waits.waited_s == pytest.approx(0.5, abs=0.01)
         assert waits.left_s == pytest.approx(59.5, abs=0.01)
         assert waits.expected_s == pytest.approx(20.0, rel=0.02), "its own ten seconds and those of the one before"
+        request._hedging.second = request._attempt
+        assert request.prompt_waits(leg, 7.0, 17.0, world.clock.now()) is None, "another attempt races it"
+        request._hedging.second = None
         leg.on_progress(world.clock.now(), 1)
         assert request.prompt_waits(leg, 7.0, 17.0, world.clock.now()) is None, "some of it has been computed"
         for client in clients:

@@ -161,6 +161,18 @@ def test_decode_whose_blocks_did_not_come_waits_for_nobody() -> None:
     scenario(body)
 
 
+def test_prefill_keeps_no_blocks_for_an_answer_that_has_ended_whatever_decode_says_of_its_fetch() -> None:
+    async def body(world: World) -> None:
+        for name in ("d1", "d2"):
+            world.workers[name].transfer_of_requests = lambda _holder: None
+        (await ended(world.ask(tokens=100))).check_whole()
+        await asyncio.sleep(0.01)
+        (submit,) = world.workers["p1"].submits
+        assert Cancel(submit.handle) in world.workers["p1"].commands
+
+    scenario(body)
+
+
 def test_prefill_that_refuses_is_replaced_by_decode() -> None:
     async def body(world: World) -> None:
         world.workers["p1"].fail_with = ("out_of_blocks", "exports are full")

@@ -359,12 +359,16 @@ def test_a_stream_that_is_moved_to_another_revision_is_no_error_of_the_one_it_le
     scenario(body, roles=("decode",))
 
 
-def test_counts_of_a_router_have_one_name_for_as_long_as_it_runs() -> None:
+def test_counts_are_of_a_service_by_its_name_and_of_a_router_by_one_for_as_long_as_it_runs() -> None:
     """Who reads them knows by it when they begin anew."""
 
     async def body(world: World) -> None:
+        tell(world, told({OLD: 100, NEW: 0}))
         first, second = (world.dispatcher.standings().incarnation for _ in range(2))
         assert first == second != ""
+        revisions, service = listed(world)
+        for each in (service, *revisions.values()):
+            assert (each.service, each.namespace, each.model) == ("default/chat", "default", "demo")
 
     scenario(body)
 
