@@ -367,8 +367,8 @@ def test_counts_are_of_a_service_by_its_name_and_of_a_router_by_one_for_as_long_
         first, second = (world.dispatcher.standings().incarnation for _ in range(2))
         assert first == second != ""
         revisions, service = listed(world)
-        for each in (service, *revisions.values()):
-            assert (each.service, each.namespace, each.model) == ("default/chat", "default", "demo")
+        named = {(each.service, each.namespace, each.model) for each in revisions.values()}
+        assert named == {(service.service, service.namespace, service.model)} == {("default/chat", "default", "demo")}
 
     scenario(body)
 
