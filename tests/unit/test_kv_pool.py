@@ -25,6 +25,8 @@ CLAIMS = st.lists(
         # One that asks in 10 seconds does not keep those waiting who ask after it.
         (10, [(30, 4.0), (20, 2.0)], [(25, 1.0, 10.0)], 30, 0.0, 0.0),
         (10, [(30, 4.0), (20, 2.0)], [(25, 1.0, 10.0)], 40, 0.0, 1.0),
+        # What is held for longer than that keeps nobody waiting whom it does not hinder.
+        (20, [(1, 10.0)], [(5, 1.0, 2.0)], 10, 0.0, 0.0),
         # More than there is: when the pool is empty.
         (10, [(30, 4.0)], [], 1000, 0.0, 4.0),
     ],

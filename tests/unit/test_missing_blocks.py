@@ -103,6 +103,18 @@ def test_where_too_much_is_being_retried_decode_waits_for_a_bounded_time_and_goe
     scenario(body, unwilling())
 
 
+def test_a_late_prefill_that_nobody_may_race_does_not_keep_decode_from_being_asked_about() -> None:
+    """A second attempt is due while decode waits for its word, and there is no retry for either."""
+
+    async def body(stuck: Stuck) -> None:
+        fails(stuck)
+        client = stuck.ask()
+        assert await stuck.comes(stuck.d1, SampleFirst) <= STANDSTILL_S + 0.3
+        (await ended(client)).check_whole()
+
+    scenario(body, replace(PAIRED, retry=RetrySettings(share=0.0, burst=0, hedge_after_s=2.0)))
+
+
 def test_a_retry_that_others_earn_meanwhile_is_taken() -> None:
     async def body(stuck: Stuck) -> None:
         fails(stuck)

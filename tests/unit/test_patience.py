@@ -5,6 +5,7 @@ from math import inf
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,6 +135,43 @@ def test_of_several_sequences_the_first_that_is_due_is_looked_at() -> None:
     running = attempt(None, leg(0.01, 0.0), 0.0)
     late, soon = positions(5, moved_s=50.0), positions(5, moved_s=20.0)
     assert earliest(running, [late, soon], DEADLINES) == (20.0 + DEADLINES.inter_token_s, soon)
+
+
+@pytest.mark.parametrize(
+    ("computes", "next_position", "told_s", "bound_s"),
+    [
+        # The first token of a worker that computes the prompt itself: it has its bound on the wait for a place.
+        (True, 1, 60.0, MOST_S),
+        # The second one waits for nothing any more, but where the blocks come from prefill.
+        (True, 2, 0.0, DEADLINES.inter_token_s),
+        (False, 2, 0.0, MOST_S),
+        (False, 2, 60.0, MOST_S),
+        (False, 3, 0.0, DEADLINES.inter_token_s),
+        (False, 3, 60.0, DEADLINES.inter_token_s),
+    ],
+)
+def test_a_sequence_is_due_so_long_after_it_moved_or_its_worker_said_that_it_gets_on(
+    computes: bool, next_position: int, told_s: float, bound_s: float
+) -> None:
+    """A stream whose worker has died stands still for no longer; a hand-over that is slow is not taken for a loss."""
+    running = attempt(None, leg(0.01, told_s, computes=computes), 20.0)
+    at = due(running, positions(next_position, moved_s=50.0), DEADLINES)
+    assert at == max(20.0 if next_position == 1 else 50.0, told_s) + bound_s
+
+
+def test_a_prefill_is_due_after_its_bound_and_the_heartbeat_that_tells_of_it() -> None:
+    running = attempt(leg(0.02, 103.0), leg(0.01, 200.0), 100.0)
+    assert due(running, positions(), DEADLINES) == 103.0 + DEADLINES.prefill_progress_s + DEADLINES.heartbeat_every_s
+    running.patient_since = 104.0
+    assert due(running, positions(), DEADLINES) == 104.0 + DEADLINES.prefill_progress_s + DEADLINES.heartbeat_every_s
+
+
+def test_a_stream_is_looked_at_four_times_until_it_is_due_and_then_in_time() -> None:
+    running, look_s = attempt(None, leg(0.01, 0.0), 0.0), DEADLINES.inter_token_s / 4
+    running.missing = None
+    stream, at = positions(5, moved_s=20.0), 20.0 + DEADLINES.inter_token_s
+    assert next_look(running, [stream], DEADLINES, 20.0) == 20.0 + look_s
+    assert next_look(running, [stream], DEADLINES, at - look_s / 2) == at
 
 
 # ---- decode's side ----

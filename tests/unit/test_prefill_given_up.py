@@ -92,6 +92,16 @@ def test_decode_is_told_to_compute_when_prefill_has_ended() -> None:
     scenario(body)
 
 
+def test_of_an_answer_without_a_failure_nothing_counts_as_computed_twice() -> None:
+    async def body(stuck: Stuck) -> None:
+        stuck.p1.prefill_s = 0.05
+        (await ended(stuck.ask())).check_whole()
+        await asyncio.sleep(1.0)
+        assert stuck.twice == 0
+
+    scenario(body)
+
+
 def test_a_prefill_that_does_not_say_that_it_has_ended_is_waited_for_no_longer_than_its_bound() -> None:
     """As where the cancel overtakes the submit: then there is no attempt to report of."""
 

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from router.dispatch import relief
+from router.dispatch.attempt import Leg
+from router.dispatch.claims import Claimant
 from router.dispatch.running import RunningRequest
 from router.dispatch.starvation import Elsewhere
 from router.fleet.peer import Peer
-from router.settings import AdmissionSettings, RouterSettings
+from router.settings import AdmissionSettings, RetrySettings, RouterSettings
 from tandem.core.messages import Cancel, Load
 from tandem.sim.counting import CountingMeter
 from tandem.sim.loop import VirtualLoop, run
@@ -147,6 +149,75 @@ def test_a_prompt_is_judged_by_its_turn_as_its_priority_has_it() -> None:
     starved(body, "p1 d1", paces={"d1": 1.0})
 
 
+def peer_of(world: World, worker_id: str) -> Peer:
+    peer = world.fleet.peer(worker_id)
+    assert peer is not None
+    return peer
+
+
+def test_what_a_worker_has_begun_is_computed_before_more_urgent_prompts_that_come_later() -> None:
+    """Each is judged by the tokens that are computed there until it has its first one."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        world.workers["p1"].gets_on = False
+        clients = [of_priority(world, 0, 600.0), of_priority(world, 0, 600.0), of_priority(world, 5, 600.0)]
+        await asyncio.sleep(0.1)
+        peer = peer_of(world, "p1")
+        first = next(leg for _, leg in peer.targets() if isinstance(leg, Leg))
+        first.on_progress(world.clock.now(), 40)
+        waiting = [(each.request.generation.request_id, each.tokens) for each in relief._waiting(peer)]
+        names = [client.generation.request_id for client in clients]
+        assert waiting == [(names[0], 60), (names[2], 160), (names[1], 260)]
+        eta_s = world.dispatcher._relief.prefill_eta_s(peer)
+        assert sorted(eta_s.values()) == pytest.approx([6.0, 16.0, 26.0], rel=0.1)
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
+def test_neither_a_claim_nor_a_prompt_that_has_been_computed_waits_on_a_worker() -> None:
+    """A router that takes requests over asks every worker for them, while figures go on coming."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        world.workers["p1"].prefill_s, world.workers["p1"].report = 0.05, False
+        client = world.ask(tokens=100, max_tokens=30)
+        await asyncio.sleep(0.2)
+        assert client.tokens[0]
+        peer = peer_of(world, "p1")
+        claimant = Claimant(peer, lambda: None)
+        assert len(peer.targets()) == 2
+        assert relief._waiting(peer) == []
+        assert world.dispatcher._relief.prefill_eta_s(peer) == {}
+        peer.close(claimant.handle)
+        await ended(client)
+
+    starved(body, "p1 d1")
+
+
+def test_a_prompt_that_waits_is_judged_by_what_its_placement_expected_and_what_its_client_has_left() -> None:
+    async def body(world: World, _: CountingMeter) -> None:
+        clients = [world.ask(tokens=100, timeout_s=60.0) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        request = list(world.dispatcher._requests.values())[1]
+        leg = request.legs[0]
+        waits = request.prompt_waits(leg, 7.0, 17.0, world.clock.now())
+        assert waits is not None
+        assert (waits.turn_s, waits.here_s, waits.moves) == (7.0, 17.0, 0)
+        assert waits.waited_s == pytest.approx(0.5, abs=0.01)
+        assert waits.left_s == pytest.approx(59.5, abs=0.01)
+        assert waits.expected_s == pytest.approx(20.0, rel=0.02), "its own ten seconds and those of the one before"
+        request._hedging.second = request._attempt
+        assert request.prompt_waits(leg, 7.0, 17.0, world.clock.now()) is None, "another attempt races it"
+        request._hedging.second = None
+        leg.on_progress(world.clock.now(), 1)
+        assert request.prompt_waits(leg, 7.0, 17.0, world.clock.now()) is None, "some of it has been computed"
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
 class Looks:
     """What looks at waiting prompts ask for."""
 
@@ -228,6 +299,64 @@ def test_a_prompt_goes_to_another_prefill_worker_that_has_it_in_time_before_anyb
             await ended(client)
 
     starved(body, "p1 p2 d1", paces={"p2": 10.0})
+
+
+def test_prompts_on_their_way_to_another_worker_count_there_as_if_they_had_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second each on both: of eleven that wait on `p1` five leave at one look; the sixth is no earlier there."""
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        peer_of(world, "p2").view.draining = True
+        clients = [world.ask(tokens=10, timeout_s=8.0) for _ in range(11)]
+        peer_of(world, "p2").view.draining = False
+        assert len(relief._waiting(peer_of(world, "p1"))) == 11
+        Looks(world, monkeypatch).look("p1")
+        leaving = [request.prompt_moves for request in world.dispatcher._requests.values()]
+        assert leaving == [False] * 6 + [True] * 5
+        assert meter.sum("tandem_starved_prompts_total", "refused") == 0
+        monkeypatch.undo()
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 p2 d1", paces={"p2": 10.0, "d1": 0.01})
+
+
+@pytest.mark.parametrize(("decode_s", "refused"), [(25.0, 0), (35.0, 1)])
+def test_nobody_is_refused_while_decode_might_have_the_prompt_in_time(
+    decode_s: float, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds each: the fourth on `p1` has 20 s for what takes 40 there, and no other prefill worker is left."""
+
+    def elsewhere(_: RunningRequest, __: object, *, forced: bool) -> Elsewhere | None:
+        return Elsewhere("d1", decode_s, 0.0, 0.2) if forced else None
+
+    async def body(world: World, meter: CountingMeter) -> None:
+        monkeypatch.setattr(world.dispatcher._relief, "_elsewhere", elsewhere)
+        clients = [world.ask(tokens=100, timeout_s=20.0) for _ in range(4)]
+        Looks(world, monkeypatch).look("p1")
+        assert meter.sum("tandem_starved_prompts_total", "refused") == refused
+        assert [client.error is not None for client in clients] == [False, False, False, refused == 1]
+        for client in clients:
+            await ended(client)
+
+    starved(body, "p1 d1", paces={"d1": 0.01})
+
+
+def test_a_prompt_that_moves_when_some_of_it_has_been_computed_after_all_is_a_retry() -> None:
+    """It was begun before the cancel came: ten tokens, says the report."""
+
+    async def body(world: World, _: CountingMeter) -> None:
+        client = world.ask(tokens=100)
+        await asyncio.sleep(0.1)
+        (request,) = world.dispatcher._requests.values()
+        prefill = request.legs[0].peer
+        request.move_prompt("it is slow", [(prefill.worker_id, prefill.epoch)])
+        (await ended(client)).check_whole()
+        assert sorted(len(world.workers[name].submits) for name in ("p1", "p3")) == [1, 1]
+        assert not world.dispatcher.may_retry(), "the only retry was charged"
+
+    starved(body, "p1 p3 d1", replace(PAIRED, retry=RetrySettings(share=0.0, burst=1)))
 
 
 def test_time_in_which_a_worker_took_no_prompts_does_not_make_it_slow() -> None:

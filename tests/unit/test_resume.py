@@ -3,23 +3,27 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
+from router.dispatch.claims import Claims
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.seal import resume_key, resume_keys, seal, unseal
+from router.fleet.peer import Peer
 from router.generation import Generation, Resumed, Usage
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import TokenLogprob
+from tandem.core.messages import Cancel, Claimed, TokenLogprob, WorkerCommand
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import NullRecorder, TraceContext
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.loop import VirtualLoop, run
+from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tandem.sim.network import NetworkProfile
 from tandem.sim.platform import Platform, Shape, named_workers
 
@@ -186,6 +190,26 @@ def test_whenever_the_router_dies_the_answer_is_whole(after_s: float, n: int, lo
     scenario(test)
 
 
+def test_a_router_that_takes_a_request_over_knows_what_its_workers_still_have_to_compute() -> None:
+    """Else it sends more prompts to a worker that is busy with those of the router before it."""
+
+    async def test(world: World) -> None:
+        world.dispatcher.start(
+            msgspec.structs.replace(world.generation(max_tokens=4), prompt=pack_tokens(range(2000))), Sink()
+        )
+        await asyncio.sleep(0.02)
+        await world.restart(0.01)
+        resumed, sink = await world.resume(), Sink()
+        resumed.listen(sink, (0,))
+        computing = [peer.view.prompt_tokens_in_flight for peer in world.dispatcher._fleet.peers()]
+        assert not sink.outputs
+        assert sorted(computing) == [0, 0, 0, 2000]
+        await sink.ended.wait()
+        assert {peer.view.prompt_tokens_in_flight for peer in world.dispatcher._fleet.peers()} == {0}
+
+    scenario(test)
+
+
 def test_a_prefill_that_is_all_that_is_left_is_enough() -> None:
     async def test(world: World) -> None:
         whole = await world.whole(world.generation("whole"))
@@ -207,6 +231,32 @@ def test_a_prefill_that_is_all_that_is_left_is_enough() -> None:
         with pytest.raises(TandemError, match="not 61"):
             found.chars((61,))
         found.listen(second, had.place(1))
+        await second.ended.wait()
+        assert joined(had, second) == joined(whole)
+
+    scenario(test)
+
+
+def test_a_decode_that_is_all_that_is_left_is_enough() -> None:
+    async def test(world: World) -> None:
+        whole = await world.whole(world.generation("whole"))
+        first, second = Sink(), Sink()
+        world.dispatcher.start(world.generation(), first)
+        await asyncio.sleep(0.2)
+        had = heard(first)
+        assert had.outputs
+        world.platform.router.kill()
+        prefills = [node for name, node in world.platform.nodes.items() if name.startswith("p")]
+        for node in prefills:
+            node.kill()
+        await asyncio.sleep(0.5)
+        for node in prefills:
+            node.start()
+        world.platform.router.start()
+        await world.platform.until(world.platform.ready, 30.0, "not ready")
+        found = await world.resume()
+        running = found.listen(second, had.place(1))
+        assert running.standing().attempts == 1, "it goes on with the attempt that it had"
         await second.ended.wait()
         assert joined(had, second) == joined(whole)
 
@@ -420,3 +470,54 @@ def test_a_seal_is_believed_only_whole_and_from_a_known_key() -> None:
     assert unseal(rotated, sealed) == opened
     assert resume_key(KEYRING, generation) in resume_keys(rotated, "t", "req")
     assert resume_key(KEYRING, generation) not in resume_keys(rotated, "treq", "")
+
+
+class Asked:
+    """A worker that is asked for a request: what it is told, and who listens to its answer."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.told: list[WorkerCommand] = []
+        self.claimant: Any = None
+        self.closed = False
+
+    def open(self, target: object) -> int:
+        self.claimant = target
+        return 7
+
+    def send(self, command: WorkerCommand) -> None:
+        self.told.append(command)
+
+    def close(self, handle: int) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "taken"),
+    [(2, 2, "dp"), (2, 1, "d"), (1, 2, "d"), (2, None, "d"), (None, 2, "p"), (None, None, "")],
+)
+def test_only_what_is_of_one_attempt_is_taken_over_and_the_rest_is_let_go(
+    decode: int | None, prefill: int | None, taken: str
+) -> None:
+    """A prefill of another attempt brings decode no blocks, and would keep its own."""
+
+    async def main(loop: VirtualLoop) -> None:
+        generation = World(loop, PAIRED, 1, 1).generation()
+        claims = Claims("req", "tenant", (b"key",), KEYRING)
+        workers = {"d": Asked("d0"), "p": Asked("p0")}
+        for (name, worker), attempt in zip(workers.items(), (decode, prefill), strict=True):
+            claims.ask(cast(Peer, worker))
+            mode, sealed = {"d": "decode", "p": "prefill"}[name], seal(KEYRING, generation, 0)
+            said = None if attempt is None else Claimed(7, sealed, attempt, mode, 10.0, ((0, 1),))
+            worker.claimant.on_claimed(said)
+        found = claims.take(LoopClock(loop), 600.0)
+        assert (found is None) == (not taken)
+        shares = (None, None) if found is None else (found.decode, found.prefill)
+        for name, share, had in zip("dp", shares, (decode, prefill), strict=True):
+            assert (share is not None) == (name in taken) == (not workers[name].closed)
+            let_go = had is not None and name not in taken
+            assert any(isinstance(command, Cancel) for command in workers[name].told) == let_go
+        if found is not None:
+            assert found.number == (decode or prefill)
+
+    run(main)

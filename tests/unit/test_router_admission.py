@@ -47,6 +47,14 @@ def test_an_admitted_request_that_found_no_worker_waits_at_the_front_of_its_prio
     assert admission.next("m") == 1
 
 
+def test_who_waits_again_was_admitted_before_and_passes_no_bound_of_the_line() -> None:
+    admission = Admission(AdmissionSettings(queued_max=1))
+    admission.arrive(1, "m", 0, True)
+    admission.arrive(2, "m", 0, False)
+    admission.wait_again(1, 0)
+    admission.check()
+
+
 def test_bounds_and_draining_refuse_with_reason_and_retry_after() -> None:
     admission = Admission(AdmissionSettings(requests_max=3, queued_max=2))
     for key in (1, 2):

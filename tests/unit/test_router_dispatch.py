@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from router.placement import Placement, PlacementRequest, Policy
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
@@ -130,10 +131,14 @@ def test_what_a_fenced_attempt_still_sends_is_nobodys() -> None:
 def test_prefill_lost_before_the_first_token_decode_samples_it() -> None:
     async def body(world: World) -> None:
         world.workers["p1"].prefill_s = 5.0
+        for name in ("d1", "d2"):
+            world.workers[name].reused = 16
         client = world.ask(tokens=100)
         await asyncio.sleep(0.5)
         world.workers["p1"].die()
         (await ended(client)).check_whole()
+        assert client.usage is not None
+        assert client.usage.cached_tokens == 16, "decode has computed the prompt: what it found is billed as cached"
         decode = next(worker for worker in world.workers.values() if worker.role == "decode" and worker.submits)
         assert [type(command) for command in decode.commands if not isinstance(command, Cancel)][1:] == [SampleFirst]
 
@@ -156,12 +161,58 @@ def test_decode_whose_blocks_did_not_come_waits_for_nobody() -> None:
     scenario(body)
 
 
+def test_prefill_keeps_no_blocks_for_an_answer_that_has_ended_whatever_decode_says_of_its_fetch() -> None:
+    async def body(world: World) -> None:
+        for name in ("d1", "d2"):
+            world.workers[name].transfer_of_requests = lambda _holder: None
+        (await ended(world.ask(tokens=100))).check_whole()
+        await asyncio.sleep(0.01)
+        (submit,) = world.workers["p1"].submits
+        assert Cancel(submit.handle) in world.workers["p1"].commands
+
+    scenario(body)
+
+
 def test_prefill_that_refuses_is_replaced_by_decode() -> None:
     async def body(world: World) -> None:
         world.workers["p1"].fail_with = ("out_of_blocks", "exports are full")
         (await ended(world.ask(tokens=100))).check_whole()
 
     scenario(body)
+
+
+def test_a_prefill_worker_that_has_failed_a_request_is_not_asked_again_for_it() -> None:
+    """Not even when decode is lost later and the prompt has to be computed once more."""
+
+    async def body(world: World) -> None:
+        for name in ("p1", "p2"):
+            world.workers[name].fail_with = ("out_of_blocks", "exports are full")
+        client = world.ask(tokens=100, max_tokens=50)
+        while not client.tokens[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (failed,) = [name for name in ("p1", "p2") if world.workers[name].submits]
+        (lost,) = [name for name in ("d1", "d2") if world.workers[name].submits]
+        for name in ("p1", "p2"):
+            world.workers[name].fail_with = None
+        world.workers[lost].die()
+        (await ended(client)).check_whole()
+        assert len(world.workers[failed].submits) == 1
+
+    scenario(body, workers="p1 p2 d1 d2")
+
+
+@pytest.mark.parametrize("code", ["ticket_refused", "engine_failed", "out_of_blocks"])
+def test_what_another_worker_may_do_better_is_tried_there(code: str) -> None:
+    """A ticket may be refused by a worker that does not have the newest key yet."""
+
+    async def body(world: World) -> None:
+        world.workers["d1"].fail_with = (code, "not here")
+        clients = [await ended(world.ask()) for _ in range(3)]
+        for client in clients:
+            client.check_whole()
+        assert world.workers["d1"].submits
+
+    scenario(body, workers="d1 d2", settings=RouterSettings(placement=PlacementSettings(prefer="local")))
 
 
 def test_prefill_lost_after_the_first_token_changes_nothing() -> None:
@@ -174,6 +225,45 @@ def test_prefill_lost_after_the_first_token_changes_nothing() -> None:
         assert not any(isinstance(c, SampleFirst) for w in world.workers.values() for c in w.commands)
 
     scenario(body)
+
+
+def test_an_answer_does_not_wait_for_a_report_that_cannot_come() -> None:
+    """The worker that computed the prompt is gone."""
+
+    async def body(world: World) -> None:
+        world.workers["p1"].report = False
+        client, last = world.ask(tokens=100, max_tokens=50), [0.0]
+        client.on_output = lambda: last.__setitem__(0, world.clock.now())
+        await asyncio.sleep(0.2)
+        assert client.tokens[0]
+        world.workers["p1"].die()
+        (await ended(client)).check_whole()
+        assert world.clock.now() - last[0] < 0.01
+
+    scenario(body)
+
+
+@pytest.mark.parametrize("transferred", [False, True])
+def test_a_pair_that_breaks_is_nothing_to_requests_that_need_it_no_more_or_not_yet(transferred: bool) -> None:
+    """One waits in line, one has tokens from decode itself: they go on as if nothing had been told."""
+
+    async def body(world: World) -> None:
+        world.workers["d1"].step_s = 0.5
+        if not transferred:
+            world.workers["d1"].transfer_of_requests = lambda _holder: None
+        running, waiting = world.ask(tokens=100), world.ask(tokens=100)
+        while len(running.tokens[0]) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        world.dispatcher.pair_opened("p1", "d1", "broken")
+        assert not waiting.tokens[0]
+        for client in (running, waiting):
+            (await ended(client)).check_whole()
+            spans = world.recorder.spans(client.generation.request_id)
+            assert "nothing gets through" not in str([span.attributes for span in spans])
+        assert not any(isinstance(command, SampleFirst) for command in world.workers["d1"].commands)
+
+    placement = PlacementSettings(prefer="disaggregated", sequences_per_worker_max=1)
+    scenario(body, workers="p1 d1", settings=RouterSettings(placement=placement))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -267,10 +357,15 @@ def test_a_new_request_waits_for_a_worker_and_then_for_no_longer_than_the_queue_
     scenario(body, workers="d1")
 
 
-def test_the_total_deadline_ends_a_request_typed() -> None:
+@pytest.mark.parametrize("timeout_s", [0.5, 2.0, 3.0])
+def test_the_total_deadline_ends_a_request_typed_and_not_before_it(timeout_s: float) -> None:
     async def body(world: World) -> None:
-        client = world.ask(max_tokens=1000, timeout_s=2.0)
+        for worker in world.workers.values():
+            worker.step_s = 0.1
+        client = world.ask(max_tokens=1000, timeout_s=timeout_s)
+        began = world.clock.now()
         await ended(client)
+        assert world.clock.now() - began == pytest.approx(timeout_s, abs=0.01)
         assert client.error is not None
         assert client.error.code == "deadline_exceeded"
         client.check_prefix()
@@ -442,6 +537,122 @@ def test_unknown_models_drains_and_prompts_that_never_fit_are_refused_at_once() 
     scenario(body)
 
 
+def test_a_router_that_drains_is_done_as_soon_as_its_last_request_is() -> None:
+    """Else every rollout of routers takes as long as its bound allows."""
+
+    async def body(world: World) -> None:
+        clients = [world.ask(max_tokens=tokens) for tokens in (5, 50)]
+        world.dispatcher.drain()
+        idle = asyncio.ensure_future(world.dispatcher.idle(60.0))
+        for client in clients:
+            assert not idle.done()
+            (await ended(client)).check_whole()
+        began = world.clock.now()
+        assert await idle == 0
+        assert world.clock.now() - began < 0.01
+
+    scenario(body)
+
+
+def test_a_request_that_waited_tells_in_its_trace_for_how_long_and_for_what() -> None:
+    async def body(world: World) -> None:
+        began = world.clock.now()
+        first, second = world.ask(max_tokens=50), world.ask()
+        await asyncio.sleep(0.1)
+        world.dispatcher.services_changed()
+        await ended(first)
+        waited_s = world.clock.now() - began
+        (await ended(second)).check_whole()
+        spans = world.recorder.spans(second.generation.request_id)
+        (queue,) = [span for span in spans if span.name == "queue"]
+        assert queue.end_s - queue.start_s == pytest.approx(waited_s, abs=0.02)
+        assert "it has 1 sequences or nearly" in str(queue.attributes["reasons"])
+        assert "local" in {span.name for span in spans}, "what the worker tells of its part"
+        own = [span.span_id for span in spans if span.service == "router"]
+        assert [len(each) for each in own] == [16] * len(own), "what reads traces takes no other ids"
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=1)
+    scenario(body, workers="d1", settings=RouterSettings(placement=placement))
+
+
+class Recorded:
+    """A policy that keeps what it is told."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.choose = policy.choose
+        self.told: list[tuple[str, str, int]] = []
+        self.lost: list[str] = []
+
+    def placed(self, request: PlacementRequest, placement: Placement, now: float) -> None:
+        self.told.append(("placed", placement.decode, request.prompt_tokens))
+        self._policy.placed(request, placement, now)
+
+    def ended(self, request: PlacementRequest, placement: Placement, output_tokens: int, now: float) -> None:
+        self.told.append(("ended", placement.decode, output_tokens))
+        self._policy.ended(request, placement, output_tokens, now)
+
+    def gone(self, worker_id: str) -> None:
+        self.lost.append(worker_id)
+        self._policy.gone(worker_id)
+
+
+def test_a_policy_hears_of_every_attempt_that_it_is_over_with_the_tokens_that_it_brought() -> None:
+    """Else it takes workers for busy that are not, and knows of ever more requests that have ended long ago."""
+
+    async def body(world: World) -> None:
+        policies = world.dispatcher._placing._policies
+        policies._common = told = Recorded(policies._common)
+        client = world.ask(tokens=100, max_tokens=30)
+        await asyncio.sleep(0.2)
+        lost = next(name for name in ("d1", "d2") if world.workers[name].jobs)
+        other, had = {"d1": "d2", "d2": "d1"}[lost], len(client.tokens[0])
+        assert had
+        world.workers[lost].die()
+        (await ended(client)).check_whole()
+        assert told.told == [
+            ("placed", lost, 100),
+            ("ended", lost, had),
+            ("placed", other, 100 + had),
+            ("ended", other, 30 - had),
+        ]
+        assert told.lost == [lost]
+
+    scenario(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "takes"),
+    [
+        ({}, True),
+        ({"draining": True}, False),
+        ({"ready": False}, False),
+        ({"sequences": 3}, False),
+        ({"sequences": 2}, True),
+        ({"role": "prefill"}, False),
+        ({"role": "store"}, False),
+        # Where there is nobody else these generate too.
+        ({"overdue": True}, True),
+        ({"takes_prompts": True}, True),
+    ],
+)
+def test_a_router_is_in_use_while_its_only_worker_could_take_a_request(
+    change: dict[str, object], takes: bool
+) -> None:
+    """Else clients are sent to a router that lets them wait, or none is sent to one that could serve them."""
+
+    async def body(world: World) -> None:
+        peer = world.fleet.peer("d1")
+        assert peer is not None
+        for name, value in change.items():
+            setattr(peer.view, name, value)
+        assert (world.dispatcher.ready() is None) == takes
+        assert world.dispatcher._serving.has_room("demo") == takes
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=3)
+    scenario(body, workers="d1", settings=RouterSettings(placement=placement))
+
+
 def test_close_ends_everything_typed() -> None:
     async def body(world: World) -> None:
         clients = [world.ask(tokens=100, max_tokens=500) for _ in range(5)]
@@ -570,7 +781,7 @@ def test_a_worker_is_told_the_time_that_is_left_not_when_it_is_over() -> None:
     """It ends the work by itself then, should its router be lost. Clocks of machines do not begin at zero."""
 
     async def body(world: World) -> None:
-        await asyncio.sleep(100_000.0)
+        await asyncio.sleep(60.0)
         client = await ended(world.ask(tokens=5))
         client.check_whole()
         sent = [submit for worker in world.workers.values() for submit in worker.submits]
@@ -578,15 +789,8 @@ def test_a_worker_is_told_the_time_that_is_left_not_when_it_is_over() -> None:
         assert len(sent) == 2
         assert all(total_s - 1.0 <= submit.deadline_s <= total_s for submit in sent)
 
-    async def main(loop: VirtualLoop) -> None:
-        world = World(loop, PAIRED)
-        for worker_id, role in (("p1", "prefill"), ("d1", "decode")):
-            world.worker(worker_id, role)
-        await world.start()
-        await body(world)
-        await world.stop()
-
-    run(main, limit_s=200_000.0)
+    deadlines = replace(PAIRED.deadlines, total_s=20.0)
+    scenario(body, workers="p1 d1", settings=replace(PAIRED, deadlines=deadlines))
 
 
 def test_requests_that_waited_in_line_earn_retries_too() -> None:

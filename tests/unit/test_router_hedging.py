@@ -36,6 +36,7 @@ def decide(settings: RetrySettings, now: float, moved: bool = False, **shape: ob
     ("settings", "due"),
     [
         (RetrySettings(hedge_after=3.0), 11.5),
+        (RetrySettings(hedge_after=1.0), 10.5),
         (RetrySettings(hedge_after_s=0.8), 10.8),
         (RetrySettings(hedge_after=3.0, hedge_after_s=0.8), 11.5),
         (RetrySettings(hedge_after=0.5, hedge_after_s=0.8), 10.8),
@@ -47,7 +48,7 @@ def test_it_is_due_after_a_multiple_of_what_was_expected_or_a_time(settings: Ret
     assert early.look_at == pytest.approx(due)
     found = decide(settings, due)
     assert found.hedge
-    assert "0.500 s were expected" in found.reason
+    assert found.reason == f"no first token after {due - 10.0:.3f} s, 0.500 s were expected"
 
 
 def test_it_is_never_due_when_off_or_when_there_is_nothing_to_gain() -> None:

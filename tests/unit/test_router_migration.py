@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -91,6 +92,19 @@ def test_moves_and_leaving_workers_use_up_no_attempt() -> None:
     assert isinstance(error, TandemError)
 
 
+def test_a_move_is_worth_one_attempt_and_no_more() -> None:
+    """A request that fails everywhere is not tried more often for having been moved once."""
+    trials, ends = Trials(RetrySettings(attempts_max=3, fruitless_attempts_max=100)), []
+    trials.begin()
+    trials.moved()
+    for _ in range(3):
+        trials.begin()
+        ends.append(trials.ended("engine_failed", "oops", fruitful=True))
+        trials.check()
+    assert ends[:2] == [None, None]
+    assert isinstance(ends[2], TandemError)
+
+
 def scenario(body: Callable[[World], Awaitable[None]], workers: str, settings: RouterSettings = NO_RETRIES) -> None:
     """Run `body` over workers that decode, with no retry to spend."""
 
@@ -138,6 +152,25 @@ def test_a_long_stream_moves_and_a_short_one_finishes_where_it_is() -> None:
         attempts = [span for span in world.recorder.kept["req-1"] if span.name == "attempt"]
         assert [span.attributes["outcome"] for span in attempts] == ["moved", "done"]
         assert "would take" in str(attempts[0].attributes["notes"])
+
+    scenario(body, "u1 u2")
+
+
+@pytest.mark.parametrize(("step_s", "moves"), [(0.01, 0), (0.05, 1)])
+def test_a_stream_moves_by_what_steps_take_as_its_worker_has_told(step_s: float, moves: int) -> None:
+    """Forty tokens in a second: in time where steps are as quick as expected, not where they are as slow as told."""
+
+    async def body(world: World) -> None:
+        client = world.ask(max_tokens=45)
+        await asyncio.sleep(0.1)
+        busy, idle = busy_and_idle(world)
+        peer = world.fleet.peer(busy.worker_id)
+        assert peer is not None
+        peer.view.loaded(Load(1, 0, 0, 900, 0, 0, step_s, 1000.0, 100.0, 0), world.clock.now(), 0.0)
+        leaving(busy, 1.0)
+        await asyncio.wait_for(client.ended.wait(), 20)
+        client.check_whole()
+        assert len(idle.submits) == moves
 
     scenario(body, "u1 u2")
 

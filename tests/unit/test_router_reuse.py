@@ -178,6 +178,20 @@ def test_what_was_counted_on_and_was_gone_by_then_is_told() -> None:
     scenario(body)
 
 
+def test_where_no_worker_tells_the_cached_tokens_are_those_that_placement_counted_on() -> None:
+    """A report that is lost does not make cached tokens cost what others cost."""
+
+    async def body(world: World) -> None:
+        packed = prompt(range(96))
+        await holds(world, "p1", packed[: 4 * 64])
+        world.workers["p1"].report = False
+        client = await asked(world, packed)
+        assert client.usage is not None
+        assert client.usage.cached_tokens == 64
+
+    scenario(body)
+
+
 def test_the_list_of_workers_says_what_carries_their_kv() -> None:
     async def body(world: World) -> None:
         peer = world.fleet.peer("d1")

@@ -14,7 +14,7 @@ from router.placement.revisions import Weights
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.core.messages import ITL_TARGET, Submit, Tune
+from tandem.core.messages import ITL_TARGET, Draining, Submit, Tune
 from tandem.core.slo import DEFAULT, Slo
 from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
@@ -289,6 +289,86 @@ def test_late_answers_miss_the_slo_of_their_service() -> None:
         await all_end([world.ask()])
         revisions, _ = listed(world)
         assert (revisions[OLD].requests, revisions[OLD].errors, revisions[OLD].slo_misses) == (3, 0, 2)
+
+    scenario(body)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(("tpot_s", "misses"), [(0.012, 0), (0.008, 1)])
+def test_the_pace_of_an_answer_is_that_of_each_of_its_sequences(n: int, tpot_s: float, misses: int) -> None:
+    """A service is not late, nor in time, for having been asked for two answers at once."""
+
+    async def body(world: World) -> None:
+        tell(world, told({OLD: 100, NEW: 0}, slo=Slo(tpot_s=tpot_s)))
+        await all_end([world.ask(max_tokens=40, n=n)])
+        assert listed(world)[0][OLD].slo_misses == misses
+
+    scenario(body)
+
+
+def test_a_service_that_bounds_nothing_but_the_pace_refuses_nobody_for_a_late_first_token() -> None:
+    async def body(world: World) -> None:
+        tell(world, told({OLD: 100, NEW: 0}, slo=Slo(tpot_s=5.0)))
+        await all_end([world.ask(tokens=100) for _ in range(3)])
+
+    scenario(body)
+
+
+@pytest.mark.parametrize(
+    ("slo", "bound"),
+    [(Slo(ttft_s=1.5), "its first token within 1.5 s"), (Slo(tpot_s=5.0), "may wait 1 s for its turn")],
+)
+def test_who_stands_too_far_behind_in_line_is_refused_by_what_its_service_is_to_hold(slo: Slo, bound: str) -> None:
+    async def body(world: World) -> None:
+        tell(world, told({OLD: 100, NEW: 0}, slo=slo))
+        clients: list[Client] = []
+
+        def ask_many() -> None:
+            for _ in range(1000):
+                clients.append(world.ask(max_tokens=4))
+
+        with pytest.raises(TandemError) as refused:
+            ask_many()
+        assert refused.value.code == "queue_full"
+        assert bound in refused.value.message
+        assert len(clients) > 1
+        for client in clients:
+            await client.ended.wait()
+
+    placement = PlacementSettings(prefer="local", sequences_per_worker_max=1)
+    settings = RouterSettings(placement=placement, deadlines=Deadlines(queue_s=1.0))
+    scenario(body, roles=("decode",), settings=settings)
+
+
+def test_a_stream_that_is_moved_to_another_revision_is_no_error_of_the_one_it_leaves() -> None:
+    """A scale-down of the old revision must not look like its failure, which would roll the new one back."""
+
+    async def body(world: World) -> None:
+        tell(world, told({OLD: 100, NEW: 0}))
+        client = world.ask(max_tokens=100)
+        await asyncio.sleep(0.2)
+        tell(world, told({OLD: 0, NEW: 100}))
+        link = world.workers["d1"].link
+        assert link is not None
+        link.tokens.send(Draining(0.2))
+        await all_end([client])
+        assert len(submits(world, "d2")) == 1
+        revisions, _ = listed(world)
+        assert {revision: (each.requests, each.errors) for revision, each in revisions.items()} == {NEW: (1, 0)}
+
+    scenario(body, roles=("decode",))
+
+
+def test_counts_are_of_a_service_by_its_name_and_of_a_router_by_one_for_as_long_as_it_runs() -> None:
+    """Who reads them knows by it when they begin anew."""
+
+    async def body(world: World) -> None:
+        tell(world, told({OLD: 100, NEW: 0}))
+        first, second = (world.dispatcher.standings().incarnation for _ in range(2))
+        assert first == second != ""
+        revisions, service = listed(world)
+        named = {(each.service, each.namespace, each.model) for each in revisions.values()}
+        assert named == {(service.service, service.namespace, service.model)} == {("default/chat", "default", "demo")}
 
     scenario(body)
 

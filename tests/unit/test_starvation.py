@@ -133,3 +133,59 @@ def test_a_cancelled_prompt_takes_nothing_back() -> None:
     for second, computed in enumerate([0, 500, 1000, 600, 1100, 1600]):
         drain.look(2.0 * second, computed, 4)
     assert drain.token_s() == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    ("looks", "token_s"),
+    [
+        ([(100.0, 5000)], 0.0),
+        ([(100.0, 5000), (101.9, 5400)], 0.0),
+        ([(100.0, 5000), (102.0, 5400)], 0.005),
+        ([(100.0, 5000), (104.0, 5400)], 0.01),
+        # Since it has computed anything it has had time for as much again.
+        ([(100.0, 5000), (103.0, 5300), (106.0, 5300), (109.0, 5300)], 0.015),
+        # Ten seconds are looked back at.
+        ([*((100.0 + s, 100 * s) for s in range(21)), *((120.0 + s, 2000 + 1000 * s) for s in range(1, 13))], 0.001),
+        # What it had computed of a prompt that was cancelled counts no more.
+        ([(100.0, 5000), (104.0, 5400), (105.0, 5100)], 0.0),
+    ],
+)
+def test_a_worker_is_as_fast_as_what_it_has_computed_of_late(looks: list[tuple[float, int]], token_s: float) -> None:
+    """Whoever takes a fast worker for a slow one moves prompts off it, and refuses clients that it would serve."""
+    drain = Drain()
+    for now, computed in looks:
+        drain.look(now, computed, 3)
+    assert drain.token_s() == pytest.approx(token_s)
+
+
+@pytest.mark.parametrize(
+    ("here_s", "answer_s", "in_time"), [(30.0, 4.0, True), (30.1, 4.0, False), (0.0, 34.0, True), (0.0, 34.1, False)]
+)
+def test_a_client_has_its_answer_in_time_with_five_seconds_to_spare(
+    here_s: float, answer_s: float, in_time: bool
+) -> None:
+    assert replace(WAITS, here_s=here_s, answer_s=answer_s, left_s=39.0).in_time == in_time
+
+
+@pytest.mark.parametrize(("turn_s", "soon"), [(1.9, True), (2.0, False)])
+def test_a_turn_that_may_come_before_a_cancel_does_is_soon(turn_s: float, soon: bool) -> None:
+    assert replace(WAITS, turn_s=turn_s).soon == soon
+
+
+@pytest.mark.parametrize(("here_s", "starved"), [(26.0, False), (26.1, True)])
+def test_a_prompt_is_starved_where_it_comes_after_twice_its_time_and_the_patience(
+    here_s: float, starved: bool
+) -> None:
+    """11 s were expected; 27 s are twice as long and 5 s more, of which one has passed."""
+    assert replace(WAITS, expected_s=11.0, here_s=here_s).starved(PATIENCE_S) == starved
+
+
+@pytest.mark.parametrize(("here_s", "lot"), [(25.0, Lot.STAY), (25.1, Lot.MOVE)])
+def test_clearly_earlier_is_half_of_the_time_and_a_second(here_s: float, lot: Lot) -> None:
+    there = replace(THERE, first_s=10.0, others_s=2.0)
+    assert better(replace(WAITS, here_s=here_s), there, PATIENCE_S).lot is lot
+
+
+@pytest.mark.parametrize(("left_s", "lot"), [(20.0, Lot.STAY), (19.9, Lot.REFUSE)])
+def test_who_is_refused_would_have_its_first_token_after_half_as_long_again(left_s: float, lot: Lot) -> None:
+    assert last_resort(replace(WAITS, left_s=left_s), None).lot is lot

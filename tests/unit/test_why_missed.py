@@ -34,6 +34,8 @@ def test_every_reason_names_the_first_token_that_had_to_be_computed() -> None:
     assert because(64, found=48, best=48, known=50, parted=True) == ("diverged", 50)
     assert because(64, found=48, best=48, known=50) == ("new", 50)
     assert because(64, found=48, best=48, known=20) == ("new", 48), "an answer was cached beyond its prompt"
+    assert because(64, found=16, best=16, known=16) == ("new", 16), "an earlier prompt was one block long"
+    assert because(64, known=15) == ("never_seen", 0), "a part of a block is nothing that could be reused"
     assert because(64) == ("never_seen", 0)
     assert because(64, known=3, parted=True) == ("diverged", 3)
 
