@@ -1,6 +1,7 @@
 """A router's look-ups in Redis: what is asked, what is not, and what is known of holders; on virtual time."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -99,21 +100,21 @@ def test_an_answer_that_cannot_be_read_is_counted_and_holds_nobody_up() -> None:
     on_stage(main)
 
 
-@pytest.mark.parametrize("connections", [2, 3, 8])
-def test_of_look_ups_at_the_same_time_none_waits_for_a_connection(connections: int) -> None:
+@pytest.mark.parametrize(("changes", "most"), [({"connections_max": 2}, 1), ({"connections_max": 3}, 2), ({}, 7)])
+def test_of_look_ups_at_the_same_time_none_waits_for_a_connection(changes: dict[str, int], most: int) -> None:
     """One connection is left to probes and holders; a look-up too many is passed over at once, and ends nobody's
     turn."""
 
     async def main(node: Heard) -> None:
-        router = Router(node, RedisSettings(URL, connections_max=connections))
+        router = Router(node, dataclasses.replace(RedisSettings(URL), **changes))
         tell(node, "w", NAMES[:3])
         async with kept(router):
             node.takes_s = 0.004
             for number in range(1, 4):
-                found = await asyncio.gather(*(router.held(NAMES) for _ in range(connections + 2)))
-                assert found == [{"w": Held(3, 3)}] * (connections - 1) + [{}] * 3
-                assert router.ends() == {"found": number * (connections - 1), "skipped": number * 3}
-                assert len(node.times("LOOK_UP")) == number * (connections - 1)
+                found = await asyncio.gather(*(router.held(NAMES) for _ in range(most + 3)))
+                assert found == [{"w": Held(3, 3)}] * most + [{}] * 3
+                assert router.ends() == {"found": number * most, "skipped": number * 3}
+                assert len(node.times("LOOK_UP")) == number * most
 
     on_stage(main)
 
