@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_an_answer_that_cannot_be_read_is_counted_and_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize(("changes", "most"), [({"connections_max": 2}, 1), ({"connections_max": 3}, 2), ({}, 7)])
-def test_of_look_ups_at_the_same_time_none_waits_for_a_connection(changes: dict[str, int], most: int) -> None:
+def test_of_look_ups_at_the_same_time_none_waits_for_a_connection(changes: dict[str, Any], most: int) -> None:
     """One connection is left to probes and holders; a look-up too many is passed over at once, and ends nobody's
     turn."""
 

@@ -43,7 +43,7 @@ class Wire:
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     found = Wire()
     client = functools.partial(httpx.Client, transport=httpx.MockTransport(found))
-    monkeypatch.setattr(web.httpx, "Client", client)
+    monkeypatch.setattr("tandem.weights.web.httpx.Client", client)
     return found
 
 
@@ -110,7 +110,7 @@ def test_headers_of_the_client_and_of_the_request_are_both_sent(wire: Wire) -> N
 
 
 def test_a_listing_without_end_is_given_up_and_does_not_fill_the_memory(wire: Wire) -> None:
-    sent = []
+    sent = list[bytes]()
 
     def body() -> Iterator[bytes]:
         piece = bytes(1 << 22)
@@ -420,7 +420,7 @@ def test_a_hub_that_is_down_is_asked_again_and_a_model_that_is_not_there_is_told
     from huggingface_hub.errors import HfHubHTTPError
 
     hub.error = HfHubHTTPError.__new__(HfHubHTTPError)
-    hub.error.response = httpx.Response(status) if status else None  # type: ignore[attr-defined]
+    hub.error.response = SimpleNamespace(status_code=status) if status else None  # type: ignore[assignment]
     error = failure(HubOrigin("org/model", "v2").files)
     assert error.code == code
     assert "org/model@v2" in error.message
