@@ -66,8 +66,9 @@ class OciOrigin:
     def open(self, name: str, offset: int, tag: str) -> Iterator[Stream]:
         digest = self._layers[name]
         # A blob is its digest: what begins with the same name and digest is the same.
-        with self._web.stream(name, f"{self._base}/blobs/{digest}", offset, "", self._bearer()) as stream:
-            yield Stream(stream.offset if not tag or tag == digest else 0, digest, stream.chunks)
+        begin = offset if not tag or tag == digest else 0
+        with self._web.stream(name, f"{self._base}/blobs/{digest}", begin, "", self._bearer()) as stream:
+            yield Stream(stream.offset, digest, stream.chunks)
 
     def close(self) -> None:
         self._web.close()

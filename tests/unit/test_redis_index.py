@@ -16,7 +16,7 @@ import redis
 from kv_transfer.index import Held
 from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.redis_client import redis_client
-from kv_transfer.redis_connection import RedisConnection
+from kv_transfer.redis_connection import RedisConnection, RedisFailed
 from kv_transfer.redis_index import NAMES_MAX, RedisIndex
 from kv_transfer.redis_settings import RedisSettings, shown, without_secrets
 from kv_transfer.redis_wire import read_answer
@@ -500,3 +500,33 @@ def test_a_password_that_ends_the_address_early_is_told_without_it(user: str, pa
 
 def test_the_server_is_of_the_version_that_is_meant(primary: RedisServer) -> None:
     assert primary.admin.info("server")["redis_version"].startswith("7.")
+
+
+async def test_a_connection_that_is_closed_is_gone_from_the_server(primary: RedisServer) -> None:
+    """A worker closes one each time that it looks for a primary: a server takes ten thousand."""
+    before = len(primary.admin.client_list())
+    for _ in range(3):
+        client = redis_client(settings(primary))(primary.url)
+        await asyncio.gather(*(client.ask("ROLE") for _ in range(3)))
+        await client.close()
+    await until(lambda: len(primary.admin.client_list()) == before)
+
+
+async def test_a_command_whose_connection_breaks_is_not_sent_again() -> None:
+    """The breaker counts failures: one that is tried again unseen makes a request wait for two."""
+    opened = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = redis_client(RedisSettings(url))(url)
+        with pytest.raises((RedisFailed, OSError)):
+            await client.ask("ROLE")
+        await client.close()
+    assert opened == 1
