@@ -7,6 +7,7 @@ tell at once whether a client got exactly that.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kv_transfer.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey, check
@@ -57,6 +58,7 @@ ROOT = RootIdentity("model-hash", "float32", 16)
 LAYOUT = Layout("torch", "block", "float32", 4, 2, 16, 2, 8)
 
 
+@lru_cache(maxsize=1 << 16)
 def true_token(seed: int, sequence: int, position: int) -> int:
     return position_u64(seed, sequence, position) % 1000
 
@@ -71,8 +73,28 @@ def text_of(tokens: tuple[int, ...]) -> str:
     for index, token in enumerate(tokens):
         if index == len(tokens) - 1 and token % 3 == 0:
             break
-        text += f" {token}" if token % 3 else f"<{token}>"
+        text += _piece(token)
     return text
+
+
+def _piece(token: int) -> str:
+    return f" {token}" if token % 3 else f"<{token}>"
+
+
+@lru_cache(maxsize=4096)
+def _lengths(seed: int, sequence: int) -> list[int]:
+    """Of the text of the first 0, 1, 2, ... tokens of a sequence, none held back, as far as it has been asked for."""
+    return [0]
+
+
+def text_of_one(seed: int, sequence: int, position: int, last: bool) -> tuple[int, str]:
+    """What the token of this position adds to the text that `text_of` gives for those before it: where, and what."""
+    lengths = _lengths(seed, sequence)
+    while len(lengths) < position:
+        lengths.append(lengths[-1] + len(_piece(true_token(seed, sequence, len(lengths)))))
+    token, before = true_token(seed, sequence, position), true_token(seed, sequence, position - 1)
+    held = _piece(before) if position > 1 and before % 3 == 0 else ""
+    return lengths[position - 1] - len(held), held + (_piece(token) if last or token % 3 else "")
 
 
 @dataclass
@@ -334,10 +356,9 @@ class ScriptedWorker:
     def _emit(self, job: Job, branch: Branch, position: int) -> None:
         if self.mute:
             return
-        tokens = true_tokens(branch.seed, branch.sequence, position)
         last = position == self.world.last_position(branch.sequence, job.submit.stopping)
-        before, after = text_of(tokens[:-1]), text_of((*tokens, 1))[: -len(" 1")] if last else text_of(tokens)
-        token = tokens[-1] if self.lie_at != position else tokens[-1] + 1
+        offset, text = text_of_one(branch.seed, branch.sequence, position, last)
+        token = true_token(branch.seed, branch.sequence, position) + (self.lie_at == position)
         self.send(
             StepOutputs(
                 (
@@ -346,8 +367,8 @@ class ScriptedWorker:
                         sequence=branch.sequence,
                         position=position,
                         tokens=(token,),
-                        text=after[len(before) :],
-                        offset=len(before),
+                        text=text,
+                        offset=offset,
                         finish="length" if last else None,
                     ),
                 )
