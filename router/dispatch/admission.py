@@ -18,8 +18,6 @@ _INTERVAL_S: Final = 0.05
 """The time between ends for `Retry-After` until a pace is measured."""
 _ENDS_MIN: Final = 8
 """A pace needs this many ends."""
-_ENDS_FEW: Final = 3
-"""So many ends tell how fast a line moves at most."""
 _PACE_KEPT_S: Final = 30.0
 """The pace of a line that emptied holds for the next line of its model for so long."""
 _SPREADS: Final = 2.0
@@ -104,15 +102,9 @@ class _Line:
     """The mean time between these ends."""
 
     def pace_s(self, guess_s: float, now: float) -> float:
-        """The time between two ends: measured, or the guess. Where few ends are known the line moves at the least
-        time that they allow, two standard deviations below their mean, or at the guess if that is longer. A line that
-        does not move has the pace that it had."""
+        """The time between two ends: measured, or the guess. A line that does not move has the pace that it had."""
         recent = self.last_end is not None or now - self.paced_at <= _PACE_KEPT_S
-        if not recent or self.ends < _ENDS_FEW:
-            return guess_s
-        if self.ends < _ENDS_MIN:
-            return max(guess_s, self.interval_s / (1.0 + _SPREADS / sqrt(self.ends)))
-        return self.interval_s
+        return self.interval_s if recent and self.ends >= _ENDS_MIN else guess_s
 
 
 class Admission:

@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from router.fleet.fleet import Fleet
 from router.generation import Generation, Running, Usage
 from router.settings import PairSettings, PlacementSettings, RouterSettings
 from tandem.core.deadlines import Deadlines
@@ -115,6 +116,12 @@ class Stalled:
         self.deadlines = deadlines
         self.platform = Platform(shape, 1, loop, Trace(loop.time), None, _raise)
         self._asked = 0
+
+    @property
+    def fleet(self) -> Fleet:
+        life = self.platform.router.life
+        assert life is not None
+        return life.fleet
 
     def ask(self, *, tokens: int = 200, output: int = 20, timeout_s: float = 3600.0) -> tuple[Heard, Running]:
         """A request whose prompt nobody has seen."""
@@ -434,6 +441,9 @@ def test_a_work_waits_for_its_place_on_a_worker_no_longer_than_the_queue_allows(
         await stalled.platform.until(stalled.platform.ready, 60.0, "the platform is not ready")
         first, running = stalled.ask(output=3000)
         await stalled.started(first)
+        # As where several routers send at once: this one takes the worker to have another place.
+        (view,) = stalled.fleet.views(MODEL.name)
+        view.sequences_max = 2
         second, _ = stalled.ask()
         failed = partial(stalled.platform.meter.sum, "tandem_attempts_total", "deadline_exceeded")
         await stalled.platform.until(lambda: failed() == 1, 10.0, "it waits for ever")

@@ -29,6 +29,14 @@ def written(tokens: tuple[int, ...]) -> str:
     return TEXT + " 1" if count > TOKENS else TEXT[: max(0, STEP * count - held)]
 
 
+def written_at(seed: int, sequence: int, position: int, last: bool) -> tuple[int, str]:
+    """Where the token of this position goes on, and with what."""
+    before = written((0,) * (position - 1))
+    count = position + 1 if last else position
+    after = written((0,) * count)[: -len(" 1")] if last else written((0,) * count)
+    return len(before), after[len(before) :]
+
+
 def door_of(world: World) -> FrontDoor:
     return FrontDoor(
         Services(
@@ -86,6 +94,7 @@ def message_of(answer: Answer, stream: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_call_survives_the_loss_of_its_worker_at_any_token(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_world, "text_of", written)
+    monkeypatch.setattr(router_world, "text_of_one", written_at)
     whole = message_of(ask(None, stream), stream)
     assert whole["reasoning_content"] == "hm, Oslo"
     assert whole["content"] == "Let me see.\nSo much for that."
