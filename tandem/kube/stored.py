@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tandem.kube.cluster import Conflict
 from tandem.kube.fields import Fields, Path, clashing, flatten, unflatten
 from tandem.kube.kinds import Json
@@ -17,10 +19,14 @@ class Stored:
     system: Json
     fields: Fields = field(default_factory=dict)
     managers: dict[str, dict[Path, None]] = field(default_factory=dict)
+    _packed: bytes | None = None
+    """The fields as an object, which is read more often than it changes; None since the last change."""
 
     def json(self) -> Json:
         """The object as it is read: a copy."""
-        body = unflatten(self.fields)
+        if self._packed is None:
+            self._packed = msgspec.msgpack.encode(unflatten(self.fields))
+        body = msgspec.msgpack.decode(self._packed)
         metadata = {**body.pop("metadata", {}), **self.system["metadata"]}
         return {"apiVersion": self.system["apiVersion"], "kind": self.system["kind"], "metadata": metadata, **body}
 
@@ -29,7 +35,7 @@ class Stored:
         key = f"{manager}/{part}"
         wanted = settable(obj, part)
         self._settle(wanted, key, force)
-        before = dict(self.fields)
+        before, self._packed = dict(self.fields), None
         for path in self.managers.get(key, {}):
             if path not in wanted and not self._owned_elsewhere(path, key):
                 self.fields.pop(path, None)
@@ -43,6 +49,7 @@ class Stored:
         mine = {path: value for path, value in self.fields.items() if _part(path) == part}
         changed = {path: value for path, value in wanted.items() if path not in mine or mine[path] != value}
         gone = [path for path in mine if path not in wanted]
+        self._packed = None
         for path in gone:
             del self.fields[path]
         self._set(wanted)
