@@ -239,7 +239,7 @@ def test_an_old_pace_is_forgotten_by_the_first_end_of_the_next_line() -> None:
         (QueueWait(0.4, 4), 1.3, 2.0, "its first token"),
     ],
 )
-def test_who_is_almost_sure_to_be_too_late_is_refused(
+def test_who_is_not_almost_sure_to_be_in_time_is_refused(
     wait: QueueWait, own_s: float, first_within_s: float | None, why: str | None
 ) -> None:
     refused = refusal(wait, 10.0, own_s, first_within_s)
