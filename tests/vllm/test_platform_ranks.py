@@ -103,6 +103,7 @@ async def test_how_unevenly_experts_are_used_is_told(pair: Serving) -> None:
     assert 1 <= await pair.figure("decode-0", page, lambda ratio: ratio > 0) <= 2
 
 
+@pytest.mark.long
 async def test_a_rank_that_is_killed_ends_its_worker_which_is_started_again(
     pair: Serving, right: list[list[int]]
 ) -> None:
