@@ -33,6 +33,7 @@ _READY_S: Final = 120.0
 _VLLM_READY_S: Final = 400.0
 _VLLM_BOUNDS: Final = Bounds(streams=4, recover_s=180.0)
 """vLLM takes seconds of a core to start, and more where several start at once."""
+_ABUSERS: Final = 4
 _EVERY: Final = tuple(Cell(kind, stage) for kind in KINDS for stage in STAGES)
 _SOME: Final = (
     Cell("restart-router", "queue"),
@@ -67,7 +68,7 @@ class Plan:
 
     @property
     def bounds(self) -> Bounds:
-        return _VLLM_BOUNDS if self.engine == "vllm" else Bounds()
+        return _VLLM_BOUNDS if self.engine == "vllm" else Bounds(abusers=_ABUSERS)
 
     @property
     def ready_s(self) -> float:
@@ -140,8 +141,10 @@ Made by `make drills-full`; do not edit. {rounds} rounds in {took_s / 60:.0f} mi
 
 In each round eight clients stream chats and completions, greedy and drawn, some in several sequences, some with long
 prompts. One more request is watched until its router says that it is in the wanted stage; then the process that
-carries it is struck. Every answer is compared with the one the platform gave before anything was done to it.
+carries it is struck. Four more clients misuse the platform all the while: they hang up, do not read, send what is no
+request or far too much. Every answer is compared with the one the platform gave before anything was done to it.
 
+- **misuses**: what these four did. None of it may be answered with 500.
 - **lost**, **duplicated**, **wrong**: tokens of answers that were not what they had to be. A request that ends with
   an error counts as lost. Connections to a killed router end with it; what they brought has to be the beginning of
   the right answer.

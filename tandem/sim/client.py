@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from router.generation import Generation, Running
 from tandem.core.clock import Clock
 from tandem.core.entropy import SeededEntropy
@@ -77,6 +79,9 @@ async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: 
     sink.broken = ground.broken
     arrived(sink.outcome)
     sink.outcome.routers.append(router.name)
+    if request.steals:
+        await _steal(request, ground, router, sink)
+        return
     if request.resumable:
         await ReturningClient(request, sink, ground.routers, clock).live(_generation(request, ground), router)
         return
@@ -100,6 +105,17 @@ async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: 
         raise Violation(reason, request.request_id)
     router.cancel(running, "client went away")
     sink.cancelled()
+
+
+async def _steal(request: SimRequest, ground: ClientGround, router: RouterNode, sink: TracingSink) -> None:
+    """Raises `Violation` when the answer of another tenant is given away."""
+    theirs = msgspec.structs.replace(_generation(request, ground), request_id=request.steals)
+    try:
+        await router.rejoin(theirs, sink, sink)
+    except TandemError as error:
+        sink.failed(error)
+        return
+    raise Violation(f"{request.request_id} may read {request.steals}, another tenant's", request.request_id)
 
 
 async def _ended_within(ended: asyncio.Event, seconds: float, router: RouterNode, clock: Clock) -> bool:
@@ -134,7 +150,7 @@ def _generation(request: SimRequest, ground: ClientGround) -> Generation:
     return Generation(
         request_id=request.request_id,
         model=ground.model,
-        tenant="tenant",
+        tenant=request.tenant,
         tenant_salt="",
         prompt=request.prompt,
         n=request.n,

@@ -55,6 +55,9 @@ def objection(request: SimRequest, outcome: Outcome, settings: RouterSettings, r
     if outcome.end != "failed" or outcome.ended_s is None:
         return f"it is {outcome.end}"
     since, until = outcome.asked_s, outcome.asked_s + outcome.ended_s
+    if request.steals:
+        # A router that dies meanwhile has not given anything away either.
+        return None if outcome.error in ("not_found", "draining") else f"it was refused with {outcome.error}"
     match outcome.error:
         case _ if _TOO_MANY_RETRIES in outcome.reason:
             justified = _crowded(settings)

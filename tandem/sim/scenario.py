@@ -42,6 +42,7 @@ def varied(base: WorldSettings, seed: int, *, plain: bool = False) -> WorldSetti
         settings = _short_leases(settings)
     if below(entropy.fork("auto role"), 8) == 0:
         settings = replace(settings, auto=True)
+    settings = replace(settings, traffic=_abused(settings.traffic, entropy.fork("abusers")))
     return settings if plain else _woven(settings, entropy.fork("fabric"))
 
 
@@ -155,6 +156,11 @@ def _traffic(base: TrafficProfile, entropy: SeededEntropy) -> TrafficProfile:
         resumable_share=unit(entropy) * 0.6 if below(entropy, 2) else 0.0,
         slow_share=unit(entropy.fork("slow")) * 0.3,
     )
+
+
+def _abused(base: TrafficProfile, entropy: SeededEntropy) -> TrafficProfile:
+    """Up to four abusers in a third of the worlds."""
+    return replace(base, abusers=1 + below(entropy, 4) if below(entropy, 3) == 0 else 0)
 
 
 def _faults(base: FaultProfile, entropy: SeededEntropy) -> FaultProfile:

@@ -97,6 +97,8 @@ def _told(request: SimRequest) -> str:
         said.append(f"stop {request.stopping.stop}")
     if request.timeout_s is not None:
         said.append(f"within {request.timeout_s:.3f} s")
+    if request.steals:
+        said.append(f"asks for the answer of {request.steals}")
     if request.cancel_after_s is not None:
         said.append(f"cancelled after {request.cancel_after_s:.3f} s")
     return ", ".join(said)

@@ -30,6 +30,9 @@ class SimRequest:
     back_after_s: float | None = None
     drops_after_s: float | None = None
     """When the connection breaks by itself, measured from arrival."""
+    tenant: str = "tenant"
+    steals: str = ""
+    """Asks for nothing of its own but for the rest of this request's answer, which is another tenant's."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class TrafficProfile:
     """Clients that come back when their connection breaks, but for every fifth of them."""
     bursts: int = 0
     """How many moments draw half of all arrivals to themselves."""
+    abusers: int = 0
+    """Clients beside these that misuse the platform (`tandem.sim.abusers`), each with several requests."""
     vocab: int = 50_000
 
 

@@ -9,6 +9,7 @@ from router.settings import RouterSettings, SplitSettings
 from tandem.core.deadlines import Deadlines
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
+from tandem.sim.abusers import draw_abuse
 from tandem.sim.agreement import disagreement
 from tandem.sim.checks import Outcome, Violation
 from tandem.sim.client import ClientGround, ask
@@ -80,7 +81,7 @@ class WorldSettings:
 
 @dataclass(frozen=True)
 class Script:
-    """What befalls a world: its requests in order of arrival, its faults in order of time."""
+    """What befalls a world: its requests in order of arrival, those of abusers last; its faults in order of time."""
 
     requests: tuple[SimRequest, ...]
     faults: tuple[Fault, ...]
@@ -113,11 +114,12 @@ class Report:
 def script(settings: WorldSettings, seed: int) -> Script:
     """What a seed draws."""
     requests = draw_traffic(settings.traffic, seed)
+    abuse = draw_abuse(settings.traffic, seed, requests)
     names = tuple(name for name, _ in workers(settings))
     fabric = settings.fabric
     faults = draw_faults(settings.faults, seed, names, fabric.store_names, fabric.router_names)
     trials = draw_store_trials(settings.faults, seed, names, fabric.store_names, fabric.router_names)
-    return Script(requests, tuple(sorted((*faults, *trials), key=lambda fault: fault.at_s)))
+    return Script((*requests, *abuse), tuple(sorted((*faults, *trials), key=lambda fault: fault.at_s)))
 
 
 def simulate(settings: WorldSettings, seed: int, given: Script | None = None) -> Report:
@@ -294,6 +296,7 @@ def features(settings: WorldSettings) -> tuple[str, ...]:
         "workers without events": bool(fabric.silent),
         "two routers": fabric.routers > 1,
         "a split that changes": settings.auto,
+        "abusers": settings.traffic.abusers > 0,
     }
     return tuple(feature for feature, there in having.items() if there)
 

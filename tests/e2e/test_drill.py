@@ -95,7 +95,7 @@ async def drill(root: Path, *arguments: str) -> tuple[int, str]:
 async def test_a_platform_passes_drills_and_says_with_which_figures(root: Path) -> None:
     results = root / "drills.json"
     async with up(root, "--prefill", "1", "--decode", "2", "--drills") as url:
-        where = ("--url", url, "--streams", "4", "--rounds", "1", "--json", str(results))
+        where = ("--url", url, "--streams", "4", "--abusers", "3", "--rounds", "1", "--json", str(results))
         status, output = await drill(root, "corrupt-kv", "--during", "transfer", "decode", *where)
         assert status == 0, output
         report: dict[str, Any] = msgspec.json.decode(results.read_bytes())
@@ -103,6 +103,7 @@ async def test_a_platform_passes_drills_and_says_with_which_figures(root: Path) 
         for each in report["rounds"]:
             assert each["victim"].startswith("decode-")
             assert each["requests"] >= 4
+            assert each["misuses"] >= 3
             assert each["recovery_s"] is not None
             assert each["problems"] == []
         table = [line for line in output.splitlines() if line.startswith("| corrupt-kv")]

@@ -118,6 +118,7 @@ def test_every_second_world_has_a_store_and_each_feature_is_drawn() -> None:
     assert 0.15 < share["workers without events"] < 0.35
     assert 0.25 < share["two routers"] < 0.42
     assert 0.06 < share["a split that changes"] < 0.2
+    assert 0.25 < share["abusers"] < 0.42
     faults = [
         fault
         for seed, each in enumerate(worlds)

@@ -168,6 +168,7 @@ def round_of(problems: tuple[str, ...] = (), recovery_s: float | None = 1.5, los
         stage="decode",
         victim="decode-0",
         requests=10,
+        misuses=7,
         lost=lost,
         duplicated=0,
         wrong=0,
@@ -186,6 +187,7 @@ def round_of(problems: tuple[str, ...] = (), recovery_s: float | None = 1.5, los
 def test_a_cell_passes_when_all_its_rounds_do() -> None:
     good = summarize([round_of(), round_of(recovery_s=2.0)], "simulated")
     assert (good.failed, good.requests, good.recovery_s, good.broken) == (0, 20, 2.0, 4)
+    assert good.misuses == 14
     bad = summarize([round_of(), round_of(("3 tokens lost",), lost=3)], "simulated")
     assert (bad.failed, bad.lost) == (1, 3)
     assert Report("url", (good,), ()).passed
@@ -201,7 +203,9 @@ def test_a_round_that_did_not_recover_leaves_no_recovery_time() -> None:
 def test_what_people_read_has_every_figure() -> None:
     cell = summarize([round_of(("3 tokens lost",), lost=3)], "simulated")
     assert verdict(cell).startswith("FAIL  kill-decode during decode: lost 3, duplicated 0")
-    assert round_line(1, 2, round_of(("3 tokens lost",))).endswith("FAILED\n  3 tokens lost")
+    line = round_line(1, 2, round_of(("3 tokens lost",)))
+    assert "10 requests, 7 misuses, 2 connections broke and 1 went on, longest" in line
+    assert line.endswith("FAILED\n  3 tokens lost")
     table = markdown([cell, summarize([round_of()], "simulated")]).splitlines()
     assert len(table) == 4
     assert len({len(line) for line in table}) == 1, "columns are aligned"

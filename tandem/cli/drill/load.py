@@ -4,18 +4,23 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count, cycle
 
+from tandem.cli.drill.abusers import Abusers
 from tandem.cli.drill.asks import Ask
-from tandem.cli.drill.caller import PLAIN, Caller
+from tandem.cli.drill.caller import Caller
 from tandem.cli.drill.hearing import DONE, Heard
 
 
 class Load:
     """Everything that was asked in one round, background or not, so that every answer gets judged.
 
-    `first` is where in `asks` the background begins; `manners` are those of the clients, in turn.
+    `first` is where in `asks` the background begins; `manners` are those of the clients, in turn. `abusers` misuse
+    the platform for as long as the streams go on.
     """
 
-    def __init__(self, caller: Caller, asks: Sequence[Ask], first: int, manners: Sequence[str] = (PLAIN,)) -> None:
+    def __init__(
+        self, caller: Caller, asks: Sequence[Ask], first: int, manners: Sequence[str], abusers: Abusers
+    ) -> None:
+        self._abusers = abusers
         self._caller = caller
         self._manners = cycle(manners)
         self._asks = asks
@@ -40,20 +45,23 @@ class Load:
         return await begun
 
     def stop(self) -> None:
-        """Ask nothing new."""
+        """Ask nothing new, and misuse nothing."""
         self._stopped = True
+        self._abusers.stop()
 
     async def ended(self) -> None:
         """Wait for the end of everything that was asked; each has a bound of its own."""
         self.stop()
         await asyncio.gather(*self._tasks)
+        await self._abusers.ended()
 
     async def abandon(self) -> None:
         """Hang up on everything."""
-        self._stopped = True
+        self.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._abusers.ended()
 
     async def _stream(self) -> None:
         """Stops by itself after an end that is not an answer: what failed once would be asked again at once."""

@@ -29,13 +29,19 @@ class DrillOptions:
 def parse(arguments: Sequence[str]) -> DrillOptions:
     """Raises `bad_setting`; argparse itself exits with 2."""
     given = _parser().parse_args(arguments)
+    if min(given.streams, given.abusers) < 0:
+        raise TandemError("bad_setting", "--streams and --abusers count clients: at least 0")
     if given.rounds < 1:
         raise TandemError("bad_setting", f"--rounds is {given.rounds}, not at least 1")
     kinds = KINDS if given.kind == ALL else (given.kind,)
     stages = STAGES if ALL in given.during else tuple(dict.fromkeys(given.during))
     cells = tuple(Cell(kind, stage) for kind in kinds for stage in stages)
     bounds = Bounds(
-        streams=given.streams, freeze_s=given.freeze, end_s=given.end_within, recover_s=given.recover_within
+        streams=given.streams,
+        abusers=given.abusers,
+        freeze_s=given.freeze,
+        end_s=given.end_within,
+        recover_s=given.recover_within,
     )
     return DrillOptions(cells, given.url, given.api_key, given.rounds, bounds, given.json)
 
@@ -55,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="bearer key")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each cell (default %(default)s)")
     parser.add_argument("--streams", type=int, default=defaults.streams, help="background streams")
+    parser.add_argument(
+        "--abusers",
+        type=int,
+        default=defaults.abusers,
+        help="clients that hang up, do not read, send what is no request or far too much (default %(default)s)",
+    )
     parser.add_argument(
         "--freeze", type=float, default=defaults.freeze_s, help="seconds a process stays frozen (default %(default)s)"
     )

@@ -12,6 +12,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     victim: str
     requests: int
+    misuses: int
+    """What abusers did meanwhile, one by one."""
     lost: int
     duplicated: int
     wrong: int
@@ -46,6 +48,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     failed: int
     requests: int
+    misuses: int
     lost: int
     duplicated: int
     wrong: int
@@ -68,6 +71,7 @@ def summarize(rounds: Sequence[Round], engine: str) -> Summary:
         rounds=len(rounds),
         failed=sum(not each.passed for each in rounds),
         requests=sum(each.requests for each in rounds),
+        misuses=sum(each.misuses for each in rounds),
         lost=sum(each.lost for each in rounds),
         duplicated=sum(each.duplicated for each in rounds),
         wrong=sum(each.wrong for each in rounds),

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from tandem.cli.drill.abusers import Abusers
 from tandem.cli.drill.caller import LEAVES, PLAIN, RETURNS
 from tandem.cli.drill.catch import Caught, catch
 from tandem.cli.drill.cells import Cell, victim
@@ -35,13 +36,15 @@ class Drill:
         self._orphans = cell.kind == "restart-router" and not self._returning
         """Nobody comes back, so what workers held has to be free at once."""
         manners = _RETURNING if self._returning else (PLAIN,)
-        self._load = Load(session.caller, session.shapes.load, 5 * number, manners)
+        self._abusers = Abusers(session.target, session.model)
+        self._load = Load(session.caller, session.shapes.load, 5 * number, manners, self._abusers)
         self._problems: list[str] = []
 
     async def run(self) -> Round:
         """Raises `engine_failed` when the blow could not even be struck, `not_found` when the platform is gone."""
         bounds, session = self._session.bounds, self._session
         self._load.stream(bounds.streams)
+        self._abusers.begin(bounds.abusers, self._number * bounds.abusers)
         try:
             if self._orphans:
                 await self._load.begin(session.shapes.orphan)
@@ -131,12 +134,15 @@ class Drill:
         held, release_s = await blocks_left(self._session.url, bounds.release_s + kept_s)
         if held:
             self._problems.append(f"{release_s:.1f} s after the last request had ended {_sentence(held)}")
+        if self._abusers.problem():
+            self._problems.append(self._abusers.problem())
         answered = [each for each in heard if each.end == DONE]
         return Round(
             kind=self._cell.kind,
             stage=self._cell.stage,
             victim=blow.victim.name,
             requests=len(heard),
+            misuses=self._abusers.answered.total(),
             lost=faults.lost,
             duplicated=faults.duplicated,
             wrong=faults.wrong,

@@ -26,9 +26,12 @@ _FIRST_ANSWER_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds, and the number of background streams. A frozen process has to be noticed before it goes on."""
+    """Seconds, and how many clients there are beside the struck one. A frozen process has to be noticed before it
+    goes on."""
 
     streams: int = 8
+    abusers: int = 0
+    """Clients that misuse the platform for as long as the streams go on."""
     warm_s: float = 0.25
     """How long the load runs before a request is to be caught."""
     after_s: float = 0.4
@@ -52,6 +55,7 @@ class Session:
     """What rounds need."""
 
     url: str
+    target: Target
     model: str
     engine: str
     caller: Caller
@@ -85,7 +89,7 @@ async def open_session(url: str, key: str, engine: str, bounds: Bounds) -> Async
         usual_s = max([await _took_s(caller, wanted) for _ in range(_PROBES)])
         probe = Probe(wanted.probe, rights[wanted.probe.name], usual_s)
         convalescence = Convalescence(url, caller, probe)
-        yield Session(url, model.id, engine, caller, wanted, rights, convalescence, bounds)
+        yield Session(url, target, model.id, engine, caller, wanted, rights, convalescence, bounds)
 
 
 async def _only_model(target: Target) -> _Model:

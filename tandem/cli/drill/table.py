@@ -11,6 +11,7 @@ _COLUMNS: Final = (
     "engine",
     "rounds",
     "requests",
+    "misuses",
     "lost",
     "duplicated",
     "wrong",
@@ -26,10 +27,12 @@ def round_line(number: int, of: int, result: Round) -> str:
     """One round in a line, and a line for each thing that was wrong."""
     recovery = "not whole again" if result.recovery_s is None else f"whole again after {result.recovery_s:.2f} s"
     broken = f", {result.broken} connections broke" if result.broken else ""
+    misuses = f", {result.misuses} misuses" if result.misuses else ""
     resumed = f" and {result.resumed} went on" if result.resumed else ""
+    asked = f"{result.requests} requests{misuses}{broken}{resumed}"
     line = (
-        f"{result.kind} during {result.stage} {number}/{of}: {result.victim}, {result.requests} requests{broken}"
-        f"{resumed}, longest pause {result.longest_pause_s:.2f} s, {recovery}  {'ok' if result.passed else 'FAILED'}"
+        f"{result.kind} during {result.stage} {number}/{of}: {result.victim}, {asked}, "
+        f"longest pause {result.longest_pause_s:.2f} s, {recovery}  {'ok' if result.passed else 'FAILED'}"
     )
     return "\n".join((line, *(f"  {problem}" for problem in result.problems)))
 
@@ -60,6 +63,7 @@ def _row(cell: Summary) -> tuple[str, ...]:
         cell.engine,
         str(cell.rounds),
         f"{cell.requests}" + (f" ({cell.broken} broken, {cell.resumed} resumed)" if cell.broken else ""),
+        str(cell.misuses),
         str(cell.lost),
         str(cell.duplicated),
         str(cell.wrong),
