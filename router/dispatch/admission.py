@@ -21,7 +21,7 @@ _ENDS_MIN: Final = 8
 _PACE_KEPT_S: Final = 30.0
 """The pace of a line that emptied holds for the next line of its model for so long."""
 _SPREADS: Final = 2.0
-"""Standard deviations above the mean wait that a bound has to allow for."""
+"""Standard deviations above the mean that a bound has to allow for."""
 _RESERVED: Final = ""
 """The line, always empty, of requests that never stand in one."""
 
@@ -54,21 +54,42 @@ class QueueWait(NamedTuple):
     ahead: int
 
     @property
+    def deviation_s(self) -> float:
+        """The standard deviation of the wait. The gaps between departures are taken as exponential, so each has one
+        as long as its mean."""
+        return self.mean_s / sqrt(self.ahead) if self.ahead else 0.0
+
+    @property
     def latest_s(self) -> float:
-        """The wait that is hardly ever exceeded: the mean and two standard deviations. The gaps between departures
-        are taken as exponential, so each has a standard deviation as long as its mean."""
-        return self.mean_s * (1.0 + _SPREADS / sqrt(self.ahead)) if self.ahead else 0.0
+        """The wait that is hardly ever exceeded: the mean and two standard deviations."""
+        return self.mean_s + _SPREADS * self.deviation_s if self.ahead else 0.0
 
 
-def refusal(wait: QueueWait, turn_within_s: float, own_s: float, first_within_s: float | None) -> Refused | None:
+class FirstToken(NamedTuple):
+    """The expected time from the queue to the first token: its mean in seconds, and its variance over requests."""
+
+    mean_s: float
+    variance: float = 0.0
+
+    def after(self, first_s: float) -> "FirstToken":
+        """The same once one more request, expected to take `first_s`, has left the queue. It counts for a tenth."""
+        off_s = first_s - self.mean_s
+        return FirstToken(self.mean_s + _SHARE * off_s, self.variance + _SHARE * (off_s**2 - self.variance))
+
+    def latest_s(self, wait: QueueWait) -> float:
+        """The time to first token after a wait that is hardly ever exceeded; one says nothing of the other."""
+        return wait.mean_s + self.mean_s + _SPREADS * sqrt(wait.deviation_s**2 + self.variance)
+
+
+def refusal(wait: QueueWait, turn_within_s: float, first: FirstToken, first_within_s: float | None) -> Refused | None:
     """The refusal of a new request, or None. The request may wait `turn_within_s` in the queue. An objective bounds
-    its time to first token by `first_within_s`, of which `own_s` follow the queue. A request at the head is never
+    its time to first token, of which `first` follows the queue, by `first_within_s`. A request at the head is never
     refused."""
     if not wait.ahead:
         return None
     if (over_s := wait.latest_s - turn_within_s) > 0.0:
         bound = f"may wait {turn_within_s:g} s for its turn"
-    elif first_within_s is not None and (over_s := wait.latest_s + own_s - first_within_s) > 0.0:
+    elif first_within_s is not None and (over_s := first.latest_s(wait) - first_within_s) > 0.0:
         bound = f"is to have its first token within {first_within_s:g} s"
     else:
         return None
@@ -101,10 +122,10 @@ class _Line:
     interval_s: float = 0.0
     """The mean time between these ends."""
 
-    def pace_s(self, guess_s: float, now: float) -> float:
-        """The time between two ends: measured, or the guess. A line that does not move has the pace that it had."""
+    def pace_s(self, now: float) -> float | None:
+        """The measured time between two ends, or None. A line that does not move has the pace that it had."""
         recent = self.last_end is not None or now - self.paced_at <= _PACE_KEPT_S
-        return self.interval_s if recent and self.ends >= _ENDS_MIN else guess_s
+        return self.interval_s if recent and self.ends >= _ENDS_MIN else None
 
 
 class Admission:
@@ -220,10 +241,12 @@ class Admission:
         interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else _INTERVAL_S
         return _retry_after_s(self.queued(model) * interval_s)
 
-    def wait(self, model: str, ahead: int, guess_s: float, now: float) -> QueueWait:
-        """The wait behind `ahead` requests of the line, which leave it every `guess_s` until a pace is known."""
+    def wait(self, model: str, ahead: int, guess_s: float, now: float, begins_s: float = 0.0) -> QueueWait:
+        """The wait behind `ahead` requests of the line. Until a pace is known they leave it every `guess_s`, from
+        `begins_s` seconds on."""
         line = self._lines.get(model)
-        return QueueWait(ahead * (guess_s if line is None else line.pace_s(guess_s, now)), ahead)
+        pace_s = None if line is None else line.pace_s(now)
+        return QueueWait(begins_s + ahead * guess_s if pace_s is None else ahead * pace_s, ahead)
 
     def _refusal(self, model: str) -> Refused | None:
         queued = self.queued(model)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 from typing import Final
 
-from router.dispatch.admission import Admission, Admitted, Queued, QueueWait, Refused, refusal
+from router.dispatch.admission import Admission, Admitted, FirstToken, Queued, QueueWait, Refused, refusal
 from router.dispatch.answer_log import AnswerLog
 from router.dispatch.books import check_legs
 from router.dispatch.context import Tools
@@ -40,8 +40,6 @@ is at stake a guess refuses nobody who might have had a turn."""
 _AHEAD_S: Final = 1.0
 """So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
 something to begin with."""
-_SHARE: Final = 0.1
-"""Of the latest in a mean."""
 
 
 class Dispatcher:
@@ -56,8 +54,8 @@ class Dispatcher:
         self._placing = Placing(fleet, tools)
         self._relief = Relief(tools, fleet, self._placing)
         self._memory = KvMemory(fleet, tools, self._relief)
-        self._first_s: dict[str, float] = {}
-        """How long first tokens of those placed lately are expected to take, in the mean, by line."""
+        self._first: dict[str, FirstToken] = {}
+        """What is expected of those placed lately, by line."""
         self._resumables = Resumables(tools)
         self._returns = Returns(fleet, tools, self._resumables, self)
         self._reserved = 0
@@ -335,19 +333,19 @@ class Dispatcher:
         ahead = max(
             1, peer.view.prompts_in_flight, peer.view.queued_prompt_tokens // max(1, generation.prompt_tokens)
         )
-        return refusal(QueueWait(before_ms / 1e3, ahead), inf, own_s, ttft_s)
+        return refusal(QueueWait(before_ms / 1e3, ahead), inf, FirstToken(own_s), ttft_s)
 
     def _late_in_line(self, generation: Generation, ahead: int) -> Refused | None:
         """Why one is refused that would have to stand in line behind so many."""
         facts, guess_s = self._fleet.services.of(generation.model), self._memory.interval_s(generation)
         now = self._tools.clock.now()
         if facts is not None and facts.slo.ttft_s is not None:
-            own_s = self._first_s.get(generation.line, 0.0)
-            late = refusal(self._admission.wait(generation.line, ahead, guess_s, now), inf, own_s, facts.slo.ttft_s)
-            if late is not None:
+            wait = self._admission.wait(generation.line, ahead, guess_s, now, self._memory.turn_s(generation))
+            first = self._first.get(generation.line, FirstToken(0.0))
+            if late := refusal(wait, inf, first, facts.slo.ttft_s):
                 return late
         wait = self._admission.wait(generation.line, ahead, guess_s / _NO_EVIDENCE, now)
-        return refusal(wait, self.queue_s(generation.model), 0.0, None)
+        return refusal(wait, self.queue_s(generation.model), FirstToken(0.0), None)
 
     def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:
         """Why a request that could be placed waits here instead of on its workers. One that was placed before does
@@ -384,8 +382,7 @@ class Dispatcher:
         if not request.attempts:
             generation = request.generation
             first_s = placement.first_ms / 1e3 + self._memory.wait_s(generation, placement)
-            known_s = self._first_s.get(generation.line, first_s)
-            self._first_s[generation.line] = known_s + _SHARE * (first_s - known_s)
+            self._first[generation.line] = self._first.get(generation.line, FirstToken(first_s)).after(first_s)
             self._tallies.placed(generation.model, placement.prefill_tokens)
             if generation.pin is None:
                 self._splits.seen(generation, found.asked, placement)

@@ -66,6 +66,12 @@ class KvMemory:
         from_s = 0.0 if placement.prefill is None else placement.first_ms / 1e3
         return self._wait_s(decode, generation, placement.decode_cached_tokens, from_s)
 
+    def turn_s(self, generation: Generation) -> float:
+        """The time until a worker has blocks for a request like this one, in seconds. 0 where there is no worker."""
+        return min(
+            (self._wait_s(peer, generation, 0, 0.0) for peer in self._generating(generation.model)), default=0.0
+        )
+
     def interval_s(self, generation: Generation) -> float:
         """How often a request is expected to end, in seconds: as many answers are under way as run now, or as pools
         hold of requests like this one. 0 where there is no worker."""

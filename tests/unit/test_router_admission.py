@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.admission import Admission, Admitted, Queued, QueueWait, Refused, refusal
+from router.dispatch.admission import Admission, Admitted, FirstToken, Queued, QueueWait, Refused, refusal
 from router.dispatch.retry_budget import RetryBudget, backoff_s
 from router.dispatch.trials import Trials
 from router.settings import AdmissionSettings, RetrySettings
@@ -191,6 +191,30 @@ def test_a_turn_is_guessed_until_a_pace_was_seen() -> None:
     assert lined(9, 2.0).wait("other", 10, 0.3, 66.0).mean_s == pytest.approx(3.0)
 
 
+def test_a_line_of_which_no_pace_was_seen_begins_to_move_when_there_is_memory() -> None:
+    assert lined(8, 2.0).wait("m", 10, 0.3, 64.0, 1.5).mean_s == pytest.approx(4.5)
+    assert lined(9, 2.0).wait("m", 10, 0.3, 66.0, 1.5).mean_s == pytest.approx(20.0), "a pace has seen that"
+    assert lined(9, 2.0).wait("other", 10, 0.3, 66.0, 1.5).mean_s == pytest.approx(4.5)
+
+
+def test_what_is_expected_of_first_tokens_follows_the_latest_in_mean_and_spread() -> None:
+    first = FirstToken(1.0)
+    assert first.after(1.0) == first
+    first = first.after(2.0)
+    assert first == (pytest.approx(1.1), pytest.approx(0.1))
+    first = first.after(0.1)
+    assert first == (pytest.approx(1.0), pytest.approx(0.19))
+    for _ in range(200):
+        first = first.after(3.0)
+    assert first == (pytest.approx(3.0), pytest.approx(0.0, abs=1e-6)), "what was once is forgotten"
+
+
+def test_spreads_of_the_line_and_of_first_tokens_are_those_of_independent_waits() -> None:
+    # Deviations of 0.3 and 0.4 s make one of 0.5 s.
+    assert FirstToken(1.0, 0.16).latest_s(QueueWait(0.6, 4)) == pytest.approx(0.6 + 1.0 + 2 * 0.5)
+    assert FirstToken(1.0).latest_s(QueueWait(0.6, 4)) == pytest.approx(0.6 + 1.0 + 2 * 0.3)
+
+
 def emptied() -> Admission:
     """A line that moved every 2 s until second 88, was empty from then on, and has one request again."""
     admission = lined(20, 2.0, ahead=1)
@@ -227,22 +251,25 @@ def test_an_old_pace_is_forgotten_by_the_first_end_of_the_next_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "own_s", "first_within_s", "why"),
+    ("wait", "first", "first_within_s", "why"),
     [
-        (QueueWait(0.0, 0), 100.0, 1.0, None),
-        (QueueWait(4.9, 4), 0.0, None, None),
-        (QueueWait(5.1, 4), 0.0, None, "its turn"),
+        (QueueWait(0.0, 0), FirstToken(100.0), 1.0, None),
+        (QueueWait(4.9, 4), FirstToken(0.0), None, None),
+        (QueueWait(5.1, 4), FirstToken(0.0), None, "its turn"),
         # The more are before it, the surer is their mean.
-        (QueueWait(8.0, 100), 0.0, None, None),
-        (QueueWait(8.5, 100), 0.0, None, "its turn"),
-        (QueueWait(0.4, 4), 1.1, 2.0, None),
-        (QueueWait(0.4, 4), 1.3, 2.0, "its first token"),
+        (QueueWait(8.0, 100), FirstToken(0.0), None, None),
+        (QueueWait(8.5, 100), FirstToken(0.0), None, "its turn"),
+        (QueueWait(0.4, 4), FirstToken(1.1), 2.0, None),
+        (QueueWait(0.4, 4), FirstToken(1.3), 2.0, "its first token"),
+        # First tokens that take 0.9 s in the mean, but 0.2 or 0.4 s more or less.
+        (QueueWait(0.4, 4), FirstToken(0.9, 0.04), 2.0, None),
+        (QueueWait(0.4, 4), FirstToken(0.9, 0.16), 2.0, "its first token"),
     ],
 )
 def test_who_is_not_almost_sure_to_be_in_time_is_refused(
-    wait: QueueWait, own_s: float, first_within_s: float | None, why: str | None
+    wait: QueueWait, first: FirstToken, first_within_s: float | None, why: str | None
 ) -> None:
-    refused = refusal(wait, 10.0, own_s, first_within_s)
+    refused = refusal(wait, 10.0, first, first_within_s)
     if why is None:
         assert refused is None
     else:
@@ -253,6 +280,6 @@ def test_who_is_not_almost_sure_to_be_in_time_is_refused(
 
 
 def test_who_is_refused_is_told_by_how_much_it_is_too_late() -> None:
-    refused = refusal(QueueWait(20.0, 100), 10.0, 0.0, None)
+    refused = refusal(QueueWait(20.0, 100), 10.0, FirstToken(0.0), None)
     assert refused is not None
     assert refused.retry_after_s == pytest.approx(14.0)
