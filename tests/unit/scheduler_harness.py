@@ -111,6 +111,7 @@ class Harness:
         lease_s: float = 100.0,
         priority: int = 0,
         bring: int = 0,
+        private: bool = False,
         **stopping: object,
     ) -> int:
         self._next += 1
@@ -126,6 +127,7 @@ class Harness:
             priority,
             f"lease-{self._next}" if mode == "prefill" else "",
             lease_s,
+            private=private,
         )
         self.scheduler.submit(work, self.now)
         self.stories[work.work_id] = Story(work, {branch.sequence: [] for branch in branches})

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tandem.core.errors import TandemError
@@ -107,6 +108,18 @@ def test_a_corrupt_byte_in_an_attended_block_changes_what_follows() -> None:
         h.run()
 
 
+@pytest.mark.parametrize("mode", ["local", "prefill"])
+def test_a_result_that_lacks_a_blocks_digests_is_refused(mode: str) -> None:
+    """Taken as it is, the block would never be ready: whoever is to pull it would wait for nothing."""
+    h = engine()
+    h.submit(prompt(12), mode)
+    assert h.begin()
+    assert h.running is not None
+    result = h.runner.compute(h.running, 0.001)
+    with pytest.raises(ValueError, match="shorter"):
+        h.scheduler.apply(msgspec.structs.replace(result, digests=result.digests[:-1]), h.now)
+
+
 # ---- sharing --------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +139,18 @@ def test_equal_prefixes_in_one_step_are_computed_by_one() -> None:
     h.run()
     assert [h.stats(work).tokens_computed for work in works] == [9, 1, 1]
     assert [h.stats(work).tokens_reused for work in works] == [0, 8, 8]
+
+
+def test_what_equal_prompts_have_in_common_behind_a_cached_prefix_is_computed_by_one() -> None:
+    """Requests that share a long system prompt would each pay for what they share beyond it."""
+    h = engine()
+    h.submit(prompt(8), max_tokens=1)
+    h.run()
+    works = [h.submit((*prompt(24), 90 + number), max_tokens=2) for number in range(3)]
+    h.run()
+    assert [h.stats(work).tokens_computed for work in works] == [17, 1, 1]
+    assert [h.stats(work).tokens_reused for work in works] == [8, 24, 24]
+    assert "waited a step for a shared prefix being computed" in h.stats(works[1]).reasons
 
 
 def test_a_fully_cached_prompt_recomputes_its_last_token_without_writing() -> None:
@@ -376,6 +401,16 @@ def test_a_cached_prefix_is_exported_at_once_with_the_digests_it_had() -> None:
     assert len(h.exports(work)) == 3
 
 
+def test_an_exported_tail_holds_nothing_of_who_had_its_slot_before() -> None:
+    """Another user's KV would be handed to a peer along with it."""
+    h = engine(blocks=4)
+    h.submit(prompt(16), max_tokens=1)
+    h.run()
+    work = h.submit(prompt(7, 50), "prefill")
+    h.run()
+    assert len(h.exports(work)) == 2, "their bytes are compared"
+
+
 def test_exports_end_with_the_lease_and_with_a_cancel() -> None:
     h = engine()
     expired = h.submit(prompt(9), "prefill", lease_s=5.0)
@@ -410,6 +445,33 @@ def test_new_prefills_wait_while_exports_hold_their_share_but_fetches_do_not() -
     h.run()
     assert h.stories[second].ended is not None
     assert any("exports" in reason for reason in h.stats(second).reasons)
+
+
+def test_a_prompt_as_large_as_the_share_of_exports_waits_for_all_of_it() -> None:
+    """Beside other exports it would take blocks beyond the share, which running sequences are to have."""
+    h = engine(blocks=16, export_share=0.5)
+    small = h.submit(prompt(8), "prefill")
+    large = h.submit(prompt(32, 50), "prefill")
+    h.run()
+    assert h.stories[small].ended is not None
+    assert h.stories[large].ended is None
+    h.scheduler.release_lease("lease-1")
+    h.run()
+    assert h.stories[large].ended is not None
+    assert h.scheduler.load().blocks_exported == 8
+
+
+def test_exports_may_have_their_whole_share_and_a_prompt_beyond_it_the_whole_pool() -> None:
+    """A block less, and the last prompt that fits would wait until others have been pulled."""
+    h = engine(blocks=16, export_share=0.5)
+    works = [h.submit(prompt(16, 100 * number), "prefill") for number in range(2)]
+    h.run()
+    assert all(h.stories[work].ended is not None for work in works)
+    h.scheduler.release_lease("lease-2")
+    beyond = h.submit(prompt(48, 300), "prefill")
+    h.run()
+    assert h.stories[beyond].ended is not None
+    assert h.scheduler.load().blocks_exported == 16
 
 
 def test_a_prompt_larger_than_the_share_of_exports_needs_only_room() -> None:
@@ -455,6 +517,24 @@ def test_the_latest_arrival_is_preempted_and_starts_again() -> None:
     assert stats[0].preemptions == 0
     assert stats[1].preemptions >= 1
     assert h.scheduler.load().preemptions == stats[1].preemptions
+
+
+def test_a_block_is_not_copied_for_who_is_preempted_in_the_same_step() -> None:
+    """The copy would be written over the KV of whoever was given its slot."""
+    h = engine(blocks=5)
+    urgent = h.submit(prompt(8, 50), "decode", max_tokens=6, priority=1)
+    h.step()
+    h.land_all(urgent)
+    forked = h.submit(prompt(6), max_tokens=6, branches=(Branch(0, 1), Branch(1, 2)))
+    h.step()
+    h.provide(urgent, 0)
+    h.step()
+    assert h.scheduler.residence.preemptions == 2
+    assert h.steps[-1].copies == ()
+    h.run()
+    assert len(h.tokens(urgent)) == 6
+    assert h.stories[forked].ended is not None
+    h.drain()
 
 
 def test_higher_priority_goes_first_and_is_preempted_last() -> None:
@@ -510,6 +590,24 @@ def test_the_queue_is_bounded() -> None:
     h.submit(prompt(8))
     h.submit(prompt(8))
     assert code_of(lambda: h.submit(prompt(8))) == "queue_full"
+
+
+def test_whoever_waits_is_counted_whatever_for() -> None:
+    """Who is not counted is queued beyond the bound, and routers send more to a worker that has enough."""
+    h = engine(max_sequences=2, max_waiting=4)
+    h.submit(prompt(16), bring=4)
+    h.step()
+    h.submit((*prompt(16), 90), bring=4)
+    h.submit(prompt(8, 100), max_tokens=50)
+    h.step()
+    assert h.scheduler.load().waiting == 1, "one waits for blocks that are on their way for the first"
+    for mode, bring in (("decode", 0), ("local", 2), ("local", 0)):
+        h.submit(prompt(12, 200), mode, bring=bring)
+        h.step()
+    assert (h.scheduler.load().running, h.scheduler.load().waiting) == (2, 4)
+    assert code_of(lambda: h.submit(prompt(8))) == "queue_full"
+    h.drain()
+    assert h.scheduler.load().waiting == 0
 
 
 def test_queue_and_total_deadlines_fail_works_with_a_typed_error() -> None:
@@ -577,6 +675,77 @@ def test_load_counts_what_runs_waits_and_is_held() -> None:
     assert (load.running, load.waiting, load.queued_prompt_tokens, load.blocks_free) == (0, 0, 0, 64)
     assert load.blocks_cached > 0
     assert load.step_s == pytest.approx(0.001)
+
+
+def test_stats_tell_when_the_prompt_was_complete() -> None:
+    """The trace of a request says by it for how long the prompt was computed, and not its whole answer."""
+    h = engine(max_batched_tokens=8)
+    work = h.submit(prompt(21), max_tokens=6)
+    for _ in range(3):
+        h.step()
+    complete = h.now
+    h.run()
+    stats = h.stats(work)
+    assert stats.prefilled == stats.first_token == complete
+    assert stats.chunks == 3
+    assert stats.finished is not None
+    assert complete < stats.finished
+
+
+def test_the_prompt_of_several_branches_is_complete_when_they_fork() -> None:
+    h = engine()
+    work = h.submit(prompt(10), max_tokens=8, branches=(Branch(0, 1, (300, 301)), Branch(1, 2, (400,))))
+    h.step()
+    complete = h.now
+    h.run()
+    stats = h.stats(work)
+    assert stats.prefilled == complete
+    assert stats.first_token is not None
+    assert stats.first_token > complete, "their own forced tokens come first"
+
+
+@pytest.mark.parametrize("branches", [(Branch(0, 1),), (Branch(0, 1), Branch(1, 2))], ids=["one", "two"])
+def test_a_prompt_that_others_computed_is_complete_when_its_last_block_has_landed(
+    branches: tuple[Branch, ...],
+) -> None:
+    h = engine()
+    work = h.submit(prompt(9), "decode", branches=branches)
+    h.step()
+    h.now = 2.0
+    h.land_all(work)
+    h.now = 3.0
+    for branch in branches:
+        h.provide(work, branch.sequence)
+    h.run()
+    assert h.stats(work).prefilled == 2.0
+
+
+def test_a_preempted_work_keeps_the_time_at_which_its_prompt_was_complete() -> None:
+    h = engine(blocks=8)
+    works = [h.submit(prompt(8, 50 * number), max_tokens=16) for number in range(2)]
+    h.step()
+    complete = h.now
+    h.run()
+    assert h.stats(works[1]).preemptions >= 1
+    assert [h.stats(work).prefilled for work in works] == [complete, complete]
+
+
+def test_a_target_that_is_told_bounds_the_prompts_of_the_next_step_until_it_is_taken_back() -> None:
+    """Routers tell a worker to keep its streams smoother, and plan as if it did: it must not go on as before."""
+    h = engine(max_batched_tokens=64, min_prefill_tokens=4)
+    h.submit(prompt(8), max_tokens=60)
+    for _ in range(20):
+        h.step()
+    chunks = []
+    for number, target in enumerate((None, 1e-4, None)):
+        h.scheduler.set_itl_target(target)
+        h.submit(prompt(40, 100 + 50 * number), max_tokens=1)
+        h.step()
+        chunks.append(max(row.count for row in h.steps[-1].rows))
+        h.scheduler.set_itl_target(None)
+        h.step()
+    assert chunks == [40, 4, 40], "steps of a millisecond leave no room beside a tenth of one, but the floor"
+    h.drain()
 
 
 def test_columns_and_rows_bring_the_same_tokens_and_blocks() -> None:
