@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 import yaml
 
+from tandem.core.deadlines import Deadlines
 from tandem.spec.reading import service_of
 from tests.helm.charts import (
     CHART,
@@ -105,6 +106,14 @@ def test_pods_have_probes_and_resources_and_no_token_unless_they_need_it(objects
                 asked = handler.get("httpGet", handler.get("tcpSocket", {})).get("port")
                 assert asked is None or asked in ports
             assert container["livenessProbe"].get("httpGet", {}).get("path") != "/ready", "liveness is not readiness"
+
+
+@every
+def test_a_router_may_start_for_as_long_as_workers_keep_what_its_clients_come_back_to(objects: list[Json]) -> None:
+    (router,) = [one for one in workloads(objects) if one["metadata"]["name"] == "tandem-router"]
+    (container,) = [one for one in containers(router) if one["name"] == "router"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == Deadlines().router_restart_s
 
 
 @every
