@@ -95,6 +95,17 @@ def test_found_blocks_are_colder_than_what_is_here_and_evict_nothing() -> None:
     assert book.names() == (b"older" * 4, b"old" * 6, bytes(16))
 
 
+def test_a_book_at_its_bounds_is_right_and_one_above_them_is_not() -> None:
+    """Drills and simulations ask the book itself: it must not blame a tenant for what it may have, nor miss more."""
+    book = filled(3, blocks=4, quota=3)
+    book.check()
+    book.quotas.tell("", 2)
+    with pytest.raises(AssertionError, match="above their quota"):
+        book.check()
+    book.trim("")
+    book.check()
+
+
 @dataclass
 class Model:
     """What the book should hold, the coldest first."""
@@ -261,6 +272,35 @@ def test_a_pin_is_only_strengthened() -> None:
     assert pins.count("") == 1
 
 
+def renewed(pins: PinBook, name: bytes, priority: int, ttl_s: float) -> None:
+    """Pin once, and renew as often as a prompt does that many requests begin with."""
+    for _ in range(200):
+        assert pins.pin((name,), Pinning(priority, ttl_s), 0.0) == 1
+        ttl_s += 1.0
+
+
+def test_beside_a_pin_that_is_renewed_over_and_over_others_still_end() -> None:
+    """Else what has ended counts against the quota, and new pins are refused for it."""
+    pins = PinBook(Quotas(3), 3)
+    pins.pin((b"a" * 16,), Pinning(0, 1000.0), 0.0)
+    pins.pin((b"b" * 16,), Pinning(0, 10.0), 0.0)
+    renewed(pins, b"a" * 16, 0, 1000.0)
+    assert pins.pin((b"c" * 16, b"d" * 16), Pinning(0, 10.0), 11.0) == 2
+    assert [pins.pinned(name * 16, 12.0) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    pins.check()
+
+
+def test_beside_a_pin_that_is_renewed_over_and_over_the_least_important_goes_first() -> None:
+    """Else a prefix of low priority stays where one of higher priority is refused."""
+    pins = PinBook(Quotas(3), 3)
+    pins.pin((b"a" * 16,), Pinning(2, 10.0), 0.0)
+    pins.pin((b"b" * 16,), Pinning(1, 5000.0), 0.0)
+    renewed(pins, b"c" * 16, 2, 1000.0)
+    assert pins.pin((b"d" * 16,), Pinning(2, 10.0), 0.0) == 1
+    assert [pins.pinned(name * 16, 1.0) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    pins.check()
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), TENANTS, st.integers(0, 3), st.floats(0.1, 9)), max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_pins_never_exceed_their_bounds(asked: list[tuple[int, str, int, float]]) -> None:
@@ -304,6 +344,18 @@ def test_the_rate_that_was_guessed_counts_while_all_reads_are_alike() -> None:
         speed.observe(1 << 20, 0.030)
     assert speed.expected_s(1 << 20) == pytest.approx(0.030, rel=0.01)
     assert speed.expected_s(16 << 20) == pytest.approx(0.030 + (15 << 20) / 1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(1 << 20, 0.0), (1 << 20, -1.0), (0, 0.5), (-4096, 0.5)])
+def test_a_read_that_a_clock_or_a_count_makes_impossible_says_nothing(size: int, seconds: float) -> None:
+    """A clock that stood still would have a tier believed to be without cost, and every block brought from it."""
+    speed = Speed(1e9, 1e-3, 1 << 20)
+    before = speed.line
+    for _ in range(100):
+        speed.observe(size, seconds)
+    assert speed.line == before
+    speed.observe(1 << 20, 0.5)
+    assert speed.line != before, "possible ones count"
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 30), st.floats(1e-6, 10.0)), max_size=50))

@@ -52,3 +52,26 @@ async def test_blocks_do_not_push_each_other_out_of_a_lower_tier_that_is_too_sma
         await tiers.settle()
     assert meter.written > written, "what the lower tier has lost, and has room for, is written again"
     await tiers.close()
+
+
+async def test_a_share_of_dram_is_clean_and_the_rest_is_spared_the_disk() -> None:
+    """What DRAM gives up without a copy below is lost and computed again; what it keeps need not wear the disk."""
+    meter = CountingMeter()
+    pool = Pool(block_layout(BLOCK), 2 * UPPER)
+    settings = TierSettings(
+        dram_bytes=UPPER * BLOCK,
+        nvme_dir=Path("/nowhere"),
+        nvme_bytes=4 * UPPER * BLOCK,
+        segment_bytes=BLOCK,
+        clean_share=0.25,
+    )
+    tiers = memory_tiers(settings, pool, SystemClock(), meter)
+    names = [named(index) for index in range(3 * UPPER)]
+    async with asyncio.timeout(20.0):
+        for count, name in enumerate(names, 1):
+            tiers.offer(pool.compute([name]))
+            await tiers.settle()
+            assert len(tiers.snapshot()["nvme"]) == max(0, count - 9), "all but three quarters of DRAM"
+    assert len(tiers.where(names)) == len(names), "nothing is lost"
+    assert meter.written == (len(names) - 9) * BLOCK, "nothing is written twice"
+    await tiers.close()

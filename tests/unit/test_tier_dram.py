@@ -10,6 +10,7 @@ from kv_transfer.tiers.dram import DramShelf
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.passes import PIECE_BYTES
+from kv_transfer.tiers.shelf import Brought, Item, Wanted
 from kv_transfer.tiers.tiers import Lost, Restored
 from tandem.service.metrics import PrometheusMeter
 from tandem.service.system import SystemClock
@@ -111,3 +112,51 @@ async def test_a_place_that_somebody_else_filled_is_compared_with_its_words(tmp_
         shelf.memory.block(place)[1] ^= int(flipped)
         outcomes = await b.restore([name])
         assert outcomes == [Lost(0, "digest")] if flipped else b.good([name], outcomes)
+
+
+def shelf_of(blocks: int, size: int, threads: int) -> tuple[DramShelf, Pool]:
+    """A shelf by itself."""
+    pool = Pool(block_layout(size), 2)
+    return DramShelf(blocks, pool.layout, threads, 5.0), pool
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "threads", "told"),
+    [
+        (64 << 10, 8, 2, [4, 4]),
+        (64 << 10, 32, 2, [8, 8, 8, 8]),
+        (1 << 20, 64, 1, [16, 16, 16, 16]),
+    ],
+    ids=["no less than is worth a thread", "two turns of every thread", "16 MiB at most"],
+)
+async def test_a_restore_is_shared_among_all_threads_and_told_as_it_comes(
+    size: int, count: int, threads: int, told: list[int]
+) -> None:
+    """With one share the other threads have nothing to do; with few the first blocks come as late as the last."""
+    shelf, pool = shelf_of(1, size, threads)
+    pool.compute(NAMES[:1])
+    (place,) = await shelf.write([Item(NAMES[0], "", 0, pool.words(NAMES[0]))], pool.memory, lambda: None)
+    assert isinstance(place, int)
+    wanted = [Wanted(index, NAMES[0], place, 1) for index in range(count)]
+    batches = [batch async for batch in shelf.read(wanted, pool.memory).results()]
+    assert [len(batch) for batch in batches] == told
+    assert [outcome for batch in batches for outcome in batch] == [
+        Brought(index, pool.words(NAMES[0])) for index in range(count)
+    ]
+    await shelf.close(10.0)
+
+
+async def test_a_damaged_block_takes_no_place() -> None:
+    """Else every one costs a block of DRAM for good, until there is none for what is whole."""
+    shelf, pool = shelf_of(1, BLOCK, 1)
+    pool.compute(NAMES[:2])
+    pool.memory.block(0)[9] ^= 4
+    damaged, whole = (Item(name, "", slot, pool.words(name)) for slot, name in enumerate(NAMES[:2]))
+    for _ in range(2):
+        assert await shelf.write([damaged], pool.memory, lambda: None) == ["digest"]
+    (place,) = await shelf.write([whole], pool.memory, lambda: None)
+    assert isinstance(place, int)
+    assert shelf.words(place) == whole.words
+    shelf.free(place)
+    assert await shelf.write([whole], pool.memory, lambda: None) == [place], "one that is free is used again"
+    await shelf.close(10.0)

@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -222,6 +224,44 @@ async def test_what_is_used_survives_the_segment_it_was_in(tmp_path: Path) -> No
         assert len(files(b)) <= 5
 
 
+async def test_a_tier_made_smaller_keeps_the_newest_and_goes_on(tmp_path: Path) -> None:
+    """After a restart with a smaller `nvme_bytes`: else the disk has more than it may, and takes nothing any more."""
+    many = [named(i) for i in range(64)]
+    async with stage("nvme", tmp_path, blocks=64) as b:
+        await b.keep(many)
+    async with stage("nvme", tmp_path, blocks=32) as b:
+        assert set(b.tiers.snapshot()["nvme"]) == set(many[32:])
+        assert len(files(b)) <= 5
+        more = [named(i, "more") for i in range(32)]
+        await b.keep(more)
+        assert b.good(more, await b.restore(more))
+        assert len(files(b)) <= 5
+
+
+async def test_after_a_kill_all_that_was_written_is_found_again(tmp_path: Path) -> None:
+    """The segment that was made ahead has nothing in it: it must not stand in the way of an older one that has."""
+    killed, again = tmp_path / "killed", tmp_path / "again"
+    async with stage("nvme", killed, blocks=32) as b:
+        await b.keep([named(i) for i in range(32)])
+        await until(lambda: len(files(b)) == 5)
+        shutil.copytree(killed, again)
+    async with stage("nvme", again, blocks=32) as b:
+        assert set(b.tiers.snapshot()["nvme"]) == {named(i) for i in range(32)}
+
+
+async def test_a_closed_tier_leaves_neither_threads_nor_an_empty_file(tmp_path: Path) -> None:
+    """Threads that stayed would write on into a directory that another process has by then."""
+    before = set(threading.enumerate())
+    async with stage("nvme", tmp_path, stall_s=10.0) as b:
+        await b.keep(NAMES)
+        await until(lambda: len(files(b)) == 2)  # One of them ahead of need.
+        assert b.good(NAMES, await b.restore(NAMES))
+        names = {thread.name.rpartition("-")[0] for thread in set(threading.enumerate()) - before}
+        assert names == {"tier-read", "tier-write"}
+    assert set(threading.enumerate()) <= before
+    assert len(files(b)) == 1
+
+
 async def test_what_a_file_had_before_is_never_found_again(tmp_path: Path) -> None:
     async with stage("nvme", tmp_path, blocks=32) as b:
         for start in range(0, 80, 8):
@@ -331,13 +371,73 @@ async def test_a_disk_that_fails_to_read_is_done_without_and_found_again(tmp_pat
         outcomes = await b.restore(NAMES[:2])
         assert outcomes == [Lost(0, "io_error"), Lost(1, "io_error")]
         assert b.tiers.usable
-        outcomes = await b.restore(NAMES[2:5])
-        assert all(isinstance(outcome, Lost) for outcome in outcomes)
+        assert await b.restore(NAMES[2:3]) == [Lost(0, "io_error")], "two are bad luck, a third is a bad disk"
         assert not b.tiers.usable
         assert b.views["nvme"] == {}
         disk.fail = {}
         await until(lambda: b.tiers.usable)
+        disk.fail = {"read": errno.EIO}
+        assert await b.restore(NAMES[3:5]) == [Lost(0, "io_error"), Lost(1, "io_error")]
+        disk.fail = {}
+        assert b.tiers.usable, "what was counted before says nothing of the disk as it is now"
         assert b.good(NAMES[5:], await b.restore(NAMES[5:]))
+
+
+async def test_a_full_disk_is_left_alone_until_it_is_time_to_try_again(tmp_path: Path) -> None:
+    """Else every block that is offered meets the full disk again, with a warning in the log each time."""
+    async with failing(tmp_path, retry_s=3600.0, retry_max_s=3600.0) as (b, disk):
+        await b.keep(NAMES)
+        disk.fail = {"write": errno.ENOSPC, "create": errno.ENOSPC}
+        await b.keep([named(20)])
+        disk.fail = {}
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not b.tiers.usable
+        await b.keep([named(21)])
+        assert b.figure("tandem_tier_dropped_total", "nvme", "off") == 1
+        assert b.good(NAMES, await b.restore(NAMES)), "what is there can still be read"
+
+
+async def test_a_failed_disk_is_left_alone_until_it_is_time_to_try_again(tmp_path: Path) -> None:
+    """Else a disk that is broken is opened and scanned over and over."""
+    async with failing(tmp_path, batch_bytes=1, retry_s=3600.0, retry_max_s=3600.0) as (b, disk):
+        await b.keep(NAMES)
+        disk.fail = {"read": errno.EIO}
+        await b.restore(NAMES[:3])
+        disk.fail = {}
+        await until(lambda: disk.claims > 1, within_s=0.1, strict=False)
+        assert disk.claims == 1
+        assert not b.tiers.usable
+
+
+async def test_a_disk_that_comes_back_empty_takes_blocks_again(tmp_path: Path) -> None:
+    """One that was replaced, say: the segment that was being written to is not there any more."""
+    async with failing(tmp_path) as (b, disk):
+        await b.keep(NAMES[:4])
+        disk.fail = {"write": errno.EIO, "claim": errno.EIO}
+        b.tiers.offer(b.pool.compute(NAMES[4:]))
+        await b.tiers.settle()
+        assert not b.tiers.usable
+        for path in files(b):
+            path.unlink()
+        disk.fail = {}
+        await until(lambda: b.tiers.usable)
+        async with asyncio.timeout(10.0):
+            await b.keep(NAMES)
+        assert b.good(NAMES, await b.restore(NAMES))
+
+
+async def test_of_an_engines_blocks_an_eighth_is_held_for_copying_at_most(tmp_path: Path) -> None:
+    """A disk that is slow must not keep requests waiting for blocks."""
+    async with failing(tmp_path, stall_s=10.0) as (b, disk):
+        disk.going.clear()
+        b.tiers.offer(b.pool.compute([named(i) for i in range(64)]))
+        await until(lambda: disk.waiting > 0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert 0 < len(b.pool.held) <= b.pool.memory.blocks // 8
+        disk.going.set()
+        await b.tiers.settle()
 
 
 async def test_a_bad_place_now_and_then_does_not_close_a_disk(tmp_path: Path) -> None:

@@ -111,6 +111,18 @@ def test_found_segments_come_before_what_is_written_later() -> None:
     assert log.oldest() == 4
 
 
+def test_after_the_open_segment_is_gone_the_next_record_needs_a_new_one() -> None:
+    """As after a disk failed: what is written then must not be put into a segment that is not there."""
+    log = SegmentLog(6)
+    log.begin(0, 2)
+    log.written(log.append(b"a" * 16))
+    assert not log.full
+    log.drop(0)
+    assert log.full
+    log.begin(log.next_number(), 2)
+    assert segment_of(log.append(b"b" * 16)) == 1
+
+
 def reason(page: bytes) -> str:
     with pytest.raises(Unreadable) as problem:
         decode_segment(page, SHAPE, SEALS)
@@ -166,3 +178,17 @@ def test_what_does_not_fit_into_a_head_is_known_before() -> None:
         decode_record(bytes(ALIGN), SEGMENT, 0)
     with pytest.raises(Unreadable, match="torn"):
         decode_record(bytes(100), SEGMENT, 0)
+
+
+def test_a_head_that_fills_its_page_is_believed_and_one_that_would_be_longer_is_torn() -> None:
+    """An operator looks for an intruder where a head is forged: lengths that cannot be are damage, not forgery."""
+    words = b"w" * 64
+    most = max(size for size in range(ALIGN) if fits("t" * size, words))
+    head = RecordHead(b"n" * 16, "t" * most, words, b"t" * 32)
+    page = encode_record(head, SEGMENT, 3)
+    assert len(page) == ALIGN
+    assert decode_record(page, SEGMENT, 3) == head
+    for more in (1, 32, 64, 65, 500):
+        longer = page[:6] + (most + more).to_bytes(2, "little") + page[8:]
+        with pytest.raises(Unreadable, match="torn"):
+            decode_record(longer, SEGMENT, 3)
