@@ -42,6 +42,8 @@ _LINK: Final = "tandem-link"
 _NONCE: Final = "tandem-nonce"
 _CHALLENGE: Final = "tandem-challenge"
 
+_DIGITS_MAX: Final = 10
+
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -322,6 +324,8 @@ class GrpcLinkServer:
         if key not in self._meetings:
             self._meetings[key] = _Meeting(_worker_end(str(metadata.get("tandem-router", "")), self._limits))
         meeting = self._meetings[key]
+        if stream in meeting.arrived:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"the {stream} stream of this link is there already")
         meeting.arrived.add(stream)
         if len(meeting.arrived) == 2:
             meeting.both.set()
@@ -356,12 +360,17 @@ class GrpcLinkServer:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{why}; give it ticket_key_file")
 
     async def _check_protocol(self, theirs: str, context: Any) -> None:
-        if not theirs.isdigit() or abs(int(theirs) - self._protocol) > 1:
+        if not _is_number(theirs) or abs(int(theirs) - self._protocol) > 1:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the router speaks protocol {theirs or 'none'}, this worker {self._protocol}; "
                 "only neighbouring versions work together",
             )
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a number that can be a version: of one with thousands of digits Python makes none."""
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS_MAX
 
 
 def _header(text: str) -> str:

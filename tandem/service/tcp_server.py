@@ -190,6 +190,8 @@ class Arriving:
             self._timer = None
 
     def took(self, kind: int, body: memoryview) -> None:
+        if self.refusal is not None:
+            return
         if self.greeting is not None:
             raise TandemError("link_lost", "something came before the greeting was answered")
         keys = self._server.keys
@@ -232,7 +234,11 @@ class Arriving:
     def _too_late(self) -> None:
         self._timer = None
         self.refusal = "a connection did not become half of a link in time"
+        never_began = not self.stream.connected
         self.stream.abort()
+        if never_began:
+            # Nobody hears of the end of one that never came out of its TLS handshake.
+            self._server.left(self, self.refusal)
 
 
 async def _listen(bind: str) -> socket.socket:

@@ -38,6 +38,7 @@ class TcpStream(asyncio.Protocol):
         self._cutter = FrameCutter()
         self._transport: asyncio.Transport | None = None
         self._failure: str | None = None
+        self._unwanted = False
         self.congested = False
         """Whether what was written waits for the peer: no more should be written now."""
 
@@ -70,8 +71,14 @@ class TcpStream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now: with TLS, whether its handshake is over."""
+        return self._transport is not None
+
     def abort(self) -> None:
-        """End the connection now."""
+        """End the connection now, or as soon as there is one."""
+        self._unwanted = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -92,6 +99,8 @@ class TcpStream(asyncio.Protocol):
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._unwanted:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         assert self._owner is not None

@@ -21,6 +21,7 @@ from tandem.core.messages import (
 from tandem.engine.protocol import FirstTokens, StepReport, Work, WorkStats
 from tandem.worker.attempt_spans import SpanMaker, Stamp
 from tandem.worker.attempts import Attempt, AttemptTable, new_outputs
+from tandem.worker.bounds import check_first, check_submit
 from tandem.worker.figures import Figures
 from tandem.worker.handover import Handover, transferred
 from tandem.worker.holding import Holding
@@ -128,6 +129,12 @@ class AttemptDesk:
         attempt = self._table.by_handle(session_id, first.handle)
         output = attempt.outputs.get(first.sequence) if attempt is not None else None
         if attempt is None or output is None or output.finished:
+            return
+        try:
+            check_first(first, self._identity.info)
+        except TandemError as error:
+            self._fail(attempt, error.code, error.message, error.param)
+            self._engine.cancel(attempt.work_id)
             return
         if output.position == output.first_position:
             output.text.skip(first.token)
@@ -273,8 +280,7 @@ class AttemptDesk:
             raise _invalid("export", "mode prefill needs an export lease")
         if submit.mode == "decode" and submit.remote is None:
             raise _invalid("remote", "mode decode needs to know where the blocks are")
-        if len(submit.prompt) % 4 != 0:
-            raise _invalid("prompt", "the prompt is no sequence of packed token ids")
+        check_submit(submit, self._identity.info)
         if submit.grammar is not None and "grammar" not in self._identity.info.features:
             raise _invalid("grammar", "the engine of this worker cannot bind its output to a grammar")
         if submit.images and ("images" not in self._identity.info.features or submit.mode != "local"):

@@ -6,6 +6,7 @@ import msgspec
 
 from kv_transfer.fetch_progress import FetchReport
 from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
@@ -44,10 +45,13 @@ class Handover:
         held = self._holding.at(session_id, keep.handle)
         if held is not None and held.attempt.log is not None:
             for output in keep.outputs:
-                held.attempt.log.keep(output)
+                if output.sequence in held.attempt.outputs:
+                    held.attempt.log.keep(output)
 
     def claim(self, session_id: int, claim: Claim) -> None:
-        """Hand over, and tell whoever had it before, if he is there."""
+        """Hand over, and tell whoever had it before, if he is there. Raises `invalid_request` for a handle in use."""
+        if self._table.by_handle(session_id, claim.handle) is not None or (session_id, claim.handle) in self._holding:
+            raise TandemError("invalid_request", f"handle {claim.handle} is in use", param="handle")
         held = self._holding.find(claim.keys, self._clock.now())
         if held is None:
             self._say(session_id, Unclaimed(claim.handle))
@@ -62,7 +66,7 @@ class Handover:
     def failed(self, attempt: Attempt, failure: AttemptFailed) -> None:
         """The attempt failed here; whoever claims it hears of it."""
         held = self._holding.at(attempt.session_id, attempt.submit.handle)
-        if held is not None:
+        if held is not None and held.attempt is attempt:
             held.failure = failure
 
     def ended(self, attempt: Attempt, report: AttemptReport) -> None:

@@ -78,7 +78,7 @@ class Holding:
         """An attempt is over. Of a prefill whose router is there, decode's death may make it the last trace: it
         stays until the router ends it."""
         held = self._held.get(_place(attempt))
-        if held is not None:
+        if held is not None and held.attempt is attempt:
             held.report = report
             if held.until is None and (attempt.submit.mode != "prefill" or held.complete):
                 held.until = now + self._lease_s

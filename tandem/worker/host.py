@@ -39,6 +39,7 @@ from tandem.service.link import WorkerLink
 from tandem.service.logs import EventLines, event
 from tandem.worker.attempts import Attempt
 from tandem.worker.block_events import POOL, BlockEvents
+from tandem.worker.bounds import check_drain, check_split, step_target_s
 from tandem.worker.departure import Departure, Farewell
 from tandem.worker.desk import SELF, AttemptDesk
 from tandem.worker.fetches import Fetches
@@ -47,10 +48,12 @@ from tandem.worker.incarnation import Incarnation
 from tandem.worker.parts import KvFetcher, Parts, Publisher
 from tandem.worker.session import Session
 from tandem.worker.split_board import SplitBoard
-from tandem.worker.waiting import at_most, unless_lost
+from tandem.worker.waiting import at_most
 
 _log = logging.getLogger(__name__)
 
+_REASON_CHARS_MAX: Final = 512
+"""Of why a link has ended: the other end may have said it."""
 _IDLE: Final = Load(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0)
 
 
@@ -172,21 +175,27 @@ class WorkerHost:
         return self.identity.hello(self.incarnation.epoch, self.departure.left_s is not None, not self.ready, shapes)
 
     async def _serve_commands(self, session: Session) -> None:
-        while (commands := await unless_lost(session.link.tokens.receive())) is not None:
-            self._fence()
-            session.heard = self._clock.now()
-            if session.open:
-                self._health.admitted()
-            for command in commands:
+        try:
+            while True:
+                commands = await session.link.tokens.receive()
+                self._fence()
+                session.heard = self._clock.now()
                 if session.open:
-                    self._command(session, command)
-        self._forget(session, "the link was lost")
+                    self._health.admitted()
+                for command in commands:
+                    if session.open:
+                        self._command(session, command)
+        except TandemError as error:
+            self._forget(session, _why_over(error))
 
     async def _serve_requests(self, session: Session) -> None:
-        while await unless_lost(session.link.state.receive()) is not None:
-            session.heard = self._clock.now()
-            self._send_snapshot(session)
-        self._forget(session, "the link was lost")
+        try:
+            while True:
+                await session.link.state.receive()
+                session.heard = self._clock.now()
+                self._send_snapshot(session)
+        except TandemError as error:
+            self._forget(session, _why_over(error))
 
     def _forget(self, session: Session, reason: str) -> None:
         """Free everything held for a router, at once, but for what another one may claim for a while."""
@@ -204,6 +213,7 @@ class WorkerHost:
             session.tell(message)
 
     def _command(self, session: Session, command: WorkerCommand) -> None:
+        """Follow a command. Raises `invalid_request` for one that means nothing: whoever says that gets no link."""
         match command:
             case Submit() | Claim() if not session.opens(command.handle):
                 event(_log, "command_repeated", router=session.link.peer, handle=command.handle)
@@ -222,10 +232,12 @@ class WorkerHost:
             case Claim():
                 self._desk.handover.claim(session.session_id, command)
             case Drain():
+                check_drain(command)
                 self.start_drain(command.within_s)
             case Tune():
-                self._engine.set_itl_target(command.itl_target_s)
+                self._engine.set_itl_target(step_target_s(command))
             case PublishSplit():
+                check_split(command)
                 self._split.publish(command, session, self._sessions.values(), self._clock.now())
             case Ping():
                 pass
@@ -364,3 +376,10 @@ class WorkerHost:
 
     def _busy(self) -> bool:
         return self.attempts > 0 or self._load_stale or self._load.blocks_exported > 0
+
+
+def _why_over(error: TandemError) -> str:
+    """Why a router has no link any more."""
+    if error.code == "link_lost":
+        return error.message[:_REASON_CHARS_MAX]
+    return f"it sent a command that means nothing: {error.message}"[:_REASON_CHARS_MAX]

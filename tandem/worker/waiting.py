@@ -1,22 +1,7 @@
-"""Waits of a worker's host, with what ends them."""
+"""Waits of a worker's host, with what bounds them."""
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
-
-from tandem.core.errors import TandemError
-
-T = TypeVar("T")
-
-
-async def unless_lost(receiving: Awaitable[T]) -> T | None:
-    """What a link brings, or None when it is lost."""
-    try:
-        return await receiving
-    except TandemError as error:
-        if error.code != "link_lost":
-            raise
-        return None
 
 
 async def at_most(waiting: Awaitable[object], seconds: float) -> None:
