@@ -206,7 +206,9 @@ class FrontDoor:
                 n=request.n or 1,
                 seed=seed,
                 sampling=sampling,
-                stopping=parameters.stopping(request, len(prompt) // 4, model.context_tokens, renderer.defaults),
+                stopping=parameters.stopping(
+                    request, len(prompt) // 4, model.context_tokens, renderer.vocab_size, renderer.defaults
+                ),
                 timeout_s=timeout_s,
                 received=arrival.received,
                 received_wall=arrival.received_wall,

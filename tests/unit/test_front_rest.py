@@ -171,7 +171,7 @@ def test_parameters_reach_the_generation() -> None:
             logit_bias={"9": -5, "3": 1.5},
             seed=-1,
             stop=["a", "b"],
-            stop_token_ids=[4],
+            stop_token_ids=[4, 4_000_000_000],
             ignore_eos=True,
             min_tokens=2,
             max_completion_tokens=6,

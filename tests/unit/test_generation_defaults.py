@@ -72,7 +72,7 @@ def test_max_new_tokens_bounds_answers_that_are_not_bounded_otherwise(
 ) -> None:
     context = 200
     defaults = defaults_of({"max_new_tokens": stated})
-    found = parameters.stopping(chat(max_tokens=asked), prompt_tokens, context, defaults).max_tokens
+    found = parameters.stopping(chat(max_tokens=asked), prompt_tokens, context, 1000, defaults).max_tokens
     room = context - prompt_tokens
     assert found == (asked if asked is not None else min(room, stated or room))
 

@@ -77,9 +77,11 @@ def stopping(
     request: ChatRequest | CompletionRequest,
     prompt_tokens: int,
     context_tokens: int,
+    vocab_size: int,
     defaults: Defaults = NEUTRAL,
 ) -> Stopping:
-    """When to end; without `max_tokens` a sequence may be as long as `defaults` say, and else fill the context.
+    """When to end; without `max_tokens` a sequence may be as long as `defaults` say, and else fill the context. Stop
+    tokens that the model does not have never come, so they are left out: clients of many models send those of all.
 
     Raises `context_length_exceeded` with both numbers, or `invalid_request`.
     """
@@ -101,7 +103,7 @@ def stopping(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
+        stop_token_ids=tuple(token for token in request.stop_token_ids or () if token < vocab_size),
         ignore_eos=bool(request.ignore_eos),
         fills=asked is None,
     )
