@@ -134,3 +134,13 @@ def test_each_sequence_of_a_request_counts_with_its_own_length() -> None:
         await world.stop()
 
     run(main, limit_s=600.0)
+
+
+def test_the_very_longest_answers_count_as_much_as_others() -> None:
+    """Up to a million tokens: an agent's answers must not hide that most are short. What is longer counts, too."""
+    answers, most = AnswerLengths(), 1 << 20
+    answers.observe(most, 100.0)
+    answers.observe(most, 900_000.0)
+    assert answers.expected(most, 128) == pytest.approx((0.95 * 100.0 + 900_000.0) / 1.95)
+    answers.observe(1 << 24, 5e6)
+    assert answers.expected(1 << 24, 128) == pytest.approx(5e6)

@@ -10,11 +10,12 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
 from router.placement import CostModel
 from router.settings import CostPriors
 from tandem.core.entropy import SeededEntropy, below, unit
-from tandem.core.messages import Load
+from tandem.core.messages import Load, StepFit, StepSums
 from tandem.core.spans import Attribute, Span
 from tandem.engine.step_model import StepLoad, StepTimeModel
 from tandem.fleetsim.fleet import Fleet
@@ -282,3 +283,14 @@ def test_fits_that_come_with_heartbeats_alone_teach_as_well() -> None:
     after = [(costs.prefill_ms(name, 2_000), costs.step_ms(name, 8, 8_000)) for name in ("a", "slow")]
     assert after == before
     assert before[1][0] == pytest.approx(1.5 * before[0][0], rel=0.1)
+
+
+def test_a_new_engine_on_new_hardware_begins_at_what_the_model_takes_elsewhere() -> None:
+    """Its first worker has had no prompt yet: the model is all that it has in common with others."""
+    costs = CostModel(CostPriors())
+    told(costs, "here", 1.0, (200, 3_000), ("gpu", "model", "r1", "engine"))
+    told(costs, "other", 8.0, (200, 3_000), ("gpu", "other", "r1", "engine"))
+    plain = StepSums(400, 400 * 0.0106, 400 * 8.0, 400 * 8_000.0)
+    streams = StepFit(0.01, 5e-5, 3e-8, 0.0, 0.0, 0.0, plain)
+    costs.observe_load("new", replace_struct(IDLE, fit=streams), 0, ("new gpu", "model", "r1", "new engine"))
+    assert costs.prefill_ms("new", 2_000) == pytest.approx(costs.prefill_ms("here", 2_000), rel=0.05)

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from router.placement import CostModel, Objective, Placement, PlacementRequest, WorkerView
 from router.placement.decision import Work
+from router.placement.filters.sorting import Suitable
 from router.placement.learning.step_costs import StepTerms
+from router.placement.policies.asking import asking
+from router.placement.scorers.candidate import prefill_price, price_local, price_pairs
 from router.placement.scorers.stakes import (
     Stakes,
     beside_stake,
@@ -210,3 +213,16 @@ def test_who_waits_too_long_for_what_it_takes_is_the_one_that_goes_first() -> No
     found = placed(request, waiting, crowded)
     assert found.decode == "crowded"
     assert placed(request, waiting, crowded, without=("first token",)).decode == "waiting"
+
+
+def test_what_is_told_of_a_price_is_what_candidates_are_ordered_by() -> None:
+    """An operator who adds the parts up must find the cheapest first, with misses among them."""
+    request = ask(2_000, objective=Objective(ttft_ms=400.0, tpot_ms=14.0))
+    decode, prefill = busy("w1", 40, 1_000), view("p1", "prefill", load=load(queued_prompt_tokens=1_500))
+    found = asking(request, Suitable([decode], [prefill]), CostModel(CostPriors()), PlacementSettings())
+    local = price_local(found, decode)
+    (paired,) = price_pairs(found, [prefill_price(found, prefill)], local)
+    for each in (local, paired):
+        assert min(each.stakes_ms, each.answer_stakes_ms) > 1.0
+        assert each.breakdown().misses_ms == pytest.approx(each.stakes_ms + each.answer_stakes_ms)
+        assert each.breakdown().total_ms == pytest.approx(each.total_ms)

@@ -146,6 +146,7 @@ def test_workers_that_failed_the_request_are_the_last_resort() -> None:
     workers = (view("p1", "prefill"), view("d1", "decode"), view("d2", "decode"))
     found = placed(failed, *workers)
     assert (found.mode, found.decode) == ("local", "d2")
+    assert "p1 left out: it failed this request before" in found.reasons
     last = placed(failed, workers[1])
     assert last.decode == "d1"
     assert "only workers that already failed this request are left" in last.reasons
@@ -247,3 +248,21 @@ def test_every_answer_is_sound_and_does_not_depend_on_order(found: list[WorkerVi
     if answer.prefill is not None:
         prefill = by_id[answer.prefill]
         assert (prefill.role, prefill.pairing, prefill.draining) == ("prefill", decode.pairing, False)
+
+
+def test_a_first_token_waits_for_the_step_of_the_batch_that_is_there() -> None:
+    """Otherwise the busier a worker the sooner it would seem to answer."""
+    busy, costs = view("w1", "unified", load=load(running=50, blocks_free=600)), CostModel(CostPriors())
+    found = decide(ask(), [busy], costs)
+    assert isinstance(found, Placement)
+    assert busy.attended_tokens == 400 * LAYOUT.block_tokens
+    assert found.costs[0][1].queue_ms == pytest.approx(costs.step_ms("w1", 50, busy.attended_tokens))
+
+
+def test_an_answer_takes_steps_that_attend_to_its_own_prompt() -> None:
+    """Steps of long prompts are dearer, and the answer itself makes them so."""
+    costs = CostModel(CostPriors(step_ms_per_1k_context=10.0))
+    for prompt_tokens in (500, 5_000):
+        found = decide(ask(prompt_tokens), [view("w1", "unified")], costs)
+        assert isinstance(found, Placement)
+        assert found.costs[0][1].decode_ms == pytest.approx(64 * costs.step_ms("w1", 1, prompt_tokens + 32))

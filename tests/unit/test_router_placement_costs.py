@@ -46,6 +46,16 @@ def test_a_fit_keeps_to_its_priors_until_the_inputs_have_varied() -> None:
     assert constant + 1000 * token + 500_000 * position == pytest.approx(200.0, rel=0.01)
 
 
+def test_a_part_that_measurements_deny_is_nothing_and_one_that_they_never_had_is_what_was_assumed() -> None:
+    """What was assumed of the first would be added to every expectation for good."""
+    fit = Fit((1.0, 1.0, 0.3), (0.001, 0.001, 0.001), 0.99)
+    for amount in range(1, 40):
+        fit.observe((1.0, amount, 0.0), 10.0 * amount - 5.0)
+    fixed, each, unseen = fit.coefficients
+    assert (fixed, unseen) == (0.0, 0.3)
+    assert each == pytest.approx(10.0, rel=0.1)
+
+
 @given(st.lists(st.tuples(st.floats(1, 1e5), st.floats(1, 1e5), st.floats(0.01, 1e6)), max_size=40))
 def test_no_coefficient_is_ever_negative_or_no_number(measured: list[tuple[float, float, float]]) -> None:
     fit = Fit((1.0, 0.1, 0.1), (0.001, 0.02, 0.02), 0.99)
@@ -62,6 +72,56 @@ def test_long_prompts_are_learned_to_take_more_per_token() -> None:
         true_ms = computed * (TRUE_TOKEN_MS + TRUE_POSITION_MS * (reused + computed / 2))
         assert costs.prefill_ms("w", computed, reused) == pytest.approx(true_ms, rel=0.05)
         assert costs.prefill_ms("new", computed, reused) == pytest.approx(true_ms, rel=0.05)
+
+
+def test_who_has_the_long_prompts_does_not_look_slow() -> None:
+    """Attention makes them dearer per token on whatever worker computes them."""
+    costs = CostModel(CostPriors())
+    for turn in range(40):
+        for worker in ("a", "b", "long"):
+            own = (40_000, 50_000, 60_000) if worker == "long" else (500, 1_000, 2_000)
+            for computed in (500, 8_000, 60_000) if turn < 20 else own:
+                costs.observe_spans(worker, (prefill_span(computed, 0),), alone=True)
+    for tokens in (500, 50_000):
+        assert costs.prefill_ms("long", tokens) == pytest.approx(costs.prefill_ms("a", tokens), rel=0.05)
+
+
+@pytest.mark.parametrize(("tokens", "learned"), [(63, False), (64, True)])
+def test_prompts_teach_what_a_token_takes_from_a_few_dozen_tokens_on(tokens: int, learned: bool) -> None:
+    """A service whose prompts are all short would be priced by what was assumed for as long as it runs; shorter ones
+    tell of the step alone."""
+    costs = CostModel(CostPriors())
+    for _ in range(40):
+        costs.observe_spans("w", (prefill_span(tokens, 0, 10.0 + tokens * 1.0),), alone=True)
+    assert costs.prefill_ms("w", tokens) == pytest.approx(tokens * (1.0 if learned else 0.1), rel=0.1)
+
+
+def test_the_first_prompt_of_a_worker_that_has_told_no_figures_had_no_batch_beside_it() -> None:
+    """Where these are dear, one too many would leave nothing of its time for the prompt itself."""
+    costs = CostModel(CostPriors(step_ms_per_sequence=50.0, step_ms_per_1k_context=50_000.0))
+    costs.observe_spans("w", (prefill_span(1000, 0, 110.0),), alone=True)
+    assert costs.prefill_ms("w", 1000) == pytest.approx(100.0)
+
+
+def test_short_prompts_beside_steps_that_prompts_make_longer_teach_their_whole_time() -> None:
+    """Steps that compute a prompt take thrice what they do without: what a prompt waits for them is not cut off as if
+    it were a stall."""
+    costs = CostModel(CostPriors())
+    for turn in range(80):
+        for computed in (100 + turn % 50, 1_500 + 40 * (turn % 9)):
+            costs.observe_spans("w", (prefill_span(computed, 0, 3 * 10.0 + computed * TRUE_TOKEN_MS),), alone=True)
+    assert costs.prefill.terms("w").steps == pytest.approx(3.0, rel=0.1)
+
+
+def test_prompts_that_take_no_time_for_their_steps_are_learned_from_as_well() -> None:
+    """Of an engine that computes pieces beside each other: nothing is left of what a step was assumed to take."""
+    costs = CostModel(CostPriors())
+    for turn in range(60):
+        pieces = 1 + turn % 6
+        took = span("prefill", 150.0 - 10.0 * pieces, tokens_computed=1_000, tokens_reused=0, chunks=pieces)
+        costs.observe_spans("w", (took,), alone=True)
+    assert costs.prefill.terms("w").steps == 0.0
+    assert 80.0 <= costs.prefill_ms("w", 1_000) <= 150.0
 
 
 def test_prompts_that_shared_a_worker_or_waited_for_blocks_do_not_teach() -> None:
@@ -156,6 +216,31 @@ def test_transfers_are_learned_by_kind_and_reads_by_worker_and_tier() -> None:
     tier = TierCost("dram", 100, 1e9, 0.001)
     assert costs.transfers.read_ms("w", tier, 8_000_000) == pytest.approx(2.0, rel=0.01)
     assert costs.transfers.read_ms("other", tier, 8_000_000) == pytest.approx(9.0)
+
+
+def test_pulls_that_moved_nothing_for_long_say_nothing_of_a_rate() -> None:
+    """One that was stuck must neither end the router nor make others look as if they took forever."""
+    costs = CostModel(CostPriors())
+    tier = TierCost("dram", 100, 1e9, 0.001)
+    before = [costs.transfer_ms(1 << 20), costs.transfers.carried(), costs.transfers.read_ms("w", tier, 1 << 20)]
+    stuck = (
+        span("kv.pull", 1.0, bytes=1 << 20, gb_per_s=0.0),
+        span("kv.pull", 1.0, bytes=1 << 20, gb_per_s=0.0, kind="dram"),
+    )
+    costs.observe_spans("w", stuck)
+    after = [costs.transfer_ms(1 << 20), costs.transfers.carried(), costs.transfers.read_ms("w", tier, 1 << 20)]
+    assert after == before
+
+
+def test_how_long_pieces_of_prompts_are_follows_what_workers_tell() -> None:
+    """A long prompt waits for the batch's step as often as it has pieces, and not once."""
+    costs = CostModel(CostPriors())
+    assert costs.prefill.terms("w").pieces_token == 0.0
+    for tokens, pieces in ((8_192, 4), (4_096, 8)):
+        took = span("prefill", 900.0, tokens_computed=tokens, tokens_reused=0, chunks=pieces)
+        for _ in range(80):
+            costs.observe_spans("w", (took,), alone=False)
+        assert 0.99 * (pieces - 1) <= tokens * costs.prefill.terms("w").pieces_token <= pieces
 
 
 def test_answers_are_expected_as_long_as_those_of_like_bounds_were() -> None:

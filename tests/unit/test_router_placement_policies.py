@@ -103,8 +103,12 @@ def test_hashing_prefers_the_cache_key_and_does_without_any_block() -> None:
         for first in range(30)
     }
     assert len(keyed) == 1
-    short = {chosen(policy, ask(5, request_id=str(one)), WORKERS, "consistent_hash").decode for one in range(60)}
-    assert len(short) == 5
+    strange = {b"x" * 16: named(1).names[ROOT]}
+    for names in ({}, {ROOT: ()}, strange):
+        asked = [ask(5, request_id=str(one), names=names) for one in range(60)]
+        assert len({chosen(policy, each, WORKERS, "consistent_hash").decode for each in asked}) == 5
+    rolled = structs.replace(named(1), names={**strange, **named(1).names})
+    assert len({chosen(policy, each, WORKERS, "consistent_hash").decode for each in (rolled, named(1))}) == 1
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -291,10 +295,10 @@ def test_a_peers_blocks_are_fetched_when_that_beats_computing_and_waiting() -> N
 def test_a_workers_own_tiers_count_as_far_as_they_are_fast() -> None:
     quick = view("quick", "unified", tiers=(TierCost("dram", 999, 1e10, 0.0001), TierCost("nvme", 999, 1e9, 0.0001)))
     slow = view("slow", "unified", tiers=(TierCost("dram", 999, 1e3, 0.0001),))
-    silent = view("silent", "unified")
-    held = {"quick": Held(200, 50, 100, 50), "slow": Held(200, 50, 150), "silent": Held(200, 50, 150)}
+    silent, stuck = view("silent", "unified"), view("stuck", "unified", tiers=(TierCost("dram", 999, 0.0, 0.0001),))
+    held = {"quick": Held(200, 50, 100, 50), **dict.fromkeys(("slow", "silent", "stuck"), Held(200, 50, 150))}
     alone = PlacementSettings(prefer="local")
-    for worker, fetched in ((quick, True), (slow, False), (silent, False)):
+    for worker, fetched in ((quick, True), (slow, False), (silent, False), (stuck, False)):
         request = ask(3300, held={worker.worker_id: held[worker.worker_id]})
         found = make_policy(alone, SeededEntropy(0)).choose(
             request, [worker], CostModel(CostPriors()), alone, None, 0.0
@@ -317,3 +321,40 @@ def test_short_prompts_with_long_answers_are_spread_like_least_loaded_whatever_i
         views[found.decode].computed(found.work(1)[0])
     sequences = [worker.sequences for worker in views.values()]
     assert max(sequences) - min(sequences) <= 5, sequences
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_where_hand_offs_are_off_no_policy_makes_one(name: str) -> None:
+    """An operator turns them off where they do harm, and a resumed request of several branches cannot be one."""
+    workers = [view("p1", "prefill"), view("d1", "decode")]
+    for request, prefer in ((ask(5000), "local"), (ask(5000, local_only=True), "disaggregated")):
+        settings = PlacementSettings(policy=name, prefer=prefer)
+        policy = make_policy(settings, SeededEntropy(7))
+        found = policy.choose(request, workers, CostModel(CostPriors()), settings, None, 0.0)
+        assert isinstance(found, Placement)
+        assert (found.mode, found.decode, found.prefill) == ("local", "d1", None)
+
+
+def test_nobody_fetches_from_who_failed_the_request() -> None:
+    """What it failed with may be just these blocks."""
+    held = {"broken": Held(290, 290)}
+    workers = [view("broken", "unified"), view("idle", "unified")]
+    for excluded, sources in (((), 1), ((("broken", 1),), 0)):
+        found = chosen(
+            policy_of("prefix_aware"),
+            ask(4800, held=held, excluded=(*excluded, ("another", 1))),
+            [replace(workers[0], load=load(queued_prompt_tokens=50_000, running=9)), workers[1]],
+            "prefix_aware",
+        )
+        assert (found.decode, len(found.sources)) == ("idle", sources)
+
+
+def test_power_of_two_compares_every_two() -> None:
+    """Each of three workers meets each other: the one in the middle wins against the busiest alone."""
+    workers = [
+        view(f"w{number}", "unified", load=load(running=running)) for number, running in enumerate((200, 9, 0))
+    ]
+    policy = policy_of("power_of_two")
+    where = Counter(chosen(policy, ask(), workers, "power_of_two").decode for _ in range(300))
+    assert where["w0"] == 0
+    assert 70 <= where["w1"] <= 130

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -123,21 +124,28 @@ def test_a_burst_of_different_prompts_is_spread_evenly() -> None:
     assert set(where.values()) == {8}
 
 
-def test_equal_costs_are_decided_by_the_kin_of_a_cache_key() -> None:
-    settings, costs = PlacementSettings(), CostModel(CostPriors())
+@pytest.mark.parametrize(
+    ("workers", "prefer"),
+    [
+        ([view(f"w{number}", "unified") for number in range(4)], "auto"),
+        ([view(f"w{number}", "unified") for number in range(10)], "auto"),
+        ([view("p1", "prefill"), *(view(f"w{number}", "decode") for number in range(10))], "local"),
+    ],
+)
+def test_equal_costs_are_decided_by_the_kin_of_a_cache_key(workers: list[WorkerView], prefer: str) -> None:
+    """Also of more workers than are paired with each other."""
+    settings, costs = PlacementSettings(prefer=prefer), CostModel(CostPriors())
     policy = make_policy(settings, SeededEntropy(0))
-    workers = [view(f"w{number}", "unified") for number in range(4)]
-    first = structs.replace(prompt(*A), prompt_cache_key="key", held={"w2": Held(100, 100)})
-    found = policy.choose(first, workers, costs, settings, None, 0.0)
+    first = structs.replace(prompt(*A), prompt_cache_key="key")
+    found = policy.choose(first, workers[-1:], costs, settings, None, 0.0)
     assert isinstance(found, Placement)
-    assert found.decode == "w2"
     policy.placed(first, found, 0.0)
     other = structs.replace(prompt(*range(8)), prompt_cache_key="key")
     again = policy.choose(other, workers, costs, settings, None, 500.0)
     nobody = policy.choose(structs.replace(other, prompt_cache_key="new"), workers, costs, settings, None, 500.0)
     assert isinstance(again, Placement)
     assert isinstance(nobody, Placement)
-    assert (again.decode, nobody.decode) != ("w0", "w2")
+    assert (again.decode, nobody.decode) == (found.decode, "w0")
 
 
 class Plain:
@@ -230,3 +238,39 @@ def test_promises_are_those_of_every_name_by_itself(
         assert agree(promises, plain, asked, now)
     promises.leading(prompt(*A), 1e9)
     assert promises.names == 0
+
+
+def test_what_one_worker_will_have_is_not_taken_to_be_anywhere_else() -> None:
+    """Who was promised nothing computes or fetches the whole prompt, and is priced and told so."""
+    policy, settings = make_policy(PlacementSettings(), SeededEntropy(0)), PlacementSettings()
+    costs = CostModel(CostPriors())
+    one, other, lender = (view(worker_id, "unified") for worker_id in ("w1", "w2", "w3"))
+    found = policy.choose(prompt(*A), [one], costs, settings, None, 0.0)
+    assert isinstance(found, Placement)
+    policy.placed(prompt(*A), found, 0.0)
+    again = policy.choose(prompt(*A), [one], costs, settings, None, 0.0)
+    elsewhere = policy.choose(prompt(*A), [other], costs, settings, None, 0.0)
+    assert isinstance(again, Placement)
+    assert isinstance(elsewhere, Placement)
+    assert (again.prefill_tokens, elsewhere.prefill_tokens) == (1, len(A))
+    lender.ready, lender.draining = True, True
+    held = structs.replace(prompt(*A), held={"w3": Held(50, 50)})
+    brought = policy.choose(held, [other, lender], costs, settings, None, 0.0)
+    assert isinstance(brought, Placement)
+    assert brought.decode == "w2"
+    assert brought.sources[0].expected_ms == brought.costs[0][1].fetch_ms
+    whole_ms = settings.transfer_setup_ms + costs.transfer_ms(50 * LAYOUT.block_bytes)
+    assert brought.sources[0].expected_ms == pytest.approx(whole_ms)
+
+
+def test_what_a_worker_has_already_counts_where_it_was_promised_less() -> None:
+    policy, settings = make_policy(PlacementSettings(), SeededEntropy(0)), PlacementSettings()
+    worker, costs = view("w1", "unified"), CostModel(CostPriors())
+    found = policy.choose(prompt(*A[:160]), [worker], costs, settings, None, 0.0)
+    assert isinstance(found, Placement)
+    policy.placed(prompt(*A[:160]), found, 0.0)
+    later = policy.choose(
+        structs.replace(prompt(*A), held={"w1": Held(60, 60)}), [worker], costs, settings, None, 0.0
+    )
+    assert isinstance(later, Placement)
+    assert later.cached_tokens == 60 * BLOCK

@@ -2,6 +2,7 @@
 of what has changed."""
 
 import copy
+from dataclasses import fields
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -118,3 +119,31 @@ def test_attention_that_costs_more_on_one_worker_is_not_taken_for_the_same() -> 
     assert isinstance(found, Placement)
     told = {candidate.decode: cost.prefill_ms for candidate, cost in found.costs}
     assert told["w1"] < told["w2"] == costs.prefill_ms("w2", 900)
+
+
+def test_what_follows_from_figures_is_not_for_others_to_say() -> None:
+    """A worker for which it could be said would look idle, or slow, whatever it tells."""
+    followed = (
+        "kind block_tokens block_bytes capacity_tokens sequences queued_prompt_tokens blocks_free attended_tokens"
+        " decoding steps_ms prompts_in_flight steps_held times"
+    )
+    assert {each.name for each in fields(WorkerView) if not each.init} == set(followed.split())
+    new = view("w1", "unified")
+    assert (new.steps_ms, new.sequences, new.decoding, new.queued_prompt_tokens) == (0.0, 0, 0, 0)
+    assert (new.prompts_in_flight, new.attended_tokens, new.blocks_free) == (0, 0, new.blocks)
+
+
+def test_a_view_counts_every_prompt_that_was_sent_and_is_left_as_it_was_when_they_end() -> None:
+    """By the count it is seen whether a prompt had the worker to itself; what stayed would look like work."""
+    worker = view("w1", "unified")
+    for sent in (1, 2):
+        worker.submitted(0.0, WORK)
+        assert (worker.prompts, worker.prompts_in_flight) == (sent, sent)
+    worker.submitted(0.0, LEFT)
+    assert (worker.prompts, worker.sequences, worker.queued_prompt_tokens, worker.decoding) == (2, 3, 1800, 1)
+    worker.released(LEFT)
+    worker.released(worker.computed(WORK))
+    worker.released(WORK)
+    assert (worker.prompts, worker.prompts_in_flight, worker.prompt_tokens_computed) == (2, 0, 900)
+    assert (worker.sequences, worker.streams_in_flight, worker.attended_in_flight) == (0, 0, 0)
+    assert (worker.prompt_tokens_in_flight, worker.prompt_ms_in_flight) == (0, 0.0)

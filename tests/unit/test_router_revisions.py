@@ -163,3 +163,18 @@ def test_a_request_never_fits_only_where_no_revision_can_ever_take_it() -> None:
     assert unplaced([never, never]).code == "out_of_blocks"
     assert unplaced([never, none]).code == "no_workers"
     assert unplaced([never, none, full]) == Unplaced("queue_full", ("out_of_blocks", "no_workers", "queue_full"))
+
+
+def test_a_new_request_tries_its_revision_then_the_others_and_says_why() -> None:
+    """A router that began with another would give revisions other shares than their weights."""
+    weights = split({"blue": 30, "green": 60, "red": 10})
+    for number in range(30):
+        key = f"conversation {number}"
+        first_of_all, *others = ranked(weights, key)
+        found = routes(weights, key, "", ())
+        assert [route.revision for route in found] == [first_of_all, *others]
+        share = dict(weights.shares)[first_of_all]
+        assert found[0].why == f"revision {first_of_all} has {share} of 100 parts of new requests"
+        assert [route.why for route in found[1:]] == [
+            f"revision {first_of_all} cannot take it now: revision {other}" for other in others
+        ]
