@@ -101,7 +101,9 @@ def test_many_files_give_requests_what_vllm_gives_them(tmp_path: Path) -> None:
         found = parameters.sampling(request, 1000, ours)
         assert shown(found) == {**{name: getattr(right, name) for name in NAMES}, "top_k": max(right.top_k, 0)}, file
         most = said.get("max_tokens") or theirs.get("max_tokens") or CONTEXT
-        assert parameters.stopping(request, PROMPT, CONTEXT, 1000, ours).max_tokens == min(most, CONTEXT - PROMPT), file
+        assert parameters.stopping(request, PROMPT, CONTEXT, 1000, ours).max_tokens == min(most, CONTEXT - PROMPT), (
+            file
+        )
 
 
 def shown(found: Sampling) -> dict[str, float]:
