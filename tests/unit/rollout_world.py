@@ -18,6 +18,7 @@ NEVER_READY, WRONG, REFUSED, SLOW = "never-ready", "wrong", "refused", "slow"
 """Revisions that cannot be rolled out: a pool that does not start, errors, a gate that fails, a missed SLO."""
 GOOD = ("one", "two", "three")
 READY_AFTER_S = 30.0
+POOLS = (PoolGoal("prefill", 2), PoolGoal("decode", 6))
 
 
 @dataclass
@@ -133,3 +134,16 @@ class RolloutWorld:
         waits = any(self.now < pod.ready_at < float("inf") for pods in self.pods.values() for pod in pods)
         ended = plan.verdict.done or plan.verdict.reason == "RolledBack"
         return ended and not waits and plan.state == self.state and not plan.retired
+
+
+def updating(revision: str = "two", **spec: object) -> RolloutWorld:
+    """A world whose first revision serves alone, and whose spec asks for another."""
+    world = RolloutWorld(RolloutSpec("one", POOLS, progress_deadline_s=300))
+    world.settle(200)
+    world.spec = replace(world.spec, revision=revision, **spec)  # type: ignore[arg-type]
+    return world
+
+
+def seen(*, starting: int = 0, **pods: int) -> RevisionObserved:
+    """A revision with ready pods in each pool, and in each pool some more that are only starting."""
+    return RevisionObserved({pool: PoolPods(count + starting, count) for pool, count in pods.items()})

@@ -8,17 +8,7 @@ import pytest
 from control_plane.rollout import Health, PoolGoal, RolloutSpec, pool_goal
 from control_plane.rollout.regression import regression
 from control_plane.rollout.weights import percentages
-from tests.unit.rollout_world import NEVER_READY, REFUSED, SLOW, WRONG, RolloutWorld
-
-POOLS = (PoolGoal("prefill", 2), PoolGoal("decode", 6))
-
-
-def updating(revision: str = "two", **spec: object) -> RolloutWorld:
-    """A world whose first revision serves alone, and whose spec asks for another."""
-    world = RolloutWorld(RolloutSpec("one", POOLS, progress_deadline_s=300))
-    world.settle(200)
-    world.spec = replace(world.spec, revision=revision, **spec)  # type: ignore[arg-type]
-    return world
+from tests.unit.rollout_world import NEVER_READY, POOLS, REFUSED, SLOW, WRONG, RolloutWorld, updating
 
 
 def reason(world: RolloutWorld) -> str:
@@ -214,4 +204,6 @@ def test_percentages_sum_up() -> None:
         "b": 33,
         "c": 33,
     }
+    assert percentages({"a": Fraction(1, 3), "b": Fraction(2, 3)}, 100) == {"a": 33, "b": 67}
+    assert percentages({"a": Fraction(2, 3), "b": Fraction(1, 3)}, 100) == {"a": 67, "b": 33}
     assert percentages({}, 100) == {}
