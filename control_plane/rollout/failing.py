@@ -1,6 +1,7 @@
 """When a rollout has failed: by its gate, by what routers see, or by the clock."""
 
 from control_plane.rollout.model import Failure, Progress, RolloutSpec
+from control_plane.rollout.progress import aim_of
 from control_plane.rollout.regression import regression
 from control_plane.rollout.view import View
 
@@ -18,8 +19,10 @@ def failure(view: View, progress: Progress | None, now: float) -> Failure | None
     worse = regression(update.health, view.of(view.stable).health, spec.error_budget)
     if worse is not None:
         return Failure(view.update, *worse)
-    # Without automatic rollback a late rollout goes on and only says so.
-    if spec.auto_rollback and not (spec.paused or view.asleep) and overdue(spec, progress, now):
+    # Without automatic rollback a late rollout goes on and only says so. A clock that ran for something else, as
+    # during a pause, says nothing.
+    for_this = progress is not None and progress.aim == aim_of(view)
+    if spec.auto_rollback and not (spec.paused or view.asleep) and for_this and overdue(spec, progress, now):
         return Failure(view.update, "deadline", _late(spec))
     return None
 

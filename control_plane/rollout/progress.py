@@ -18,7 +18,7 @@ def pods_left(view: View, settled: Mapping[str, Mapping[str, int]]) -> int:
 def progressed(view: View, left: int, last: Progress | None, now: float) -> Progress:
     """The clock of the progress deadline. Only getting nearer than ever before moves it, so a pod that comes and goes
     does not; nor do replicas that a scaler changes, which would let a scaler put off the deadline for ever."""
-    aim = _aim(view)
+    aim = aim_of(view)
     wanted = ",".join(f"{goal.name}={goal.replicas}" for goal in view.goals)
     if last is None or last.aim != aim or (last.left == 0 and left > 0):
         return Progress(aim, wanted, left, now)
@@ -27,7 +27,7 @@ def progressed(view: View, left: int, last: Progress | None, now: float) -> Prog
     return Progress(aim, wanted, left, now) if left < last.left else last
 
 
-def _aim(view: View) -> str:
+def aim_of(view: View) -> str:
     """What the rollout is heading for; a change of it starts the clock anew, and so does going on after a pause."""
     gate = view.of(view.update).gate if view.gated(view.update) else "not_required"
     going = "back" if view.rejected else f"{view.spec.weight}%"

@@ -135,6 +135,7 @@ def test_time_spent_asleep_is_not_held_against_a_rollout() -> None:
 def test_time_spent_paused_is_not_held_against_a_rollout() -> None:
     world = stuck(200)
     world.spec = replace(world.spec, paused=True)
+    rest(world, 5)
     rest(world, 1000)
     assert not has_failed(world)
     world.spec = replace(world.spec, paused=False)
