@@ -12,6 +12,8 @@ BYTE_IDS: Final = 256
 
 VOCAB_SIZE: Final = 32_000
 
+_PIECE_BYTES: Final = 1 << 16
+
 MODEL_NAME: Final = "simulated"
 """What a model without files is called unless it is given a name."""
 
@@ -24,8 +26,13 @@ _SYLLABLES: Final = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" fo
 
 
 def encode(text: str) -> bytes:
-    """Token ids of a text, packed uint32. Lone surrogates become `?`."""
+    """Token ids of a text, packed uint32. Lone surrogates become `?`. Piece by piece: nobody else in the process gets
+    on while one piece is packed."""
     written = text.encode("utf-8", "replace")
+    return b"".join([_packed(written[at : at + _PIECE_BYTES]) for at in range(0, len(written), _PIECE_BYTES)])
+
+
+def _packed(written: bytes) -> bytes:
     packed = bytearray(4 * len(written))
     packed[::4] = written
     return bytes(packed)
