@@ -11,6 +11,7 @@ from typing import Final
 from tandem.core.entropy import SeededEntropy, below, unit
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling, Stopping
+from tandem.core.simple_tokenizer import VOCAB_SIZE
 from tandem.sim.traffic import SimRequest, TrafficProfile
 
 TENANT: Final = "abuser"
@@ -59,7 +60,7 @@ def _plain(entropy: SeededEntropy, request_id: str, arrive_s: float) -> SimReque
 
 
 def _prompt(entropy: SeededEntropy, tokens: int) -> bytes:
-    return pack_tokens(tuple([1 + word % 40_000 for word in entropy.u64s(tokens)]))
+    return pack_tokens(tuple([word % VOCAB_SIZE for word in entropy.u64s(tokens)]))
 
 
 def _hangs_up(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling, Stopping
+from tandem.core.simple_tokenizer import VOCAB_SIZE
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TrafficProfile:
     """How many moments draw half of all arrivals to themselves."""
     abusers: int = 0
     """Clients beside these that misuse the platform (`tandem.sim.abusers`), each with several requests."""
-    vocab: int = 50_000
+    vocab: int = VOCAB_SIZE
 
 
 def draw_traffic(profile: TrafficProfile, seed: int, label: str = "req") -> tuple[SimRequest, ...]:
