@@ -191,6 +191,18 @@ def test_percentages_err_towards_capacity(surge: int | str, unavailable: int | s
         (Health(1_000_000, 22_000), Health(1_000_000, 10_000), "errors"),
         (Health(1_000_000, 0, 19_000), Health(1_000_000, 0, 10_000), None),
         (Health(1_000_000, 0, 22_000), Health(1_000_000, 0, 10_000), "slo"),
+        # Borders by exact fractions: three deviations of the pooled share, each side with its own number of requests.
+        (Health(1_000, 41), Health(1_000, 10), None),
+        (Health(1_000, 42), Health(1_000, 10), "errors"),
+        (Health(100, 5), Health(10_000, 100), None),
+        (Health(100, 6), Health(10_000, 100), "errors"),
+        (Health(10_000, 1_000), Health(100, 0), None),
+        (Health(10_000, 1_001), Health(100, 0), "errors"),
+        (Health(50, 8), Health(0, 0), None),
+        (Health(50, 9), Health(0, 0), "errors"),
+        # Fewer than fifty say nothing, however bad.
+        (Health(49, 49), Health(1_000, 0), None),
+        (Health(50, 50), Health(1_000, 0), "errors"),
     ],
 )
 def test_a_regression_is_more_than_margin_and_chance(new: Health, old: Health, worse: str | None) -> None:
