@@ -14,14 +14,14 @@ from tandem.core.messages import Drain, Export, ProvideFirst, PublishSplit, Subm
 from tandem.core.request import Branch, Sampling
 from tandem.engine.protocol import EngineInfo
 
-SEQUENCES_MAX: Final = 1 << 20
+_SEQUENCE_MAX: Final = 1 << 20
 """The numbers of an attempt's sequences are below this."""
 _BRANCHES_MAX: Final = 1024
 _TOP_MAX: Final = 1024
 """Alternatives to a token."""
 _U64: Final = 1 << 64
 _STEP_MAX_S: Final = 3600.0
-RECORD_BYTES_MAX: Final = 1 << 20
+_RECORD_BYTES_MAX: Final = 1 << 20
 """Of a split record, which every router is told when it comes."""
 
 Problem = tuple[str, str]
@@ -41,8 +41,7 @@ def check_first(first: ProvideFirst, info: EngineInfo) -> None:
 
 
 def step_target_s(tune: Tune) -> float | None:
-    """What a step may take beside running sequences. A step that takes the most there is here is bounded by nothing
-    else either, and engines calculate with it."""
+    """What a step may take beside running sequences, in seconds, at most an hour: engines calculate with it."""
     return None if tune.itl_target_s is None else min(tune.itl_target_s, _STEP_MAX_S)
 
 
@@ -55,8 +54,8 @@ def check_drain(drain: Drain) -> None:
 def check_split(command: PublishSplit) -> None:
     """Raise `invalid_request` for a record that is too long to be told to every router."""
     size = len(msgspec.msgpack.encode(command.record))
-    if size > RECORD_BYTES_MAX:
-        problem = f"record: it has {size} bytes, {RECORD_BYTES_MAX} are the most"
+    if size > _RECORD_BYTES_MAX:
+        problem = f"record: it has {size} bytes, {_RECORD_BYTES_MAX} are the most"
         raise TandemError("invalid_request", problem, param="record")
 
 
@@ -87,14 +86,14 @@ def _of_branches(branches: tuple[Branch, ...], info: EngineInfo) -> Iterator[Pro
     if len(numbers) < len(branches):
         yield "branches", "two have the same number"
     for branch in branches:
-        if not 0 <= branch.sequence < SEQUENCES_MAX:
+        if not 0 <= branch.sequence < _SEQUENCE_MAX:
             yield "branches", f"{branch.sequence} is no number of a sequence"
         if not 0 <= branch.seed < _U64:
             yield "branches", f"{branch.seed} is no seed"
         if len(branch.forced) > info.context_tokens:
             yield "branches", f"{len(branch.forced)} forced tokens are more than the context takes"
-        else:
-            yield from _unknown_tokens("branches", branch.forced, info)
+        elif branch.forced:
+            yield from _unknown_tokens("branches", (min(branch.forced), max(branch.forced)), info)
 
 
 def _of_sampling(sampling: Sampling, info: EngineInfo) -> Iterator[Problem]:

@@ -6,7 +6,8 @@ for resumable requests, which another router may claim under a lease.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -175,7 +176,7 @@ class WorkerHost:
         return self.identity.hello(self.incarnation.epoch, self.departure.left_s is not None, not self.ready, shapes)
 
     async def _serve_commands(self, session: Session) -> None:
-        try:
+        with self._linked(session):
             while True:
                 commands = await session.link.tokens.receive()
                 self._fence()
@@ -185,16 +186,22 @@ class WorkerHost:
                 for command in commands:
                     if session.open:
                         self._command(session, command)
-        except TandemError as error:
-            self._forget(session, _why_over(error))
 
     async def _serve_requests(self, session: Session) -> None:
-        try:
+        with self._linked(session):
             while True:
                 await session.link.state.receive()
                 session.heard = self._clock.now()
                 self._send_snapshot(session)
+
+    @contextmanager
+    def _linked(self, session: Session) -> Iterator[None]:
+        """Until the link is lost, or brings what means nothing: neither is this worker's failure."""
+        try:
+            yield
         except TandemError as error:
+            if error.code not in ("link_lost", "invalid_request"):
+                raise
             self._forget(session, _why_over(error))
 
     def _forget(self, session: Session, reason: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import count
 from typing import Final
 
@@ -30,7 +29,7 @@ Misuse = Callable[[], Awaitable[str]]
 class Abusers:
     """So many clients, each of which goes from one misuse to the next until all are stopped.
 
-    `answered` counts what came of each: the status, or in a word what else.
+    `answered` counts what came of each: the status, or `held` for what went on to the end of its turn, or what else.
     """
 
     def __init__(self, target: Target, model: str) -> None:
@@ -75,11 +74,14 @@ class Abusers:
     async def _abuse(self, first: int) -> None:
         for number in count(first):
             misuse = self._misuses[number % len(self._misuses)]
-            status = "closed"
-            with suppress(OSError, TimeoutError, BadAnswer):
+            try:
                 async with asyncio.timeout(_TURN_S):
-                    status = await misuse()
-            self.answered[status] += 1
+                    came = await misuse()
+            except TimeoutError:
+                came = "held"
+            except (OSError, BadAnswer):
+                came = "closed"
+            self.answered[came] += 1
             await asyncio.sleep(_PAUSE_S)
 
     # -- what a client must not do, but can --
@@ -103,7 +105,7 @@ class Abusers:
             raw.shrink()
             raw.post(self._stream(logprobs=5, n=2))
             await asyncio.sleep(_TURN_S)
-        return "never read"
+        return "held"
 
     async def _no_time(self) -> str:
         return await self._ask({"prompt": "now", "timeout": 0.002, "max_tokens": _TOKENS})
