@@ -266,7 +266,7 @@ BUGS: tuple[tuple[Plant, str, int], ...] = (
     (a_missing_deadline, "had no end", 0),
     (a_digest_computed_at_pull_time, "wrong tokens", 18),
     (a_tail_block_put_in_the_index, "no full block", 0),
-    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 132),
+    (a_lease_that_is_only_released_when_everything_arrived, "nobody wants", 149),
     (a_block_freed_while_leased, "references|slot|states|in use", 0),
     (a_lost_worker_left_in_the_index, "which is lost", 0),
     (a_gap_in_the_events_ignored, "does not have", 0),
@@ -282,7 +282,7 @@ BUGS: tuple[tuple[Plant, str, int], ...] = (
     (a_restarted_redis_that_nobody_notices, "Redis has", 1),
     (one_router_that_frees_the_others_requests, "waits for work|stood still", 8),
     (guesses_without_a_bound, "are guessed of", 6),
-    (a_store_that_serves_for_another_incarnation, "meant for another incarnation", 34),
+    (a_store_that_serves_for_another_incarnation, "meant for another incarnation", 48),
     (a_store_that_believes_what_it_pulls, "wrong tokens", 19),
 )
 """Each with a pattern of the promise that it breaks, and the first of the seeds from 0 on that noticed it once."""
