@@ -18,13 +18,14 @@ VENV_VLLM  ?= .venv-vllm
 VENV_LM_EVAL ?= .venv-lm-eval
 STAMP_VLLM := $(VENV_VLLM)/.tandem-setup
 
-.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
+.PHONY: bench-gpu gpu-wheels setup demo up test sim sim-long drills drills-full soak conversations equality check bench protos crds constraints clean help judges bench-routing bench-goodput bench-calibration test-schemas setup-vllm test-vllm test-vllm-long bench-vllm constraints-vllm check-constraints mutants mutants-hand mutants-changed test-busy test-vllm-next cluster-binaries cluster-binaries-full test-cluster test-cluster-api test-cluster-full images lm-eval models
 
 help:
 	@echo "make setup   create $(VENV) with everything (CPU torch where there is no GPU)"
 	@echo "make demo    one chat request through prefill, transfer and decode, explained"
 	@echo "make up      router, one prefill and two decode workers with the demo model on port 8000"
 	@echo "make test    the tests        make sim    $(SEEDS) simulated runs with faults, and $(FRESH) of today"
+	@echo "make test-busy   the tests beside processes that compute all the time, and in random order"
 	@echo "make mutants   small faults in a copy of the code, which tests must notice; mutants-changed: in changed lines"
 	@echo "make sim-long   more than 100,000 simulated requests with faults, half of them on 16 workers"
 	@echo "make drills  every fault at every stage on real processes, judged; drills-full: 20 rounds each with torch"
@@ -121,6 +122,12 @@ up: setup
 
 test: setup
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
+
+# Nobody is alone on a machine: all of them beside four processes that compute all the time, then those that wait for
+# sockets, threads or processes five times in random order beside eight. Two to three hours on two cores.
+test-busy: setup
+	$(BIN)/python -m tools.busy_tests whole --jobs $(JOBS)
+	$(BIN)/python -m tools.busy_tests waiting --jobs $(JOBS)
 
 # Faults thought of by people, all of which must be noticed, then a sample of each group. Eight groups took 35 minutes on two cores.
 mutants: mutants-hand

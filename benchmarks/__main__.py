@@ -34,6 +34,9 @@ NAMES: Final = (
     "startup",
     "disconnect",
     "overload",
+    "full_pools",
+    "abuse",
+    "reconnect",
     "index",
     "redis_index",
 )
