@@ -1,8 +1,8 @@
 """`python -m tools.busy_tests`: the tests on a machine that is busy with something else, and in any order.
 
-`whole` runs every test once beside four processes that compute all the time; `waiting` runs the files in which something
-waits for a socket, a thread or another process, five times in random order beside eight. What fails in either, and not
-alone, goes by the clock, by an order or by what another test left behind.
+`whole` runs every test once beside four processes that compute all the time; `waiting` runs the files in which
+something waits for a socket, a thread or another process, five times in random order beside eight. What fails in
+either, and not alone, goes by the clock, by an order or by what another test left behind.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def busy(processes: int) -> Iterator[None]:
     """`processes` that compute all the time, at this process's priority, until the block ends."""
     arrange = die_with(parent=os.getpid())
     spin = [sys.executable, "-c", _SPIN.format(seconds=_LONGEST_S)]
-    started = [subprocess.Popen(spin, preexec_fn=arrange) for _ in range(processes)]  # noqa: PLW1509
+    started = [subprocess.Popen(spin, preexec_fn=arrange) for _ in range(processes)]
     try:
         yield
     finally:
