@@ -176,9 +176,10 @@ def builder(
             fleet.services.watched = True
             watching, reach = Watching(texts, clock, entropy, meter), connect or _connecting(settings)
             discovery = KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
-        wanted = ConnectionsMax(settings.front.connections_max)
+        over_grpc = 0 if settings.grpc_port is None else settings.front.grpc_connections_max
+        wanted = ConnectionsMax(settings.front.connections_max, grpc=over_grpc)
         had = descriptors(wanted.descriptors + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
-        bounds = connections_within(had, wanted.public)
+        bounds = connections_within(had, wanted.public, wanted.grpc)
         app = RestApp(
             door,
             keys,
@@ -189,7 +190,7 @@ def builder(
         )
         rest = HttpServer(app, bounds, meter)
         watch = LoopWatch(meter, clock.now, time.thread_time)
-        grpc = PublicGrpc(door, keys)
+        grpc = PublicGrpc(door, keys, bounds.grpc)
         insides = Insides(fleet, dispatcher, door, rest, app.probes, grpc, discovery, shared, watch)
         context = None if settings.peer_port is None else server_context(settings.link_tls)
         ports = settings.port, settings.grpc_port, settings.peer_port

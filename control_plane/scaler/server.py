@@ -21,6 +21,8 @@ from tandem.service.tls_settings import TlsSettings
 Context = grpc.aio.ServicerContext[bytes, bytes]
 _STATUS: Final = {code.name: code for code in grpc.StatusCode}
 _REQUEST_BYTES_MAX: Final = 64 << 10
+_CONNECTIONS_MAX: Final = 256
+"""KEDA's operators and metrics servers have one or two each."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class ScalerServer:
         options = (
             ("grpc.max_receive_message_length", _REQUEST_BYTES_MAX),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", _CONNECTIONS_MAX),
             ("grpc.keepalive_time_ms", ping_ms),
             ("grpc.keepalive_timeout_ms", ping_ms // 2),
             # What the library really waits by, a minute unless told.

@@ -11,24 +11,28 @@ PROBES: Final = 64
 
 @dataclass(frozen=True)
 class ConnectionsMax:
-    """Each is a number of connections: of clients, of clients being turned away, and of each other port."""
+    """Each is a number of connections: of HTTP clients, of those being turned away, of each port of our own, and of
+    gRPC clients."""
 
     public: int
     turned: int = TURNED
     probes: int = PROBES
+    grpc: int = 0
 
     @property
     def descriptors(self) -> int:
         """What they take at most. Other ports turn away a quarter of what they serve."""
-        return self.public + self.turned + 2 * (self.probes + self.probes // 4)
+        return self.public + self.turned + 2 * (self.probes + self.probes // 4) + self.grpc
 
 
-def connections_within(descriptors: int, wanted: int) -> ConnectionsMax:
-    """The bounds that fit into so many descriptors, with at most `wanted` connections of clients."""
-    whole = ConnectionsMax(wanted)
+def connections_within(descriptors: int, wanted: int, grpc: int = 0) -> ConnectionsMax:
+    """The bounds that fit into so many descriptors, with at most `wanted` connections of HTTP clients and `grpc` of
+    gRPC clients; of the latter at least one where any are wanted."""
+    whole = ConnectionsMax(wanted, grpc=grpc)
     if whole.descriptors <= descriptors:
         return whole
     turned = min(TURNED, max(1, descriptors // 8))
     probes = min(PROBES, max(4, descriptors // 16))
-    beside = ConnectionsMax(0, turned, probes).descriptors
-    return ConnectionsMax(max(1, min(wanted, descriptors - beside)), turned, probes)
+    grpc = min(grpc, max(1, descriptors // 8))
+    beside = ConnectionsMax(0, turned, probes, grpc).descriptors
+    return ConnectionsMax(max(1, min(wanted, descriptors - beside)), turned, probes, grpc)

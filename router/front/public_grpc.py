@@ -25,14 +25,21 @@ from router.generation import Generation, Usage
 from tandem.core.errors import TandemError
 
 ERROR_METADATA: Final = "tandem-error-bin"
+_HANDSHAKE_MS: Final = 10_000
+"""How long a connection may take to say that it speaks HTTP/2."""
+_IDLE_MS: Final = 300_000
+"""How long a connection is kept without a call; clients connect again when they have one."""
 
 
 class PublicGrpc:
-    """The server. `Generate` streams until its usage chunk; closing the call cancels the request."""
+    """The server. `Generate` streams until its usage chunk; closing the call cancels the request. A connection above
+    `connections_max`, or else above `front.grpc_connections_max`, is closed as soon as it comes."""
 
-    def __init__(self, door: FrontDoor, keys: Keys) -> None:
+    def __init__(self, door: FrontDoor, keys: Keys, connections_max: int | None = None) -> None:
         self._door = door
         self._keys = keys
+        wanted = door.settings.grpc_connections_max
+        self._connections_max = wanted if connections_max is None else connections_max
         self._messages = MessageReader(door.settings)
         self._server: grpc.aio.Server | None = None
 
@@ -43,6 +50,9 @@ class PublicGrpc:
             # What is not asked for yet waits at the client; a window that adapts would take megabytes of it.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", self._connections_max),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
         )
         most = self._door.settings.connections_max
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)

@@ -33,6 +33,9 @@ class FrontSettings:
     connections_max: int = 8192
     """Connections of HTTP clients open at once; fewer when the process may not have as many file descriptors. Probes
     and the control plane have their own (`router.front.connections_max`)."""
+    grpc_connections_max: int = 1024
+    """Connections of gRPC clients open at once, each with any number of calls up to `connections_max` in all; fewer
+    when the process may not have as many file descriptors."""
     bodies_bytes_max: int = 256 << 20
     """Bytes of request bodies in hand at once, from all clients; beyond it requests are refused."""
     sequences_max: int = 128

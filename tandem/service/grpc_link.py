@@ -43,6 +43,11 @@ _NONCE: Final = "tandem-nonce"
 _CHALLENGE: Final = "tandem-challenge"
 
 _DIGITS_MAX: Final = 10
+CONNECTIONS_MAX: Final = 1024
+"""Connections that a worker's port has open at once, of routers and of whoever else finds it; further ones are closed
+as soon as they come."""
+_IDLE_MS: Final = 60_000
+"""How long a connection that is no link is kept."""
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
@@ -222,8 +227,10 @@ class GrpcLinkServer:
         protocol: int = PROTOCOL_VERSION,
         advertise: str | None = None,
         keys: LinkKeys | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         self._bind = bind
+        self._connections_max = connections_max
         self._keys = keys
         self._limits = limits or LinkLimits()
         self._credentials = credentials
@@ -239,7 +246,12 @@ class GrpcLinkServer:
         """Listen. Raises `bad_setting` when the address cannot be bound."""
         assert self._server is None, "a link server starts once"
         self._accept = accept
-        server = grpc.aio.server(options=_OPTIONS)
+        bounds = (
+            ("grpc.max_allowed_incoming_connections", self._connections_max),
+            ("grpc.server_handshake_timeout_ms", round(self._pair_s * 1e3)),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+        )
+        server = grpc.aio.server(options=(*_OPTIONS, *bounds))
         handlers = {
             "Tokens": grpc.stream_stream_rpc_method_handler(self._serve_tokens),
             "State": grpc.stream_stream_rpc_method_handler(self._serve_state),

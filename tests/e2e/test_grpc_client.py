@@ -57,6 +57,27 @@ async def refusal(served: Served, asked: pb.GenerateRequest, **metadata: str) ->
     return failed.value.code(), error
 
 
+async def test_connections_above_the_bound_are_closed_and_calls_go_on() -> None:
+    async with serving(Script(), settings=FrontSettings(grpc_connections_max=2)) as served:
+        where = "127.0.0.1", served.grpc_port
+        async with grpc.aio.insecure_channel(f"{where[0]}:{where[1]}") as channel:
+            listed = stub(channel).ListModels
+            assert [model.id for model in (await listed(pb.ListModelsRequest(), timeout=20)).models] == [MODEL]
+            silent_one = await asyncio.open_connection(*where)
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(*where)
+                async with asyncio.timeout(20.0):
+                    assert await reader.read() == b"", "nothing is said to a connection that is too many"
+                writer.close()
+            async with asyncio.timeout(20.0):
+                assert await silent_one[0].read(1) != b"", "one that fits is greeted"
+            assert len((await listed(pb.ListModelsRequest(), timeout=20)).models) == 1
+            silent_one[1].close()
+        async with grpc.aio.insecure_channel(f"{where[0]}:{where[1]}") as channel:
+            again = stub(channel).ListModels(pb.ListModelsRequest(), timeout=20, wait_for_ready=True)
+            assert len((await again).models) == 1, "places are given back"
+
+
 async def test_text_is_continued(served: Served) -> None:
     *chunks, last = await generate(served, request(parameters=pb.Parameters(max_tokens=7, seed=3)))
     assert "".join(chunk.text for chunk in chunks) == "Hello 0"

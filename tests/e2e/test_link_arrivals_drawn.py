@@ -202,6 +202,25 @@ async def test_connections_that_never_finish_their_handshake_are_forgotten(tmp_p
         await works(open_dialer("friend", SeededEntropy(1), tls), address)
 
 
+async def test_grpc_connections_above_the_bound_are_closed_and_links_go_on() -> None:
+    server = GrpcLinkServer("127.0.0.1:0", pair_s=2 * WITHIN_S, connections_max=3)
+    async with listening(server) as address:
+        where = parse_address(address)
+        silent = [await asyncio.open_connection(where.host, where.port) for _ in range(3)]
+        async with asyncio.timeout(WITHIN_S):
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(where.host, where.port)
+                assert await reader.read() == b"", "nothing is said to a connection that is too many"
+                writer.close()
+            for _, writer in silent:
+                writer.close()
+            # The server learns of their end a little later.
+            while True:
+                with suppress(tcp_server.TandemError):
+                    await works(GrpcDialer("friend", SeededEntropy(1)), address)
+                    break
+
+
 _GRPC_METADATA: tuple[dict[str, str], ...] = (
     {}, {"tandem-protocol": "9" * 5000}, {"tandem-protocol": "-1"}, {"tandem-protocol": "2" * 12},
     {"tandem-protocol": "2"}, {"tandem-protocol": "2", "tandem-link": "twin"},

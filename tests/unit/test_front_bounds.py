@@ -106,6 +106,12 @@ def test_connections_fit_into_the_descriptors_there_are(descriptors: int) -> Non
     assert bounds.probes >= 4
     assert bounds.descriptors <= max(descriptors, 12)
     assert bounds.public == 8192 or bounds.descriptors > descriptors - 8, "nothing lies idle"
+    assert bounds.grpc == 0
+    both = connections_within(descriptors, 8192, 1024)
+    assert 1 <= both.grpc <= 1024
+    assert both.public >= 1
+    assert both.descriptors <= max(descriptors, 13)
+    assert (both.public, both.grpc) == (8192, 1024) or both.descriptors > descriptors - 8, "nothing lies idle"
 
 
 async def test_silent_clients_take_no_connections_from_probes() -> None:
