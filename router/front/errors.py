@@ -1,6 +1,7 @@
 """How a `TandemError` looks to a client: OpenAI's error object, status and headers."""
 
 import math
+from typing import Final
 
 import msgspec
 
@@ -39,12 +40,27 @@ _CLIENT_CODE = {
 }
 
 
+MESSAGE_CHARS_MAX: Final = 2000
+"""Characters of an error's message that a client is sent and that is kept: some quote what it sent itself, which may
+be megabytes."""
+PARAM_CHARS_MAX: Final = 256
+"""The same of the field's name."""
+
+
 def for_client(error: TandemError) -> TandemError:
-    """The same error in the codes clients know: what only services tell each other becomes its visible kin."""
-    code = _CLIENT_CODE.get(error.code)
-    if code is None:
+    """The same error in the codes clients know, of a length that fits gRPC's metadata: what only services tell each
+    other becomes its visible kin."""
+    code = _CLIENT_CODE.get(error.code, error.code)
+    message = shortened(error.message, MESSAGE_CHARS_MAX)
+    param = None if error.param is None else shortened(error.param, PARAM_CHARS_MAX)
+    if (code, message, param) == (error.code, error.message, error.param):
         return error
-    return TandemError(code, error.message, param=error.param, retry_after_s=error.retry_after_s)
+    return TandemError(code, message, param=param, retry_after_s=error.retry_after_s)
+
+
+def shortened(text: str, chars: int = MESSAGE_CHARS_MAX) -> str:
+    """The text, of which as much is left out at its end as is more than `chars` characters."""
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
 class MethodNotAllowed(TandemError):

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from router.front.arrival import Arrival, Tokenized
+from router.front.errors import shortened
 from router.front.exchange import Ended
 from router.generation import Usage
 from tandem.core.clock import Clock
@@ -72,7 +73,7 @@ class Ledger:
         if code != "cancelled":
             self._meter.add("tandem_refusals_total", 1.0, code)
         figures = _identity(arrival)
-        figures["outcome"], figures["reason"] = code, reason
+        figures["outcome"], figures["reason"] = code, shortened(reason)
         self._record(arrival, figures)
 
     def ended(self, arrival: Arrival, ended: Ended, model: str) -> None:
@@ -81,7 +82,7 @@ class Ledger:
         figures = _identity(arrival)
         figures["outcome"], figures["model"], figures["completion_tokens"] = outcome, model, ended.delivered
         if ended.error is not None:
-            figures["reason"] = ended.error.message
+            figures["reason"] = shortened(ended.error.message)
         if ended.usage is not None:
             figures["prompt_tokens"] = ended.usage.prompt_tokens
             figures["cached_tokens"] = ended.usage.cached_tokens

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from tandem.core.errors import TandemError
 from tests.unit.front_stage import MODEL, Script, Stage, chat_body, on_stage
 
 CHAT = "/v1/chat/completions"
+_KEPT = [
+    json.loads(line) for line in (Path(__file__).parents[1] / "corpus" / "bodies.jsonl").read_text().splitlines()
+]
 
 
 def refusal(body: Any, path: str = CHAT, script: Script | None = None, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -499,3 +503,33 @@ def test_a_priority_is_bounded_by_what_the_key_file_grants(tmp_path: Path) -> No
         assert [started.generation.priority for started in stage.script.started] == [0, -3, 2, 1000]
 
     on_stage(test, keys=load_keys(path))
+
+
+def _sent(kept: dict[str, Any]) -> bytes:
+    """The bytes of a body of the corpus: `@` stands for an item so many times, or for bytes that are no text."""
+    raw: str = kept["body"]
+    fill = kept.get("fill", {})
+    if "times" in fill:
+        item, count = fill["times"]
+        return raw.replace("@", item * count).encode()
+    return raw.encode().replace(b"@", fill["latin1"].encode("latin-1")) if fill else raw.encode()
+
+
+def test_bodies_that_were_found_are_answered_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that reviewers and drawn requests found: a fault of the router, a worker's end, or memory held for ever."""
+
+    async def test(stage: Stage) -> None:
+        for kept in _KEPT:
+            answer = await stage.post(kept["path"], _sent(kept))
+            assert answer.status == kept["status"], (kept["why"], answer.body[:300])
+            if answer.status >= 400:
+                assert answer.error["code"] == kept["code"], kept["why"]
+                assert (answer.error["param"] or "").startswith(kept["param"] or ""), kept["why"]
+                assert len(answer.body) < 4096, f"{kept['why']}: a refusal tells it all back"
+                spans = stage.recorder.spans(answer.headers["x-request-id"])
+                assert len(repr(spans)) < 8192, f"{kept['why']}: the story keeps it all"
+        assert stage.door.open_requests == 0
+        assert stage.door.bodies.held == 0
+
+    on_stage(test)
+    assert [record for record in caplog.records if record.exc_info] == []
