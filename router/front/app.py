@@ -158,19 +158,7 @@ class RestApp:
         arrival = self._door.arrivals.arrive(call.header(b"x-request-id"), call.header(b"traceparent"), kind)
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
-            arrival.caller = self._caller(call)
-            key = call.header(b"idempotency-key")
-            with self._door.reading(arrival, retried=key is not None) as share:
-                check_encoding(call.headers.get(b"content-encoding"))
-                announced = call.headers.get(b"content-length")
-                most = self._door.body_bytes_max(
-                    announced, 1 if kind == "chatcmpl" else self._door.settings.sequences_max
-                )
-                body = await read_body(call.receive, announced, self._door.settings, share, most)
-                await self._door.check_shape(body)
-                self._door.claim(arrival, key, kind, body)
-                request = decode(body)
-                generations = await self._door.prepare(arrival, request)
+            generations, answer = await self._read(call, arrival, kind, decode, headers)
         except TandemError as error:
             self._door.refused(arrival, error)
             await self._refuse(call, error, headers)
@@ -178,9 +166,27 @@ class RestApp:
             self._door.left(arrival)
             raise
         else:
-            answer = self._answer(call.outlet, arrival, request, generations, headers)
             watch.exchange = exchange = self._door.start(arrival, generations, answer)
             await self._settle(call, exchange, generations[0].timeout_s)
+
+    async def _read(
+        self, call: Call, arrival: Arrival, kind: str, decode: Decode, headers: tuple[Header, ...]
+    ) -> tuple[tuple[Generation, ...], Answer]:
+        """What to generate, and where to. The body and what was decoded of it are let go: answers last for minutes,
+        and of megabytes of metadata nobody needs a byte any more."""
+        arrival.caller = self._caller(call)
+        key = call.header(b"idempotency-key")
+        with self._door.reading(arrival, retried=key is not None) as share:
+            check_encoding(call.headers.get(b"content-encoding"))
+            announced = call.headers.get(b"content-length")
+            prompts = 1 if kind == "chatcmpl" else self._door.settings.sequences_max
+            most = self._door.body_bytes_max(announced, prompts)
+            body = await read_body(call.receive, announced, self._door.settings, share, most)
+            await self._door.check_shape(body)
+            self._door.claim(arrival, key, kind, body)
+            request = decode(body)
+            generations = await self._door.prepare(arrival, request)
+        return generations, self._answer(call.outlet, arrival, request, generations, headers)
 
     async def _resume(self, call: Call, watch: "_Watch", request_id: str) -> None:
         """The rest of a resumable stream."""

@@ -13,7 +13,7 @@ from router.front.arrival import Arrival
 from router.front.asked_models import by_name
 from router.front.auth import Caller, Keys
 from router.front.chunk_stream import ChunkStream
-from router.front.door import ApiRequest, FrontDoor
+from router.front.door import FrontDoor
 from router.front.errors import for_client
 from router.front.exchange import Exchange
 from router.front.grpc_messages import Context, MessageReader
@@ -94,8 +94,8 @@ class PublicGrpc:
         metadata = _metadata(context)
         arrival = self._door.arrivals.arrive(metadata.get("x-request-id"), metadata.get("traceparent"), "gen")
         await context.send_initial_metadata((("x-request-id", arrival.request_id),))
-        request, generations = await self._prepare(arrival, metadata, context)
-        start = (0,) * generations[0].n if request.resumable else None
+        resumable, generations = await self._prepare(arrival, metadata, context)
+        start = (0,) * generations[0].n if resumable else None
         call = _Call(self._door, generations[0], arrival.request_id, start, arrival.speech)
         call.begin(lambda stream: self._door.start(arrival, generations, stream))
         try:
@@ -121,7 +121,8 @@ class PublicGrpc:
 
     async def _prepare(
         self, arrival: Arrival, metadata: Mapping[str, str], context: Context
-    ) -> tuple[ApiRequest, tuple[Generation, ...]]:
+    ) -> tuple[bool, tuple[Generation, ...]]:
+        """Whether the answer is resumable, and what to generate; the message itself is let go."""
         try:
             arrival.caller = self._caller(metadata)
             key = metadata.get("idempotency-key")
@@ -130,7 +131,7 @@ class PublicGrpc:
                 await self._door.check_message(raw)
                 self._door.claim(arrival, key, "gen", raw)
                 request = rpc.decode_generate(raw)
-                return request, await self._door.prepare(arrival, request)
+                return bool(request.resumable), await self._door.prepare(arrival, request)
         except TandemError as error:
             self._door.refused(arrival, error)
             await _abort(context, error)

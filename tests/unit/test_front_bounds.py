@@ -1,8 +1,11 @@
 """Bounds on what clients can make the router hold: bodies, connections, and time."""
 
 import asyncio
+import gc
 import socket
+import tracemalloc
 
+import msgspec
 import pytest
 
 from router.front.body_budget import BodyBudget, BodyShare
@@ -13,7 +16,7 @@ from router.front.settings import FrontSettings
 from router.generation import Generation, Sink
 from tandem.core.errors import TandemError
 from tandem.sim.loop import VirtualLoop, run
-from tests.unit.front_stage import Script, Stage, chat_body, on_stage
+from tests.unit.front_stage import Script, Stage, chat_body, on_stage, silent, until
 
 
 def test_bodies_in_hand_are_bounded_over_all_clients() -> None:
@@ -185,3 +188,27 @@ async def test_a_pipelined_request_does_not_hide_that_the_client_hung_up() -> No
                 await asyncio.sleep(0.005)
     finally:
         await server.close(0.2)
+
+
+@pytest.mark.parametrize("extra", [{"metadata": {"a": "x" * 700_000}}, {"user": "x" * 700_000}])
+def test_a_running_answer_holds_nothing_of_its_body_that_it_does_not_need(extra: dict[str, object]) -> None:
+    """Two hundred streams with a megabyte of metadata each once held 350 MB."""
+    body = msgspec.json.encode(chat_body(stream=True, max_tokens=3, **extra))
+
+    async def test(stage: Stage) -> None:
+        client = stage.client()
+        tracemalloc.start()
+        try:
+            asking = asyncio.ensure_future(client.ask("POST", "/v1/chat/completions", body))
+            await until(lambda: stage.script.started)
+            await asyncio.sleep(0.1)
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert not asking.done()
+        client.leave()
+        await asking
+        assert held < 300_000, f"{held} bytes are held while the answer is made"
+
+    on_stage(test, Script(silent))
