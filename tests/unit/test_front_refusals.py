@@ -516,7 +516,7 @@ def _sent(kept: dict[str, Any]) -> bytes:
 
 
 def test_bodies_that_were_found_are_answered_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
-    """Those that reviewers and drawn requests found: a fault of the router, a worker's end, or memory held for ever."""
+    """Those that reviewers and drawn requests found: faults of the router, a worker lost, or memory held for ever."""
 
     async def test(stage: Stage) -> None:
         for kept in _KEPT:
