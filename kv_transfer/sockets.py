@@ -12,8 +12,8 @@ async def listen(host: str, port: int, backlog: int) -> socket.socket:
     try:
         family, address = await resolve(host, port)
         listener = socket.create_server(address, family=family, backlog=backlog)
-    except OSError as error:
-        problem = f"cannot serve KV blocks on {host}:{port}: {error.strerror or error}"
+    except (OSError, ValueError) as error:
+        problem = f"cannot serve KV blocks on {host}:{port}: {_why(error)}"
         raise TandemError("bad_setting", problem, param="kv_address") from error
     listener.setblocking(False)
     return listener
@@ -25,7 +25,7 @@ async def connect(address: str, scheme: str, buffer_bytes: int | None) -> socket
     try:
         family, target = await resolve(host, port)
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unreachable(address, error) from error
     try:
         tune(sock, buffer_bytes)
@@ -54,18 +54,19 @@ def shown(scheme: str, host: str, port: int) -> str:
 
 def split(address: str, scheme: str) -> tuple[str, int]:
     """Host and port. Raises `transfer_failed`."""
-    parts = urlsplit(address)
     try:
+        parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
+        parts, host, port = urlsplit(""), None, None
     if parts.scheme != scheme or not host or not port:
-        raise TandemError("transfer_failed", f"{address!r} is no {scheme}://host:port address")
+        raise TandemError("transfer_failed", f"{address[:200]!r} is no {scheme}://host:port address")
     return host, port
 
 
 async def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Numeric addresses need no lookup; names are looked up off the loop by asyncio. Raises `OSError`."""
+    """Numeric addresses need no lookup; names are looked up off the loop by asyncio. Raises `OSError`, and
+    `ValueError` for what no host can be called."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)
@@ -77,5 +78,9 @@ async def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str
     return family, (str(target[0]), port)
 
 
-def _unreachable(address: str, error: OSError) -> TandemError:
-    return TandemError("transfer_failed", f"cannot reach {address}: {error.strerror or error}")
+def _unreachable(address: str, error: OSError | ValueError) -> TandemError:
+    return TandemError("transfer_failed", f"cannot reach {address}: {_why(error)}")
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -7,7 +7,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kv_transfer.tiers.level import Level
+from kv_transfer.tiers.level import Level, report
 from kv_transfer.tiers.shelf import Item
 
 
@@ -120,6 +120,8 @@ class Demotion:
         assert memory is not None, "the upper tier is in memory"
         try:
             await self._lower.keep(items, memory, let_go)
+        except Exception as error:  # noqa: BLE001  (one batch's failure must not end all copying)
+            report(f"copying {len(items)} blocks failed", error)
         finally:
             let_go()
             if not self._lower.open:

@@ -1,5 +1,6 @@
 """One tier: what its book decides, its shelf does; who watches and who measures is told."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,7 +55,8 @@ class Level:
     # -- writing --
 
     async def keep(self, items: Sequence[Item], memory: BlockMemory, staged: Callable[[], None]) -> None:
-        """Take in what the book has room for. Calls `staged` once, when `memory` is needed no more."""
+        """Take in what the book has room for. Calls `staged` once, when `memory` is needed no more. Raises what the
+        shelf raises: what it has not said of is not there, and may be offered again."""
         taken, evicted = [], list[Copy]()
         for item in items:
             room = self.book.reserve(item.name, item.tenant)
@@ -64,10 +66,14 @@ class Level:
             elif room.refusal != "held":
                 self.dropped(room.refusal)
         self._evicted(evicted)
-        if taken:
-            self._settle(taken, await self.shelf.write(taken, memory, staged))
-        else:
+        if not taken:
             staged()
+            return
+        try:
+            self._settle(taken, await self.shelf.write(taken, memory, staged))
+        except Exception:
+            self._unsettled(taken)
+            raise
 
     def reserve(self, name: bytes, tenant: str) -> bool:
         """Room for one block that somebody brings. Follow it with `settle` or the book's `remove`."""
@@ -97,6 +103,13 @@ class Level:
                 self.shelf.free(outcome)
         self._meter.add("tandem_tier_bytes_total", float(len(stored) * self._block_bytes), self.tier, "written")
         self._changed(tuple(stored), ())
+
+    def _unsettled(self, items: Sequence[Item]) -> None:
+        """The shelf has failed in a way that none should: what is still on its way gives its room back."""
+        names = [item.name for item in items if self.book.knows(item.name) and item.name not in self.book]
+        for name in names:
+            self.book.remove(name)
+        self.dropped("failed", len(names))
 
     def dropped(self, reason: str, count: int = 1) -> None:
         """Blocks were offered to this tier and not taken."""
@@ -201,3 +214,8 @@ class Level:
         self.open = False
         with suppress(TimeoutError):
             await self.shelf.close(within_s)
+
+
+def report(message: str, error: BaseException) -> None:
+    """Something has failed in a way that none should: the loop's handler is told, which logs it, or fails a test."""
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

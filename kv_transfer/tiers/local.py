@@ -6,7 +6,7 @@ from typing import Final
 
 from kv_transfer.tiers.books import TierBook
 from kv_transfer.tiers.demotion import Demotion
-from kv_transfer.tiers.level import Level
+from kv_transfer.tiers.level import Level, report
 from kv_transfer.tiers.offload import Offload
 from kv_transfer.tiers.pins import PinBook
 from kv_transfer.tiers.quotas import Quotas
@@ -77,7 +77,7 @@ class LocalTiers:
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(_report)
+        task.add_done_callback(_ended)
         self._tasks.append(task)
 
     # -- looking --
@@ -193,8 +193,7 @@ class LocalTiers:
             await level.close(self._settings.stall_s)
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    """A task that ends by itself has failed, which the loop's handler is told."""
+def _ended(task: asyncio.Task[None]) -> None:
+    """A task that ends by itself has failed."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": f"{task.get_name()} failed", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)
+        report(f"{task.get_name()} failed", error)

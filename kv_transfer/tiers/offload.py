@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 
-from kv_transfer.tiers.level import Level
+from kv_transfer.tiers.level import Level, report
 from kv_transfer.tiers.shelf import HeldSpace, Item
 from kv_transfer.tiers.tiers import Offer
 from tandem.engine.digest import unbind
@@ -74,6 +74,8 @@ class Offload:
 
         try:
             await self._level.keep(items, self._space.memory, let_go)
+        except Exception as error:  # noqa: BLE001  (one batch's failure must not end all copying)
+            report(f"copying {len(items)} blocks failed", error)
         finally:
             let_go()
             self._running -= 1

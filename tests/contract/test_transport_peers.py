@@ -18,6 +18,7 @@ import uvloop
 
 from kv_transfer import rpc
 from kv_transfer.frames import GREETING, Pool, Refused
+from kv_transfer.sockets import connect
 from kv_transfer.tcp_tls import marked
 from kv_transfer.transport import Landed, Missing, Offer
 from tandem.core.errors import TandemError
@@ -350,3 +351,12 @@ def test_uvloop_carries_pulls_as_well(kind: str) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://[::1", "tcp://a\x00b:1", f"tcp://{'x' * 300}:1", "tcp://:1", "tcp://a:99999", "shm://a:1", ""]
+)
+async def test_an_address_that_is_none_is_a_transfer_that_failed(address: str) -> None:
+    with pytest.raises(TandemError) as refused:
+        await connect(address, "tcp", None)
+    assert refused.value.code == "transfer_failed"

@@ -2,6 +2,9 @@
 
 import asyncio
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.settings import TierSettings
@@ -74,4 +77,44 @@ async def test_a_share_of_dram_is_clean_and_the_rest_is_spared_the_disk() -> Non
             assert len(tiers.snapshot()["nvme"]) == max(0, count - 9), "all but three quarters of DRAM"
     assert len(tiers.where(names)) == len(names), "nothing is lost"
     assert meter.written == (len(names) - 9) * BLOCK, "nothing is written twice"
+    await tiers.close()
+
+
+@pytest.mark.parametrize("broken", ["dram", "nvme"])
+async def test_one_batch_that_fails_as_none_should_does_not_end_all_copying(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying once ended for ever with the first such batch, while the tiers still said that they take blocks."""
+    told = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    pool = Pool(block_layout(BLOCK), 2 * UPPER)
+    settings = TierSettings(
+        dram_bytes=UPPER * BLOCK,
+        nvme_dir=Path("/nowhere"),
+        nvme_bytes=UPPER * BLOCK,
+        segment_bytes=BLOCK,
+        write_through=True,
+    )
+    tiers = memory_tiers(settings, pool, SystemClock(), NullMeter())
+    shelf = next(level.shelf for level in tiers.levels if level.tier == broken)
+    fault = RuntimeError("the shelf is broken")
+
+    async def fails(*_arguments: object) -> NoReturn:
+        monkeypatch.undo()
+        raise fault
+
+    monkeypatch.setattr(shelf, "write", fails)
+    names = [named(index) for index in range(3)]
+    async with asyncio.timeout(20.0):
+        for name in names:
+            tiers.offer(pool.compute([name]))
+            await tiers.settle()
+        assert told == [fault]
+        assert set(tiers.snapshot()[broken]) == set(names[1:])
+        for tier in ("dram", "nvme"):
+            if names[0] not in tiers.snapshot()[tier]:
+                tiers.forget(names[:1], "digest")
+                tiers.offer(pool.compute(names[:1]))
+                await tiers.settle()
+    assert all(set(found) == set(names) for found in tiers.snapshot().values())
     await tiers.close()

@@ -39,3 +39,5 @@ async def test_a_shelf_that_says_nothing_of_a_block_is_an_error() -> None:
     items = [Item(name, "", slot, pool.words(name)) for slot, name in enumerate(names)]
     with pytest.raises(ValueError, match="shorter"):
         await level.keep(items, pool.memory, lambda: None)
+    assert book.knows(names[0])
+    assert not book.knows(names[2]), "it may be offered again"
