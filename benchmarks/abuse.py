@@ -13,13 +13,14 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.abuse_clients import Abusers
+from benchmarks.abuse_clients import KINDS, Abusers
 from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, percentile, table, verdict
 from benchmarks.samples import rss_mb
@@ -77,8 +78,10 @@ class Round:
         return max(self.abused.gaps_s) - percentile(self.idle.gaps_s, 0.999)
 
 
-async def measure(live: Live, grpc_port: int, rounds: int, streams: int) -> tuple[list[Round], float]:
-    """All rounds, and by how many MB large gRPC calls made the router grow before them."""
+async def measure(
+    live: Live, grpc_port: int, rounds: Sequence[Sequence[str]], streams: int
+) -> tuple[list[Round], float]:
+    """Rounds with these kinds of abuse, and by how many MB large gRPC calls made the router grow before them."""
     router = live.process(live.router)
     abusers = Abusers(live.port, grpc_port, live.model, "abuser-key")
     found: list[Round] = []
@@ -99,12 +102,12 @@ async def measure(live: Live, grpc_port: int, rounds: int, streams: int) -> tupl
         print(await asyncio.to_thread(abusers.large_calls))
         await asyncio.sleep(_SETTLE_S)
         growth = max(memory) - before
-        for _ in range(rounds):
+        for kinds in rounds:
             idle = await _streams(live, streams)
             memory.clear()
             running = asyncio.create_task(_streams(live, streams))
             await asyncio.sleep(_BEFORE_S)  # abusers fill the bound of connections; these hold theirs
-            abusers.start()
+            abusers.start(kinds)
             abused = await running
             answered = await asyncio.to_thread(abusers.stop)
             await asyncio.sleep(_SETTLE_S)
@@ -127,6 +130,21 @@ async def _streams(live: Live, count: int) -> Phase:
 
     async with aclosing(Client(target)) as client:
         return Phase(list(await asyncio.gather(*(one(number) for number in range(count)))))
+
+
+def tell_each(found: Sequence[Round]) -> None:
+    """What each kind of abuse does alone."""
+    rows = [
+        (
+            kind,
+            f"{each.times:.2f}",
+            f"{each.over_s * 1e3:.0f}",
+            f"{each.rss_max_mb:.0f}",
+            str(len(each.abused.failures)),
+        )
+        for kind, each in zip(KINDS, found, strict=True)
+    ]
+    print(table(("abuse", "p99 / idle", "longest above idle p99.9, ms", "router MB", "failed"), rows))
 
 
 def report(found: list[Round], growth_mb: float) -> list[Check]:
@@ -166,14 +184,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--each", action="store_true", help="a round for each kind of abuse, told and not judged")
     arguments = parser.parse_args()
+    rounds = [(kind,) for kind in KINDS] if arguments.each else [KINDS] * arguments.rounds
     grpc_port = free_port("127.0.0.1")
     flags = ["--engine", "simulated", "--preset", "h100-llama-3.1-70b-tp4", "--prefill", "1", "--decode", "1"]
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys.json"
         keys.write_text(json.dumps(_KEYS))
-        work = partial(measure, grpc_port=grpc_port, rounds=arguments.rounds, streams=arguments.streams)
+        work = partial(measure, grpc_port=grpc_port, rounds=rounds, streams=arguments.streams)
         found = run_live([*flags, "--grpc-port", str(grpc_port)], work, {"TANDEM_API_KEYS": str(keys)})
+    if arguments.each:
+        tell_each(found[0])
+        return 0
     return verdict(report(*found), "an abuser at every bound is not noticed by others")
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Final
@@ -24,6 +24,19 @@ _PAUSE_S: Final = 0.2
 _CHUNK: Final = 65_536
 
 Abuse = Callable[[], Awaitable[str]]
+BODIES: Final = ("messages", "tool turns", "ids", "metadata", "keys", "prompts", "text")
+KINDS: Final = (
+    *BODIES,
+    "cancelled",
+    "unknown path",
+    "bad key",
+    "garbage",
+    "gRPC",
+    "idle connections",
+    "slow heads",
+    "never read",
+)
+"""All that an abuser does, by name."""
 
 
 class Abusers:
@@ -41,17 +54,18 @@ class Abusers:
         assert self._process.pid is not None
         return self._process.pid
 
-    def start(self) -> None:
-        self._pipe.send("start")
+    def start(self, kinds: Sequence[str] = KINDS) -> None:
+        """Begin with these, all at once."""
+        self._pipe.send(list(kinds))
 
     def large_calls(self) -> dict[str, int]:
         """60 gRPC calls of 60 MB without a key, and nothing else."""
-        self._pipe.send("large calls")
+        self._pipe.send(None)
         answered: dict[str, int] = self._pipe.recv()
         return answered
 
     def stop(self) -> dict[str, int]:
-        self._pipe.send("stop")
+        self._pipe.send(None)
         answered: dict[str, int] = self._pipe.recv()
         return answered
 
@@ -65,8 +79,8 @@ def _run(pipe: Connection, port: int, grpc_port: int, model: str, key: str) -> N
     crowd = _Crowd(port, grpc_port, model, key)
     pipe.send("ready")
     while True:
-        alone = pipe.recv() == "large calls"
-        pipe.send(asyncio.run(crowd.large_calls() if alone else crowd.abuse(pipe)))
+        kinds = pipe.recv()
+        pipe.send(asyncio.run(crowd.large_calls() if kinds is None else crowd.abuse(pipe, kinds)))
 
 
 class _Crowd:
@@ -93,20 +107,22 @@ class _Crowd:
         }
         return {name: json.dumps(body, separators=(",", ":")).encode() for name, body in bodies.items()}
 
-    async def abuse(self, pipe: Connection) -> dict[str, int]:
+    async def abuse(self, pipe: Connection, kinds: Sequence[str]) -> dict[str, int]:
         """Until the other end says stop."""
         self._answered.clear()
-        abuses: list[Abuse] = [
-            *(self._large(name, body) for name, body in self._bodies.items()),
-            self._cancelled,
-            self._unknown_path,
-            self._bad_key,
-            self._garbage,
-            self._grpc_without_key,
-        ]
-        tasks = [asyncio.create_task(self._again(each)) for each in abuses]
-        tasks += [asyncio.create_task(self._fill()), asyncio.create_task(self._slow_heads())]
-        tasks += [asyncio.create_task(self._again(self._deaf)) for _ in range(_DEAF_STREAMS)]
+        abuses: dict[str, Abuse] = {name: self._large(name, body) for name, body in self._bodies.items()}
+        abuses |= {
+            "cancelled": self._cancelled,
+            "unknown path": self._unknown_path,
+            "bad key": self._bad_key,
+            "garbage": self._garbage,
+            "gRPC": self._grpc_without_key,
+        }
+        work = [self._again(abuses[kind]) for kind in kinds if kind in abuses]
+        work += [self._fill() for kind in kinds if kind == "idle connections"]
+        work += [self._slow_heads() for kind in kinds if kind == "slow heads"]
+        work += [self._again(self._deaf) for _ in range(_DEAF_STREAMS) if "never read" in kinds]
+        tasks = [asyncio.create_task(each) for each in work]
         while not pipe.poll():  # noqa: ASYNC110  (a pipe to another process)
             await asyncio.sleep(0.05)
         pipe.recv()
