@@ -118,7 +118,7 @@ async def _collect(channel: Any, count: int, within_s: float = 20.0) -> list[Any
     return got
 
 
-async def _lost(channel: Any, within_s: float = 5.0) -> str:
+async def _lost(channel: Any, within_s: float = 30.0) -> str:
     async def read_on() -> None:
         while True:
             await channel.receive()

@@ -1,13 +1,11 @@
 """Socket transports against peers that die, freeze, babble or lie."""
 
 import asyncio
-import os
 import signal
 import socket
 import ssl
 import struct
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -27,10 +25,12 @@ from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import name_of, ready_lease
 from tests.contract.certificates import HAS_OPENSSL
 from tests.contract.transport_stage import (
+    AT_LAST_S,
     LIMITS,
     PATIENT,
     Stage,
     collect,
+    descriptors,
     encrypted,
     eventually,
     one_by_one,
@@ -76,26 +76,24 @@ async def test_a_killed_or_frozen_holder_ends_the_pull_in_bounded_time(kind: str
             assert isinstance(await anext(events), Landed)
             assert isinstance(await anext(events), Landed)
             process.send_signal(how)
-            started = time.monotonic()
-            with pytest.raises(TandemError) as caught:
-                await past_alive(events)
+            async with asyncio.timeout(AT_LAST_S):
+                with pytest.raises(TandemError) as caught:
+                    await past_alive(events)
         assert caught.value.code == "transfer_failed"
-        assert time.monotonic() - started < LIMITS.stall_s + 1.0
         await pull.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_holder_lets_go_when_the_receiver_disappears(kind: str) -> None:
-    async with stage(kind) as s:
+    async with stage(kind, limits=PATIENT) as s:
         s.holder.lease("lease", (name_of(0),))
         pull = await s.open(s.request((name_of(0),)))
         async with aclosing(one_by_one(pull)) as events:
             await anext(events)
             assert s.exporter.pulls == 1
-        started = time.monotonic()
         await s.pulling.close()
-        await eventually(lambda: s.exporter.pulls == 0)
-        assert time.monotonic() - started < 0.5
+        # Before it would be let go for saying nothing.
+        await eventually(lambda: s.exporter.pulls == 0, 0.8 * PATIENT.stall_s)
 
 
 # ---- the receiver babbles ----------------------------------------------------------------------------------------
@@ -297,12 +295,12 @@ async def test_pulls_in_a_row_share_a_connection_and_a_mapping(kind: str) -> Non
     async with stage(kind) as s:
         names = ready_lease(s.holder, 3)
         await s.events(s.request(names))
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = descriptors()
         maps = mapped()
         for _ in range(5):
             *_, first = await s.events(s.request(names))
             assert isinstance(first, FirstTokens)
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert descriptors() == before
         await asyncio.gather(*(s.events(s.request(names), 6 * n) for n in range(6)))
         assert mapped() <= maps
 
@@ -312,11 +310,11 @@ async def test_a_refused_pull_leaves_its_connection_fit_for_the_next(kind: str) 
     async with stage(kind) as s:
         names = ready_lease(s.holder, 3)
         await s.events(s.request(names))
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = descriptors()
         with pytest.raises(TandemError):
             await s.events(s.request(names, "no such lease"))
         assert len(await s.events(s.request(names))) == 4
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert descriptors() == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -116,7 +116,7 @@ class Stage:
             self.tiers.offer(self.pool.compute(names[start : start + 8], tenant))
             await self.tiers.settle()
 
-    async def restore(self, names: Sequence[bytes], within_s: float = 5.0) -> list[Restored | Lost]:
+    async def restore(self, names: Sequence[bytes], within_s: float = 30.0) -> list[Restored | Lost]:
         targets = self.pool.targets(names)
         deadline = SystemClock().now() + within_s
         restoring = self.tiers.restore(targets, self.pool.memory, deadline)
@@ -169,9 +169,10 @@ async def stage(
     layout: Layout | None = None,
     root: bytes = ROOT,
     pool_blocks: int = 64,
+    usable: bool = True,
     **changes: object,
 ) -> AsyncGenerator[Stage, None]:
-    """Tiers over a pool, closed at the end."""
+    """Tiers over a pool, closed at the end. With `usable` they take blocks when the test begins."""
     settings = settings_for(kind, blocks, folder, **changes)
     pool, meter, clock = Pool(layout or block_layout(BLOCK), pool_blocks), PrometheusMeter(), SystemClock()
     disk = disk or MemoryDisk()
@@ -185,14 +186,15 @@ async def stage(
     for tier, names in tiers.snapshot().items():
         made.told(tier, names, ())
     try:
-        await until(lambda: tiers.usable, within_s=1.0, strict=False)
+        if usable:
+            await until(lambda: tiers.usable)
         yield made
     finally:
         await tiers.close()
     assert not pool.held, "slots are still held"
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0, strict: bool = True) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 30.0, strict: bool = True) -> None:
     """Give others their turns until `condition()` holds."""
     try:
         async with asyncio.timeout(within_s):

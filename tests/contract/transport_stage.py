@@ -1,6 +1,7 @@
 """The set-up every transport is tested in: a holder and a receiver in one process, over one kind of transport."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -23,6 +24,8 @@ DEADLINES = Deadlines(unknown_name_s=0.2, prefill_progress_s=2.0, transfer_progr
 LIMITS = ConnectionLimits(stall_s=1.0, greeting_s=0.3, connections_max=64)
 PATIENT = ConnectionLimits(stall_s=30.0, greeting_s=30.0, connections_max=64)
 """Where nothing is to run into a bound: dozens of handshakes at once take long on a busy machine."""
+AT_LAST_S = 60.0
+"""What is bounded by one of `LIMITS` has ended by then on any machine, and what waits for ever has not."""
 
 
 @dataclass
@@ -56,6 +59,12 @@ class Stage:
         return bytes(self.receiver.memory.block(offset + 2 * index + 1))
 
 
+def descriptors() -> list[str]:
+    """Of this process. Those of earlier tests, which the collector may close at any time, are closed before."""
+    gc.collect()
+    return sorted(os.listdir("/proc/self/fd"))
+
+
 async def collect(pull: Pull) -> list[PullEvent]:
     async with aclosing(one_by_one(pull)) as events:
         return [event async for event in events]
@@ -77,7 +86,7 @@ async def past_alive(events: AsyncGenerator[PullEvent, None]) -> PullEvent:
     return event
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 3.0) -> None:
+async def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     """Give other tasks their turns until `condition()` holds."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110

@@ -246,7 +246,7 @@ class Platform:
     def worker_at(self, address: str) -> Worker:
         return next(worker for worker in self.workers.values() if worker.address == address)
 
-    async def reported(self, request_id: str, mode: str, within_s: float = 10.0) -> list[Seen]:
+    async def reported(self, request_id: str, mode: str, within_s: float = 60.0) -> list[Seen]:
         """As `attempts`, once every worker that is alive has reported."""
         await until(
             lambda: all(seen.report is not None for seen in self.attempts(request_id, mode)),
@@ -266,7 +266,7 @@ class Platform:
         """What is still held for anybody; None when everything is free."""
         return next(filter(None, (worker.held() for worker in self.workers.values())), None)
 
-    async def idle(self, within_s: float = 10.0) -> None:
+    async def idle(self, within_s: float = 60.0) -> None:
         """Until nothing is held for anybody any more."""
         await until(lambda: self.held() is None, within_s, lambda: str(self.held()))
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +44,6 @@ def nothing_in(path: Path) -> bool:
 
 @pytest.mark.parametrize("engine", ["torch", "simulated"])
 async def test_the_demo_shows_a_whole_handoff(root: Path, engine: str) -> None:
-    began = time.monotonic()
     status, output = await demo(root, "--engine", engine)
     assert status == 0, output
     lines = output.splitlines()
@@ -59,7 +57,6 @@ async def test_the_demo_shows_a_whole_handoff(root: Path, engine: str) -> None:
         "placement  disagg",
     ):
         assert part in output, part
-    assert time.monotonic() - began < 55
     assert nothing_in(root)
 
 

@@ -29,7 +29,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def eventually(met: Callable[[], object]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not met():  # noqa: ASYNC110  (the other side is another thread's socket)
             await asyncio.sleep(0.01)
 

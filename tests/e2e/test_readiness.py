@@ -89,7 +89,7 @@ async def paired(running: Up, prefill: str, *decodes: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def seen(running: Up, worker: str, state: str, within_s: float = 15.0) -> dict[str, Any]:
+async def seen(running: Up, worker: str, state: str, within_s: float = 60.0) -> dict[str, Any]:
     """Wait until a worker is listed in a state."""
     async with asyncio.timeout(within_s):
         while True:

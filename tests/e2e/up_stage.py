@@ -93,7 +93,7 @@ def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-async def gone(processes: Sequence[psutil.Process], within_s: float = 10.0) -> None:
+async def gone(processes: Sequence[psutil.Process], within_s: float = 60.0) -> None:
     """Wait until none of the processes runs."""
     async with asyncio.timeout(within_s):
         while True:

@@ -180,7 +180,7 @@ async def running(*parts: RedisPublisher | RedisIndex) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  (another process decides)
             await asyncio.sleep(0.002)

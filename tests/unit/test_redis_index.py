@@ -6,8 +6,9 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pytest
@@ -36,6 +37,8 @@ from tests.unit.redis_stage import (
     settings,
     until,
 )
+
+T = TypeVar("T")
 
 pytestmark = needs_redis
 
@@ -122,6 +125,17 @@ async def test_any_changes_end_in_what_a_direct_index_knows(server: RedisServer 
         assert await seen(index, SOME[:40]) == direct.longest(SOME[:40])
 
 
+def at_once(asked: Coroutine[Any, Any, T]) -> T:
+    """What it gives without waiting for anything: a dead Redis costs requests nothing."""
+    try:
+        asked.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    asked.close()
+    raise AssertionError("it waits")
+
+
 async def test_a_restarted_server_that_lost_everything_is_told_everything(server: RedisServer | StandIn) -> None:
     choices = settings(server)
     index, holder, other = (
@@ -134,10 +148,8 @@ async def test_a_restarted_server_that_lost_everything_is_told_everything(server
         await comes_to(index, SOME, {"w": Held(300, 300)})
         server.kill()
         await until(lambda: not index.usable)
-        began = time.perf_counter()
         for _ in range(200):
-            assert await index.longest(SOME) == {}
-        assert time.perf_counter() - began < 0.2, "a dead Redis costs requests nothing"
+            assert at_once(index.longest(SOME)) == {}
         holder.change("hbm", (), SOME[200:])
         holder.change("dram", SOME[250:])
         other.change("hbm", SOME[:5])
@@ -208,15 +220,12 @@ async def test_a_server_that_hangs_is_waited_for_briefly_and_then_not_at_all(ser
         await comes_to(index, SOME, {"w": Held(300, 300)})
         server.hang()
         try:
-            began = time.perf_counter()
-            for _ in range(choices.failures_max):
-                assert await index.longest(SOME) == {}
-            assert time.perf_counter() - began < 1.0
+            async with asyncio.timeout(30.0):
+                for _ in range(choices.failures_max):
+                    assert await index.longest(SOME) == {}
             assert not index.usable
-            began = time.perf_counter()
             for _ in range(200):
-                assert await index.longest(SOME) == {}
-            assert time.perf_counter() - began < 0.2
+                assert at_once(index.longest(SOME)) == {}
         finally:
             server.go_on()
         await comes_to(index, SOME, {"w": Held(300, 300)})

@@ -1,6 +1,7 @@
 """Links over TCP among strangers: what is no link is closed within its bound, and disturbs nobody."""
 
 import asyncio
+import gc
 import os
 import random
 import socket
@@ -69,7 +70,7 @@ async def _works(address: str) -> None:
     link.close("done")
 
 
-async def _closed(wires: Wires, within_s: float = 3.0) -> None:
+async def _closed(wires: Wires, within_s: float = 30.0) -> None:
     reader, writer = wires
     with suppress(ConnectionError):
         await asyncio.wait_for(reader.read(), within_s)
@@ -226,6 +227,7 @@ async def test_ipv6_addresses_are_written_with_brackets() -> None:
 
 
 def _descriptors() -> int:
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -241,7 +243,7 @@ async def test_nothing_stays_open_after_links_have_ended() -> None:
             assert await link.tokens.receive() == (Pong(1, number),)
             link.close("enough")
             await _gone(link)
-        async with asyncio.timeout(3.0):
+        async with asyncio.timeout(30.0):
             while _descriptors() > before:  # noqa: ASYNC110  (the kernel tells nobody)
                 await asyncio.sleep(0.01)
 

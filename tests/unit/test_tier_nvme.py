@@ -64,7 +64,7 @@ async def failing(
     made = Stage("nvme", pool, tiers, meter, MemoryDisk(), folder)
     tiers.watch(made.told)
     try:
-        await until(lambda: tiers.usable, within_s=1.0, strict=False)
+        await until(lambda: tiers.usable)
         yield made, disk
     finally:
         disk.going.set()
@@ -313,7 +313,7 @@ async def _all(batches: AsyncGenerator[tuple[Restored | Lost, ...], None]) -> li
 async def test_a_second_process_does_not_get_the_same_directory(tmp_path: Path) -> None:
     async with stage("nvme", tmp_path) as b:
         await b.keep(NAMES)
-        async with stage("nvme", tmp_path) as other:
+        async with stage("nvme", tmp_path, usable=False) as other:
             assert not other.tiers.usable
             other.tiers.offer(other.pool.compute(NAMES))
             await other.tiers.settle()
@@ -536,11 +536,11 @@ async def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> No
         disk.going.clear()
         targets = b.pool.targets(NAMES)
         restoring = b.tiers.restore(targets, b.pool.memory, SystemClock().now() + 0.05)
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(30.0):
             assert [outcome async for batch in restoring for outcome in batch] == [
                 Lost(index, "deadline") for index in range(8)
             ]
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(30.0):
             outcomes = await b.restore(NAMES)
         assert outcomes == [Lost(index, "stalled") for index in range(8)]
         assert not b.tiers.usable
@@ -555,7 +555,7 @@ async def test_a_disk_that_does_not_answer_to_writes_lets_go_of_the_slots(tmp_pa
         await b.keep(NAMES[:1])
         disk.going.clear()
         b.tiers.offer(b.pool.compute(NAMES[1:]))
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(30.0):
             await b.tiers.settle()
         assert not b.pool.held
         assert b.figure("tandem_tier_dropped_total", "nvme", "stalled") == 7
@@ -567,7 +567,7 @@ async def test_a_disk_that_does_not_answer_to_writes_lets_go_of_the_slots(tmp_pa
 
 async def test_a_directory_that_cannot_be_had_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    async with stage("nvme", tmp_path / "file", retry_s=0.02) as b:
+    async with stage("nvme", tmp_path / "file", usable=False, retry_s=0.02) as b:
         assert not b.tiers.usable
         b.tiers.offer(b.pool.compute(NAMES))
         await b.tiers.settle()

@@ -1,7 +1,6 @@
 """The virtual loop keeps asyncio's promises and turns hangs into errors."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -24,9 +23,7 @@ def test_an_hour_passes_in_no_time_and_timers_fire_in_order() -> None:
             group.create_task(wait("middle", 60.0))
         return clock.now()
 
-    started = time.perf_counter()
-    assert run(main) == 3600.0
-    assert time.perf_counter() - started < 5.0
+    assert run(main) == 3600.0, "by the real clock pytest would have ended it"
     assert fired == [("early", 0.5), ("middle", 60.0), ("late", 3600.0)]
 
 
