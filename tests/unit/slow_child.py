@@ -14,9 +14,9 @@ _execute = Computer.execute
 
 
 def execute(computer: Computer, step: Step) -> StepResult:
-    """Use processor time, as a long step does, then run the step."""
-    until = time.process_time() + float(Path(os.environ[VARIABLE]).read_text())
-    while time.process_time() < until:
+    """Use processor time, as a long step does, then run the step. Another number in the file counts at once."""
+    began, seconds = time.process_time(), Path(os.environ[VARIABLE])
+    while time.process_time() - began < float(seconds.read_text() or 0):
         pass
     return _execute(computer, step)
 

@@ -488,6 +488,7 @@ def test_a_run_is_deterministic_and_tells_what_it_measured() -> None:
     assert agents.compared(50) == agents.judged[50]["goodput_per_s"] > 1.0 >= agents.attainment(50)
 
 
+@pytest.mark.timeout(600)  # half a minute of a processor, of which a busy machine gives a tenth
 def test_four_short_cells_from_traffic_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--results", str(tmp_path / "r.jsonl"), "--json", str(tmp_path / "r.json"), "--jobs", "1"]
     handler = signal.getsignal(signal.SIGTERM)
