@@ -19,8 +19,8 @@ from typing import Final
 from tandem.service.parent_death import die_with
 
 _TESTS: Final = Path("tests")
-_OTHER_SUITES: Final = ("cluster", "vllm", "vllm_versions")
-"""Folders whose tests need programs or environments of their own: `make test` leaves them out by itself."""
+_OTHERS: Final = ("cluster", "sim", "vllm", "vllm_versions")
+"""Folders whose tests need programs or environments of their own, or go by virtual time."""
 _WAITS: Final = re.compile(
     r"\b(socket|sockets|thread|threads|threading|Thread\w*|to_thread|run_in_executor|start_server|open_connection"
     r"|grpc|httpx|urllib|redis|subprocess|multiprocessing|Popen|spawn|listen|listening|serving|connect)\b"
@@ -33,7 +33,7 @@ _LONGEST_S: Final = 4 * 3600.0
 
 def waiting() -> list[str]:
     """The test files in which something waits for a socket, a thread or another process; sorted paths."""
-    files = (file for file in _TESTS.rglob("test_*.py") if file.relative_to(_TESTS).parts[0] not in _OTHER_SUITES)
+    files = (file for file in _TESTS.rglob("test_*.py") if file.relative_to(_TESTS).parts[0] not in _OTHERS)
     named = {_TESTS / name for name in _NAMED}
     return sorted(str(file) for file in files if file in named or _WAITS.search(file.read_text()))
 
