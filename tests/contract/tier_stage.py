@@ -151,7 +151,7 @@ def settings_for(kind: str, blocks: int, folder: Path, **changes: object) -> Tie
         "nvme_dir": folder,
         "nvme_bytes": 0 if not nvme else blocks * BLOCK if memory else segments * SEGMENT,
         "segment_bytes": blocks * BLOCK // 4 if memory and nvme else SEGMENT,
-        "stall_s": 2.0,
+        "stall_s": 30.0,
         "retry_s": 0.05,
         "retry_max_s": 0.2,
         "write_through": True,

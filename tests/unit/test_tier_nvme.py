@@ -54,7 +54,7 @@ async def failing(
     folder: Path, blocks: int = 32, layout: Layout | None = None, **changes: object
 ) -> AsyncGenerator[tuple[Stage, FailingDisk], None]:
     """NVMe alone, over a disk that fails when told to."""
-    settings = settings_for("nvme", blocks, folder, **{"stall_s": 0.2, **changes})
+    settings = settings_for("nvme", blocks, folder, **{"stall_s": 30.0, **changes})
     meter, clock, disk = PrometheusMeter(), SystemClock(), FailingDisk(folder)
     pool = Pool(layout or block_layout(BLOCK), 64)
     shape, seals = shape_of(pool.layout, ROOT), Seals(KEYRING)
@@ -252,7 +252,7 @@ async def test_after_a_kill_all_that_was_written_is_found_again(tmp_path: Path) 
 async def test_a_closed_tier_leaves_neither_threads_nor_an_empty_file(tmp_path: Path) -> None:
     """Threads that stayed would write on into a directory that another process has by then."""
     before = set(threading.enumerate())
-    async with stage("nvme", tmp_path, stall_s=10.0) as b:
+    async with stage("nvme", tmp_path) as b:
         await b.keep(NAMES)
         await until(lambda: len(files(b)) == 2)  # One of them ahead of need.
         assert b.good(NAMES, await b.restore(NAMES))
@@ -291,7 +291,7 @@ async def test_a_file_that_is_gone_is_not_missed(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_being_read_is_not_written_again(tmp_path: Path) -> None:
-    async with failing(tmp_path, stall_s=5.0) as (b, disk):
+    async with failing(tmp_path) as (b, disk):
         await b.keep(NAMES)
         targets = b.pool.targets(NAMES)
         disk.reading.clear()
@@ -334,7 +334,7 @@ TAKES_NO_MORE = pytest.mark.parametrize(
 async def test_a_disk_that_takes_no_more_is_still_read_and_tried_again(
     tmp_path: Path, code: int, reason: str
 ) -> None:
-    async with failing(tmp_path, stall_s=10.0) as (b, disk):
+    async with failing(tmp_path) as (b, disk):
         await b.keep(NAMES)
         disk.fail = {"write": code, "create": code}
         await b.keep([named(20)])
@@ -390,7 +390,7 @@ async def test_a_disk_that_takes_no_more_is_left_alone_until_it_is_time_to_try_a
     tmp_path: Path, code: int, reason: str
 ) -> None:
     """Else every block that is offered meets the full disk again, with a warning in the log each time."""
-    async with failing(tmp_path, stall_s=10.0, retry_s=3600.0, retry_max_s=3600.0) as (b, disk):
+    async with failing(tmp_path, retry_s=3600.0, retry_max_s=3600.0) as (b, disk):
         await b.keep(NAMES)
         disk.fail = {"write": code, "create": code}
         await b.keep([named(20)])
@@ -406,7 +406,7 @@ async def test_a_disk_that_takes_no_more_is_left_alone_until_it_is_time_to_try_a
 
 async def test_a_failed_disk_is_left_alone_until_it_is_time_to_try_again(tmp_path: Path) -> None:
     """Else a disk that is broken is opened and scanned over and over."""
-    async with failing(tmp_path, batch_bytes=1, stall_s=10.0, retry_s=3600.0, retry_max_s=3600.0) as (b, disk):
+    async with failing(tmp_path, batch_bytes=1, retry_s=3600.0, retry_max_s=3600.0) as (b, disk):
         await b.keep(NAMES)
         disk.fail = {"read": errno.EIO}
         await b.restore(NAMES[:3])
@@ -418,7 +418,7 @@ async def test_a_failed_disk_is_left_alone_until_it_is_time_to_try_again(tmp_pat
 
 async def test_a_disk_that_comes_back_empty_takes_blocks_again(tmp_path: Path) -> None:
     """One that was replaced, say: the segment that was being written to is not there any more."""
-    async with failing(tmp_path, stall_s=10.0) as (b, disk):
+    async with failing(tmp_path) as (b, disk):
         await b.keep(NAMES[:4])
         disk.fail = {"write": errno.EIO, "claim": errno.EIO}
         b.tiers.offer(b.pool.compute(NAMES[4:]))
@@ -435,7 +435,7 @@ async def test_a_disk_that_comes_back_empty_takes_blocks_again(tmp_path: Path) -
 
 async def test_of_an_engines_blocks_an_eighth_is_held_for_copying_at_most(tmp_path: Path) -> None:
     """A disk that is slow must not keep requests waiting for blocks."""
-    async with failing(tmp_path, stall_s=10.0) as (b, disk):
+    async with failing(tmp_path) as (b, disk):
         disk.going.clear()
         b.tiers.offer(b.pool.compute([named(i) for i in range(64)]))
         await until(lambda: disk.waiting > 0)
@@ -531,7 +531,7 @@ async def test_a_disk_that_fails_to_write_is_done_without_and_tried_again(tmp_pa
 
 
 async def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
-    async with failing(tmp_path) as (b, disk):
+    async with failing(tmp_path, stall_s=2.0) as (b, disk):
         await b.keep(NAMES)
         disk.going.clear()
         targets = b.pool.targets(NAMES)
@@ -551,7 +551,7 @@ async def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> No
 
 
 async def test_a_disk_that_does_not_answer_to_writes_lets_go_of_the_slots(tmp_path: Path) -> None:
-    async with failing(tmp_path) as (b, disk):
+    async with failing(tmp_path, stall_s=2.0) as (b, disk):
         await b.keep(NAMES[:1])
         disk.going.clear()
         b.tiers.offer(b.pool.compute(NAMES[1:]))
