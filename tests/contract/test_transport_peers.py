@@ -26,7 +26,6 @@ from tests.contract.block_space import name_of, ready_lease
 from tests.contract.certificates import HAS_OPENSSL
 from tests.contract.transport_stage import (
     AT_LAST_S,
-    LIMITS,
     PATIENT,
     Stage,
     collect,
@@ -175,7 +174,7 @@ async def test_an_unread_pull_is_dropped_after_a_while(kind: str) -> None:
         await asyncio.get_running_loop().sock_sendall(sock, GREETING + struct.pack("<I", len(request)) + request)
         await eventually(lambda: s.exporter.pulls == 1)
         if kind == "tcp":
-            await eventually(lambda: s.exporter.pulls == 0, LIMITS.stall_s + 2.0)
+            await eventually(lambda: s.exporter.pulls == 0, AT_LAST_S)
         sock.close()
         await eventually(lambda: s.exporter.pulls == 0)
 

@@ -325,7 +325,7 @@ async def test_babble_inside_the_encryption_and_unread_pulls_end_their_own_conne
         with await secured(s.address) as sock:
             sock.sendall(open_frame)
             await eventually(lambda: s.exporter.pulls == 1)
-            await eventually(lambda: s.exporter.pulls == 0, LIMITS.stall_s + 2.0)
+            await eventually(lambda: s.exporter.pulls == 0, AT_LAST_S)
         assert len(await s.events(s.request(names))) == 33
 
 

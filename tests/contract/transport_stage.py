@@ -21,7 +21,7 @@ from tests.contract.block_space import KEYRING, SlotSink, TestSpace, block_layou
 from tests.contract.certificates import shared_certificates
 
 DEADLINES = Deadlines(unknown_name_s=0.2, prefill_progress_s=2.0, transfer_progress_s=1.0)
-LIMITS = ConnectionLimits(stall_s=1.0, greeting_s=0.3, connections_max=64)
+LIMITS = ConnectionLimits(stall_s=2.0, greeting_s=1.0, connections_max=64)
 PATIENT = ConnectionLimits(stall_s=30.0, greeting_s=30.0, connections_max=64)
 """Where nothing is to run into a bound: dozens of handshakes at once take long on a busy machine."""
 AT_LAST_S = 60.0
