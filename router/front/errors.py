@@ -67,7 +67,8 @@ class MethodNotAllowed(TandemError):
     """A path that exists was asked with another method than the `allowed` ones."""
 
     def __init__(self, path: str, method: str, allowed: tuple[str, ...]) -> None:
-        super().__init__("method_not_allowed", f"{path} takes {' or '.join(allowed)}, not {method}")
+        takes = f"{shortened(path, PARAM_CHARS_MAX)} takes {' or '.join(allowed)}, not {method}"
+        super().__init__("method_not_allowed", takes)
         self.allowed = allowed
 
 

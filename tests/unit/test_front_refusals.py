@@ -533,3 +533,13 @@ def test_bodies_that_were_found_are_answered_as_they_were(caplog: pytest.LogCapt
 
     on_stage(test)
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_a_path_of_kilobytes_is_not_told_back_and_says_what_it_takes() -> None:
+    async def test(stage: Stage) -> None:
+        answer = await stage.post(f"/v1/models/{'a' * 5000}", b"{}")
+        assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+        assert answer.headers["allow"]
+        assert len(answer.body) < 1024
+
+    on_stage(test)

@@ -15,6 +15,7 @@ import pytest
 
 from control_plane.autoscale import History, PoolScaling, Scaling
 from control_plane.scaler import Board, ScalerServer, ScalerSettings, serve
+from control_plane.scaler import server as scaler_server
 from control_plane.scaler.board import STALE_S, PoolName
 from protos import externalscaler_pb2 as wire
 from protos import externalscaler_pb2_grpc as stubs
@@ -185,9 +186,23 @@ async def test_clients_that_go_away_leave_nothing_behind() -> None:
             streams = [ExternalScalerStub(channel).StreamIsActive(reference()) for _ in range(8)]
             for stream in streams:
                 assert (await asyncio.wait_for(stream.read(), 30)).result is True
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while board.waiting:  # noqa: ASYNC110  (there is nothing to be told by)
                 await asyncio.sleep(0.02)
+    await server.close(0.2)
+
+
+async def test_connections_above_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaler_server, "_CONNECTIONS_MAX", 2)
+    clock = SystemClock()
+    server = await serve(Board(clock), clock, SETTINGS)
+    kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await reader.read() == b"", "nothing is said to a connection that is too many"
+        assert await kept[0][0].read(1) != b"", "one that fits is greeted"
+    for _, each in (*kept, (reader, writer)):
+        each.close()
     await server.close(0.2)
 
 
