@@ -24,10 +24,10 @@ from benchmarks.abuse_clients import KINDS, Abusers
 from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, percentile, table, verdict
 from benchmarks.samples import rss_mb
-from tandem.bench.client import Client, Target
-from tandem.bench.completion import Style, complete, request_body
-from tandem.bench.outcome import Outcome
-from tandem.cli.ports import free_port
+from tandem.apps.bench.client import Client, Target
+from tandem.apps.bench.completion import Style, complete, request_body
+from tandem.apps.bench.outcome import Outcome
+from tandem.apps.cli.ports import free_port
 
 ROUNDS: Final = 3
 STREAMS: Final = 50

@@ -39,15 +39,15 @@ from benchmarks.auto_split_cells import (
 )
 from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, table
-from tandem.bench.completion import Style
-from tandem.bench.content import TokenRange
-from tandem.bench.outcome import Outcome
-from tandem.bench.replay import Settings, replay
-from tandem.bench.schedule import at_rate
-from tandem.bench.synthetic import parse_mix, synthetic
-from tandem.bench.workload import Workload
-from tandem.cli.ask import fleet_outlooks
-from tandem.cli.fleet_story import headline
+from tandem.apps.bench.completion import Style
+from tandem.apps.bench.content import TokenRange
+from tandem.apps.bench.outcome import Outcome
+from tandem.apps.bench.replay import Settings, replay
+from tandem.apps.bench.schedule import at_rate
+from tandem.apps.bench.synthetic import parse_mix, synthetic
+from tandem.apps.bench.workload import Workload
+from tandem.apps.cli.ask import fleet_outlooks
+from tandem.apps.cli.fleet_story import headline
 from tandem.core.errors import TandemError
 
 ATTAINMENT_MIN: Final = 0.97

@@ -10,21 +10,21 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from benchmarks.fleet.contenders import AUTO, OURS, decider_of
+from benchmarks.fleet.figures import quantile
+from benchmarks.fleet.fleet import FleetSettings, roles, simulate
+from benchmarks.fleet.goodput import Window, judge
+from benchmarks.fleet.scenarios.generated import BLOCK_TOKENS, MODEL, generated, ours_settings, traffic
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage
+from benchmarks.fleet.workload import Workload as Simulated
 from benchmarks.goodput_runs import unit_rate
-from tandem.bench.outcome import Outcome
-from tandem.bench.workload import Item, Workload, cut
+from tandem.apps.bench.outcome import Outcome
+from tandem.apps.bench.workload import Item, Workload, cut
 from tandem.core.slo import Latency, Slo
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.presets import preset
-from tandem.fleetsim.contenders import AUTO, OURS, decider_of
-from tandem.fleetsim.figures import quantile
-from tandem.fleetsim.fleet import FleetSettings, roles, simulate
-from tandem.fleetsim.goodput import Window, judge
-from tandem.fleetsim.scenarios.generated import BLOCK_TOKENS, MODEL, generated, ours_settings, traffic
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage
-from tandem.fleetsim.workload import Workload as Simulated
 
 SLOW: Final = 4.0
 WORKERS: Final = 4

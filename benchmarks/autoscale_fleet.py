@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.autoscale_world import arrivals
+from benchmarks.fleet.figures import quantile
+from benchmarks.fleet.fleet import FleetSettings, roles, simulate
+from benchmarks.fleet.ours import OursDecider, OursSettings
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 from benchmarks.rounds import Check, table
 from control_plane.autoscale import DecodeFit, History, PoolLoad, PoolSpeed, ServiceLoad, decide
 from tandem.core import slo as objectives
 from tandem.engine.simulated.presets import Preset, preset
-from tandem.fleetsim.figures import quantile
-from tandem.fleetsim.fleet import FleetSettings, roles, simulate
-from tandem.fleetsim.ours import OursDecider, OursSettings
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
 from tandem.spec.pool import Autoscaling, Pool
 from tandem.spec.rollout import Slo
 from tandem.spec.service import Spec

@@ -4,7 +4,7 @@
     python -m benchmarks.calibration --only R1 --policies random,precise --seeds 1
 
 R1 and `37 % capacity` are llm-d's ladders under the policies of the published runs; one set of constants
-(`tandem.fleetsim.scenarios.ladder.Stack`) serves both. It is fitted to their random and precise runs; the others are
+(`benchmarks.fleet.scenarios.ladder.Stack`) serves both. It is fitted to their random and precise runs; the others are
 held out. R2 is Mooncake's figure 5, the conversation trace (--data) on 8 prefill and 8 decode nodes of
 eight A800; the split and the speed of the replay are not published, so that it is held in ratios and its level is
 only shown. Bars: knees, and throughput below them, within 15 %; TTFT beyond it within 30 %. It exits non-zero
@@ -24,22 +24,22 @@ from typing import Final
 from benchmarks import calibration_judge as judge
 from benchmarks import calibration_published as published
 from benchmarks.calibration_judge import Bar, Point
+from benchmarks.fleet.figures import RunFigures
+from benchmarks.fleet.fleet import FleetSettings, roles, simulate
+from benchmarks.fleet.peers.ask import Peer, PoolFacts
+from benchmarks.fleet.peers.blind import LeastLoaded, Random
+from benchmarks.fleet.peers.decider import PeerDecider
+from benchmarks.fleet.peers.llm_d import Approximate, Scored, Weights
+from benchmarks.fleet.peers.published import FirstPrecise, LeastToCompute, PooledDecider, PublishedDecider
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.scenarios import conversation, ladder
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.tiers import TierSettings
+from benchmarks.fleet.worker_settings import WorkerSettings
 from benchmarks.rounds import table
-from tandem.bench.mooncake import BLOCK_TOKENS
+from tandem.apps.bench.mooncake import BLOCK_TOKENS
 from tandem.core.entropy import Entropy, SeededEntropy
 from tandem.engine.simulated.presets import preset
-from tandem.fleetsim.figures import RunFigures
-from tandem.fleetsim.fleet import FleetSettings, roles, simulate
-from tandem.fleetsim.peers.ask import Peer, PoolFacts
-from tandem.fleetsim.peers.blind import LeastLoaded, Random
-from tandem.fleetsim.peers.decider import PeerDecider
-from tandem.fleetsim.peers.llm_d import Approximate, Scored, Weights
-from tandem.fleetsim.peers.published import FirstPrecise, LeastToCompute, PooledDecider, PublishedDecider
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.scenarios import conversation, ladder
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.tiers import TierSettings
-from tandem.fleetsim.worker_settings import WorkerSettings
 
 _DATA: Final = Path(__file__).parent.parent.parent / "shared" / "data"
 _R2: Final = "R2"

@@ -21,13 +21,13 @@ from benchmarks.rounds import ROUNDS, Check, alternate, median_ratio, percentile
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.local import LocalEngine
-from tandem.engine.plan import Runner, Step, StepResult
 from tandem.engine.protocol import BlockMemory, EngineInfo, StepReport, Work
+from tandem.engine.scheduler.plan import Runner, Step, StepResult
+from tandem.engine.scheduler.standstill import Sight
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.standstill import Sight
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 MEAN_PROMPT: Final = 80
 LONG_FACTOR: Final = 30

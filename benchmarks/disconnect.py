@@ -24,7 +24,7 @@ from benchmarks.live import Figures, Live, run_live, total
 from benchmarks.rounds import Check, percentile, table, verdict
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
-from tandem.cli.ports import free_port
+from tandem.apps.cli.ports import free_port
 
 ROUNDS: Final = 20
 LIMIT_S: Final = 0.2

@@ -23,12 +23,12 @@ from benchmarks.rounds import ROUNDS, Check, alternate, median_ratio, verdict
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.local import LocalEngine
-from tandem.engine.model_directory import open_model
 from tandem.engine.protocol import StepReport, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.model.directory import open_model
+from tandem.process.system import SystemClock
 
 Prompts = Sequence[Sequence[int]]
 BATCH = 16

@@ -7,13 +7,13 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import Final
 
+from benchmarks.fleet.goodput import BUCKET_S, Bucket
 from benchmarks.goodput_cells import STATIONARY, Cell
 from benchmarks.goodput_plan import CELL_BAR, OVERLOAD_BAR, PEER_BAR, SEEDS_MIN, ratio_of, shifts
 from benchmarks.goodput_runs import Held, Result
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells
 from tandem.core.errors import TandemError
-from tandem.fleetsim.goodput import BUCKET_S, Bucket
 
 MEAN_BAR: Final = 1.0
 """Of the best fixed splits' figures, in the geometric mean over cells; likewise of the best peers'."""

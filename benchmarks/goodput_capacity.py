@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.fleet.goodput import knee
+from benchmarks.fleet.scenarios.generated import TRAFFIC
 from benchmarks.goodput_cells import CLOSED
 from tandem.core.errors import TandemError
-from tandem.fleetsim.goodput import knee
-from tandem.fleetsim.scenarios.generated import TRAFFIC
 
 SHARE: Final = 0.9
 """Of the offered requests at the knee."""

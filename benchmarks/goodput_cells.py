@@ -3,12 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from benchmarks.fleet.contenders import AUTO
+from benchmarks.fleet.fleet import roles
+from benchmarks.fleet.peers.catalogue import CURRENT, current
+from benchmarks.fleet.scenarios import sessions
+from benchmarks.fleet.scenarios.generated import TRAFFIC
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import AUTO
-from tandem.fleetsim.fleet import roles
-from tandem.fleetsim.peers.catalogue import CURRENT, current
-from tandem.fleetsim.scenarios import sessions
-from tandem.fleetsim.scenarios.generated import TRAFFIC
 
 TRAFFICS: Final = (*(each.name for each in TRAFFIC), sessions.NAME)
 CLOSED: Final = (sessions.NAME,)

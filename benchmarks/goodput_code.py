@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tandem.fleetsim.contenders import AUTO
+from benchmarks.fleet.contenders import AUTO
 
 _ROOT: Final = Path(__file__).parent.parent
-_FLEET: Final = ("tandem/core", "tandem/engine", "tandem/fleetsim", "tandem/worker/worth.py")
+_FLEET: Final = ("tandem/core", "tandem/engine", "benchmarks/fleet", "tandem/worker/worth.py")
 _PLACING: Final = ("kv_transfer", "router/placement", "router/settings.py", "router/split")
 """What decides where requests go, but not how much a fleet can carry."""
-_PLACING_FLEETSIM: Final = ("auto.py", "peers", "contenders.py", "ours.py", "router.py")
+_PLACING_FLEET: Final = ("auto.py", "peers", "contenders.py", "ours.py", "router.py")
 """The same within the simulator."""
-_PLANNING: Final = ("router/split", "tandem/fleetsim/auto.py")
+_PLANNING: Final = ("router/split", "benchmarks/fleet/auto.py")
 """What decides the split where that follows the load, and nothing else."""
 _RUNS: Final = ("benchmarks/goodput_cells.py", "benchmarks/goodput_runs.py")
 """Of the bench, what decides what a run comes to. Other parts ask for runs and read results."""
@@ -28,7 +28,7 @@ _SEARCH: Final = ("benchmarks/goodput_capacity.py", "benchmarks/goodput_plan.py"
 
 def settings_hash() -> str:
     """Of all that decides how much a fleet can carry but placement: when it differs, capacities are measured anew."""
-    placing = [_ROOT / "tandem" / "fleetsim" / name for name in _PLACING_FLEETSIM]
+    placing = [_ROOT / "benchmarks" / "fleet" / name for name in _PLACING_FLEET]
     files = [
         file for file in _files((*_FLEET, *_RUNS, *_SEARCH)) if not any(file.is_relative_to(each) for each in placing)
     ]

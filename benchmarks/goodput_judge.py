@@ -8,6 +8,8 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks import goodput_auto
+from benchmarks.fleet.contenders import AUTO, OURS
+from benchmarks.fleet.goodput import BUCKET_S, recovery_s
 from benchmarks.goodput_auto import Auto, bounded
 from benchmarks.goodput_capacity import Capacity, Key
 from benchmarks.goodput_cells import CLOSED, Cell, Options
@@ -16,8 +18,6 @@ from benchmarks.goodput_runs import ABLATIONS, Result
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import AUTO, OURS
-from tandem.fleetsim.goodput import BUCKET_S, recovery_s
 
 PEERS_BAR: Final = 1.0
 """Of the best peers' figures, in the geometric mean over cells."""

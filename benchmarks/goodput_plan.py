@@ -11,11 +11,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final, TypeVar
 
+from benchmarks.fleet.contenders import AUTO, OURS
 from benchmarks.goodput_capacity import LADDER, SEEDS, Key, Points, length_of, next_probe
 from benchmarks.goodput_cells import SHIFTING, Cell, Options, Run
 from benchmarks.goodput_runs import ABLATIONS, Result
 from benchmarks.statistics import BySeed, Interval, paired
-from tandem.fleetsim.contenders import AUTO, OURS
 
 T = TypeVar("T")
 Results = Mapping[Run, Result]

@@ -9,6 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from benchmarks.fleet.auto import AutoDecider
+from benchmarks.fleet.contenders import AUTO, EQUAL_TERMS, OURS, decider_of
+from benchmarks.fleet.fleet import DeciderOf, Fleet, FleetSettings, roles
+from benchmarks.fleet.goodput import BUCKET_S, Bucket, Judged, Window, judge
+from benchmarks.fleet.scenarios import generated, sessions
+from benchmarks.fleet.scenarios.draws import Surge
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.workload import Request, Workload
 from benchmarks.goodput_cells import (
     CLOSED,
     MEASURED_S,
@@ -22,14 +30,6 @@ from benchmarks.goodput_cells import (
 from benchmarks.goodput_code import codes
 from router.settings import PlacementSettings
 from tandem.core.slo import Slo
-from tandem.fleetsim.auto import AutoDecider
-from tandem.fleetsim.contenders import AUTO, EQUAL_TERMS, OURS, decider_of
-from tandem.fleetsim.fleet import DeciderOf, Fleet, FleetSettings, roles
-from tandem.fleetsim.goodput import BUCKET_S, Bucket, Judged, Window, judge
-from tandem.fleetsim.scenarios import generated, sessions
-from tandem.fleetsim.scenarios.draws import Surge
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.workload import Request, Workload
 
 _SAMPLE_S: Final = 120.0
 _SAMPLE_RATE: Final = 10.0

@@ -17,14 +17,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+from benchmarks.fleet.contenders import OURS
+from benchmarks.fleet.goodput import knee
 from benchmarks.goodput import Bench
 from benchmarks.goodput_capacity import LADDER, SEEDS, SHARE, Points, length_of, next_probe
 from benchmarks.goodput_cells import CALM, SHARES, TRAFFICS, Run, prefills
 from benchmarks.goodput_code import codes
 from benchmarks.goodput_plan import Results
 from benchmarks.goodput_results import ResultsFile
-from tandem.fleetsim.contenders import OURS
-from tandem.fleetsim.goodput import knee
 
 TPOTS_MS: Final = (25, 50, 100)
 ITL_SHARES: Final = (0.6, 0.8, 1.0, 1.5, 3.0)

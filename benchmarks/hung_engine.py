@@ -21,9 +21,9 @@ import psutil
 
 from benchmarks.live import Live, run_live
 from benchmarks.rounds import table
-from tandem.bench.client import Client, Target
-from tandem.bench.completion import Style, complete, request_body
-from tandem.cli.ask import ask
+from tandem.apps.bench.client import Client, Target
+from tandem.apps.bench.completion import Style, complete, request_body
+from tandem.apps.cli.ask import ask
 
 _VICTIMS: Final = ("decode-1", "prefill-0")
 _PROMPTS: Final = 16

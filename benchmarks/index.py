@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from benchmarks.rounds import ROUNDS, Check, percentile, table, verdict
-from kv_transfer.compact_index import CompactIndex
+from kv_transfer.index.compact_index import CompactIndex
 from router.fleet.kv_feed import Change, KvFeed
 from tandem.core.kv import NAME_BYTES, BlockNames
 from tandem.core.messages import KvDelta, KvSnapshot

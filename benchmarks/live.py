@@ -11,11 +11,11 @@ from typing import Final, TypeVar
 
 import psutil
 
-from tandem.cli.board import LineBoard
-from tandem.cli.member import Member
-from tandem.cli.platform import Platform
-from tandem.cli.supervisor import ROUTER, Supervisor
-from tandem.cli.up_options import parse
+from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.member import Member
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ import tandem.models
 from benchmarks.live import Live, run_live
 from benchmarks.rounds import table
 from benchmarks.vllm_overhead import environment, tandem_flags, vllm_server
-from tandem.bench.client import Target
+from tandem.apps.bench.client import Target
 
 TASKS: Final = ("tiny_choice", "tiny_rolling", "tiny_generate")
 _DEMO: Final = Path(tandem.models.__file__).parent / "demo"

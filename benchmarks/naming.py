@@ -19,18 +19,18 @@ from pydoc_data.topics import topics
 from typing import Any, Final, TypeVar
 
 from benchmarks.rounds import ROUNDS, Check, verdict
-from kv_transfer.compact_index import CompactIndex
+from kv_transfer.index.compact_index import CompactIndex
+from router.api.chat_templates.chat_template import Message
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.templates import InlineTemplates
+from router.api.conversations import Conversations
 from router.dispatch.naming import Naming
-from router.front.chat_template import Message
-from router.front.conversations import Conversations
-from router.front.render import FileRenderer
-from router.front.templates import InlineTemplates
 from router.placement import CostModel, Placement, PlacementRequest, Work, WorkerView, make_policy
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.kv import Layout, RootIdentity, chain_names
-from tandem.engine.model_directory import open_model
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.model.directory import open_model
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.system import SystemClock, SystemEntropy
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ _KEPT_BYTES: Final = 1 << 30
 
 
 class Inline:
-    """`router.front.tokenizing.Tokenizing` on the spot."""
+    """`router.tokenization.tokenizing.Tokenizing` on the spot."""
 
     async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
         return work()

@@ -31,7 +31,7 @@ from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
 from tandem.kube.store import Key
 from tandem.kube.workers import Workers
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.system import SystemClock, SystemEntropy
 
 NAMESPACE: Final = "default"
 _STEADY_S: Final = 30.0

@@ -43,12 +43,12 @@ from tandem.core.messages import (
 )
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
-from tandem.engine.model_directory import open_model
-from tandem.service.link import RouterLink
-from tandem.service.link_proof import LinkKeys
-from tandem.service.local_processes import LocalProcesses
-from tandem.service.processes import Command, Process
-from tandem.service.tcp_dialer import TcpDialer
+from tandem.link.link import RouterLink
+from tandem.link.link_proof import LinkKeys
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.model.directory import open_model
+from tandem.process.local_processes import LocalProcesses
+from tandem.process.processes import Command, Process
 
 CHUNKS: Final = 8
 LIMIT: Final = 0.1

@@ -26,9 +26,9 @@ import msgspec
 from benchmarks.live import Live, run_live, total
 from benchmarks.rounds import Check, percentile, verdict
 from benchmarks.samples import Curve, plot, rss_mb
-from tandem.bench.client import Client
-from tandem.bench.completion import error_kind
-from tandem.bench.wire import BadAnswer
+from tandem.apps.bench.client import Client
+from tandem.apps.bench.completion import error_kind
+from tandem.apps.bench.wire import BadAnswer
 
 TIMES: Final = 20.0
 SECONDS: Final = 60.0

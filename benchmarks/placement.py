@@ -18,7 +18,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from benchmarks.rounds import Check, table, verdict
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement import CostModel, Objective, Placement, PlacementRequest, WorkerView, make_policy
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy

@@ -23,14 +23,14 @@ from typing import Final
 from redis.asyncio import Redis
 
 from benchmarks.rounds import ROUNDS, Check, percentile, table, verdict
-from kv_transfer.redis_client import redis_client
-from kv_transfer.redis_index import NAMES_MAX, RedisIndex
-from kv_transfer.redis_publisher import RedisPublisher
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_client import redis_client
+from kv_transfer.index.redis_index import NAMES_MAX, RedisIndex
+from kv_transfer.index.redis_publisher import RedisPublisher
+from kv_transfer.index.redis_settings import RedisSettings
 from tandem.core.kv import NAME_BYTES, Layout
 from tandem.core.messages import PROTOCOL_VERSION, Hello
 from tandem.core.metrics import NullMeter
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 HOLDERS: Final = 4
 LOOK_UP_MS: Final = 5.0

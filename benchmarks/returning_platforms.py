@@ -14,13 +14,13 @@ import msgspec
 
 from benchmarks.live import Live
 from benchmarks.returning_curves import Saying
-from tandem.bench.client import Client
-from tandem.bench.wire import Events
-from tandem.cli.ask import spans_of
-from tandem.cli.board import LineBoard
-from tandem.cli.platform import Platform
-from tandem.cli.supervisor import Supervisor
-from tandem.cli.up_options import parse
+from tandem.apps.bench.client import Client
+from tandem.apps.bench.wire import Events
+from tandem.apps.cli.ask import spans_of
+from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.supervisor import Supervisor
+from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from pydoc_data.topics import topics
 
 from benchmarks.rounds import ROUNDS, Check, median_ratio, verdict
 from benchmarks.router_clients import Clients
-from tandem.service.link_address import SCHEMES, TCP
+from tandem.link.link_address import SCHEMES, TCP
 
 STREAMS, STEPS_PER_S = 64, 50.0
 TOKEN_LIMIT, REQUEST_LIMIT, RSS_LIMIT_MB = 1.6, 3.0, 150.0

@@ -16,7 +16,7 @@ import time
 from tokenizers import Tokenizer
 
 from tandem.core.kv import pack_tokens
-from tandem.engine.model_directory import open_model
+from tandem.model.directory import open_model
 
 _GROUPS = 2
 

@@ -28,10 +28,10 @@ from tandem.core.messages import (
     Transferred,
     WorkerCommand,
 )
-from tandem.service.link import WorkerLink
-from tandem.service.link_address import SCHEMES, TCP
-from tandem.service.link_servers import open_server
-from tandem.service.tls_settings import TlsSettings
+from tandem.link.link import WorkerLink
+from tandem.link.link_address import SCHEMES, TCP
+from tandem.link.link_servers import open_server
+from tandem.process.tls_settings import TlsSettings
 
 _WORDS = (" a", " lantern", " in", " the", " window", " of", " an", " old", " house")
 _LAYOUT = Layout("bench", "plain", "float32", 4, 1, 16, 1, 8)

@@ -9,7 +9,7 @@ Scenarios: `R1` and `37 % capacity`, the ladders of llm-d; `16 unified`, `8P8D` 
 conversation trace (needs --data); `decode-bound`. Every figure is the median over seeds; policies see the same
 requests at the same times. Beside throughput it tells goodput: the share of offered requests that meet the
 scenario's objective, ours over the best peer's by seed with a 95 % interval; no bar is set on it. It exits non-zero
-when a bar is missed. The simulator is `tandem.fleetsim`; of our router
+when a bar is missed. The simulator is `benchmarks.fleet`; of our router
 placement, cost model, worker views and block index are those of production.
 """
 
@@ -24,6 +24,8 @@ from typing import Final
 
 from benchmarks import routing_judge as judge
 from benchmarks import routing_report as report
+from benchmarks.fleet.contenders import CHUNKING, OURS, OURSELVES
+from benchmarks.fleet.scenarios import conversation
 from benchmarks.rounds import Check, table, verdict
 from benchmarks.routing_speed import speeds
 from benchmarks.routing_tasks import (
@@ -36,8 +38,6 @@ from benchmarks.routing_tasks import (
     Task,
     carry_out,
 )
-from tandem.fleetsim.contenders import CHUNKING, OURS, OURSELVES
-from tandem.fleetsim.scenarios import conversation
 
 SEEDS: Final = 5
 _ROOT: Final = Path(__file__).parent.parent

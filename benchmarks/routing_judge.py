@@ -6,12 +6,12 @@ from statistics import fmean, median
 from typing import Final
 
 from benchmarks.calibration_judge import KNEE_S
+from benchmarks.fleet.contenders import OURS, OURSELVES
+from benchmarks.fleet.figures import RunFigures, StageFigures
+from benchmarks.fleet.goodput import Judged
 from benchmarks.rounds import Check
 from benchmarks.routing_tasks import Outcome
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
-from tandem.fleetsim.contenders import OURS, OURSELVES
-from tandem.fleetsim.figures import RunFigures, StageFigures
-from tandem.fleetsim.goodput import Judged
 
 _PUBLISHED_RATIO: Final = 1.97
 _PUBLISHED_MARGIN: Final = 0.3

@@ -7,11 +7,11 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.fleet.contenders import OURS, OURSELVES
 from benchmarks.rounds import Check, rounded, table
 from benchmarks.routing_judge import AgainstBest, Medians, goodput_over_rates, rates_compared
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import OURS, OURSELVES
 
 Found = Mapping[str, Mapping[str, Medians]]
 """By scenario, by policy."""

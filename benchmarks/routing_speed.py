@@ -7,14 +7,14 @@ times, and the router its placement.
 import time
 from typing import Final
 
+from benchmarks.fleet.fleet import DeciderOf, FleetSettings, roles, simulate
+from benchmarks.fleet.ours import OursSettings, ours
+from benchmarks.fleet.peers.catalogue import peer
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 from benchmarks.rounds import Check
 from tandem.engine.simulated.presets import preset
-from tandem.fleetsim.fleet import DeciderOf, FleetSettings, roles, simulate
-from tandem.fleetsim.ours import OursSettings, ours
-from tandem.fleetsim.peers.catalogue import peer
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
 
 REQUESTS: Final = 6_000
 _PER_S: Final = 600.0

@@ -7,15 +7,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from tandem.bench.workload import Workload as Trace
+from benchmarks.fleet.contenders import EQUAL_TERMS, OURS, chunked, decider_of
+from benchmarks.fleet.figures import RunFigures
+from benchmarks.fleet.fleet import FleetSettings, simulate
+from benchmarks.fleet.goodput import Judged, Window, judge
+from benchmarks.fleet.ours import OursSettings
+from benchmarks.fleet.scenarios import conversation, decode_bound, ladder
+from benchmarks.fleet.workload import Workload
+from tandem.apps.bench.workload import Workload as Trace
 from tandem.core.slo import Slo
-from tandem.fleetsim.contenders import EQUAL_TERMS, OURS, chunked, decider_of
-from tandem.fleetsim.figures import RunFigures
-from tandem.fleetsim.fleet import FleetSettings, simulate
-from tandem.fleetsim.goodput import Judged, Window, judge
-from tandem.fleetsim.ours import OursSettings
-from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
-from tandem.fleetsim.workload import Workload
 
 _SLO: Final = Slo(ttft_s=2.0, tpot_s=0.05)
 """Of a chat that reads as it comes, with prompts of thousands of tokens."""
@@ -81,7 +81,7 @@ SCENARIOS: Final = (R1, *CONVERSATIONS, DECODE_BOUND, SIBLING)
 
 @dataclass(frozen=True)
 class Task:
-    """One run. `chunking` is how workers cut prompts, by `tandem.fleetsim.contenders.CHUNKING`; None as they are."""
+    """One run. `chunking` is how workers cut prompts, by `benchmarks.fleet.contenders.CHUNKING`; None as they are."""
 
     scenario: str
     policy: str

@@ -21,15 +21,15 @@ from typing import Final
 
 from benchmarks.rounds import ROUNDS, Check, table, verdict
 from router.settings import RouterSettings
+from tandem.apps.simulation.garbage import collect_rarely
+from tandem.apps.simulation.network import NetworkProfile
+from tandem.apps.simulation.platform import Shape, named_workers
+from tandem.apps.simulation.replay import Arrival, ReplaySettings, replay
 from tandem.core.entropy import SeededEntropy, below
 from tandem.core.kv import pack_tokens
 from tandem.core.simple_tokenizer import BYTE_IDS
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.presets import preset
-from tandem.sim.garbage import collect_rarely
-from tandem.sim.network import NetworkProfile
-from tandem.sim.platform import Shape, named_workers
-from tandem.sim.replay import Arrival, ReplaySettings, replay
 
 PROMPT_TOKENS, OUTPUT_TOKENS, REQUESTS = 512, 64, 2000
 PRESET: Final = "h100-llama-3.1-8b"

@@ -32,8 +32,8 @@ from benchmarks.live import Live, run_live, total
 from benchmarks.rounds import Check, verdict
 from benchmarks.samples import Curve, descriptors, plot, rss_mb
 from benchmarks.soak_clients import Clients, Soak, questions
-from tandem.bench.client import Client
-from tandem.cli.member import Member
+from tandem.apps.bench.client import Client
+from tandem.apps.cli.member import Member
 
 MINUTES: Final = 60.0
 GROWTH_SHARE: Final = 0.05

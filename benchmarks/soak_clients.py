@@ -12,9 +12,9 @@ import msgspec
 
 from benchmarks.live import Live
 from benchmarks.samples import Curve
-from tandem.bench.client import Client
-from tandem.bench.completion import error_kind
-from tandem.bench.wire import BadAnswer, Events
+from tandem.apps.bench.client import Client
+from tandem.apps.bench.completion import error_kind
+from tandem.apps.bench.wire import BadAnswer, Events
 
 _PATIENCE_S: Final = 90.0
 _QUESTIONS: Final = 24

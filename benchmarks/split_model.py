@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from benchmarks.fleet.contenders import OURS
+from benchmarks.fleet.fleet import FleetSettings
 from benchmarks.goodput_cells import CLOSED, TPOTS_MS, TRAFFICS, WARM_UP_S, Run
 from benchmarks.goodput_runs import carry_out, fleet_of, slo, traffic_of
 from router.split.outlook import Replay
 from router.split.values import Seen, Standing, Way, WorkTimes
 from router.split.work import demands, present
-from tandem.fleetsim.contenders import OURS
-from tandem.fleetsim.fleet import FleetSettings
 
 _LOADS: Final = (0.5, 0.75, 0.9)
 _WAYS_PER_LOOK: Final = 10

@@ -20,12 +20,9 @@ from typing import Any, Final
 
 import torch
 
-from kv_transfer.connectors import vllm_worker
-from kv_transfer.connectors.conduit_client import ConduitClient
-from kv_transfer.connectors.orders import LoadOrder, PageTarget, SaveOrder, StepOrders
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import RemoteKv
 from tandem.core.metrics import NullMeter
@@ -33,21 +30,24 @@ from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import FirstTokens
 from tandem.engine.vllm.canonical import RankPart, SlotShape
 from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, RankHello
+from tandem.engine.vllm.connector import vllm_worker
+from tandem.engine.vllm.connector.conduit_client import ConduitClient
+from tandem.engine.vllm.connector.orders import LoadOrder, PageTarget, SaveOrder, StepOrders
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, ticket
 from tests.unit.stage_ranks import StageWorld, page_format
 
 try:
-    from kv_transfer.connectors.cache_pages import CachePages
-    from kv_transfer.connectors.host_copies import HostCopies
-    from kv_transfer.connectors.load_pace import LoadPace
     from tandem.engine.digest_threads import DigestThreads
+    from tandem.engine.vllm.connector.cache_pages import CachePages
+    from tandem.engine.vllm.connector.host_copies import HostCopies
+    from tandem.engine.vllm.connector.load_pace import LoadPace
 
     OLD = False
 except ImportError:
-    PageCopier = import_module("kv_transfer.connectors.page_copy").PageCopier
+    PageCopier = import_module("tandem.engine.vllm.connector.page_copy").PageCopier
     OLD = True
 
 SCRIPT: Final = str(Path(__file__).resolve())

@@ -56,7 +56,7 @@ class Platform:
         self.began = time.monotonic()
         flags = ("--model", "demo", "--prefill", "1", "--decode", "2", "--port", str(self._port), "--plain")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tandem.cli", "up", *flags],
+            [sys.executable, "-m", "tandem.apps.cli", "up", *flags],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -38,7 +38,7 @@ from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester, bind
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import FetchTarget
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.system import SystemClock, SystemEntropy
 
 ROUNDS: Final = 7
 LIMIT: Final = 0.8

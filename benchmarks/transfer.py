@@ -27,18 +27,18 @@ from benchmarks.transfer_before import compare
 from benchmarks.transfer_nixl import RawNixl
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.tcp_tls import encryption
-from kv_transfer.transport import Delivered, Landed, Transport
+from kv_transfer.transport.protocol import Delivered, Landed, Transport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
+from kv_transfer.transport.tcp_tls import encryption
 from tandem.core.deadlines import Deadlines
 from tandem.core.kv import Layout
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
 from tandem.engine.digest_threads import DigestThreads
 from tandem.engine.protocol import FetchJob, FetchTarget
-from tandem.service.system import SystemClock
-from tandem.service.tls import client_context, server_context
+from tandem.process.system import SystemClock
+from tandem.process.tls import client_context, server_context
 from tests.contract.block_space import KEYRING, TestSpace, pull_open, ready_lease, remote_kv
 from tests.contract.certificates import shared_certificates
 

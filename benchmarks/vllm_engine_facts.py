@@ -64,7 +64,7 @@ def facts_of(config: Any) -> Facts:
 def _worker(flags: Sequence[str]) -> Facts:
     from tandem.engine.vllm.arguments import Sockets, engine_arguments, with_threads
     from tandem.engine.vllm.client import engine_args
-    from tandem.service.settings import load_settings
+    from tandem.process.settings import load_settings
     from tandem.worker.engines import scheduler_settings, vllm_settings
     from tandem.worker.process_settings import WorkerSettings
 

@@ -23,15 +23,15 @@ from typing import Final
 import tandem.models
 from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, alternate, median_ratio, percentile, table, verdict
-from tandem.bench.client import Client, Target
-from tandem.bench.completion import Style
-from tandem.bench.content import TokenRange
-from tandem.bench.replay import Settings, replay
-from tandem.bench.synthetic import RequestClass, synthetic
-from tandem.bench.wire import BadAnswer
-from tandem.cli.launches import threads_per_worker
-from tandem.cli.platform import cores
-from tandem.cli.ports import free_port
+from tandem.apps.bench.client import Client, Target
+from tandem.apps.bench.completion import Style
+from tandem.apps.bench.content import TokenRange
+from tandem.apps.bench.replay import Settings, replay
+from tandem.apps.bench.synthetic import RequestClass, synthetic
+from tandem.apps.bench.wire import BadAnswer
+from tandem.apps.cli.launches import threads_per_worker
+from tandem.apps.cli.platform import cores
+from tandem.apps.cli.ports import free_port
 from tandem.engine.settings import SchedulerSettings
 
 TANDEM, VLLM = "Tandem", "vLLM's server"

@@ -10,10 +10,10 @@ from control_plane.objects.installation import Installation
 from control_plane.operator.service import open_service
 from control_plane.operator.settings import OperatorSettings
 from tandem.core.errors import TandemError
-from tandem.service.logs import EventLines, set_up_logs
-from tandem.service.run import fail, serve_process
-from tandem.service.settings import load_settings
-from tandem.service.settings_help import help_asked
+from tandem.process.logs import EventLines, set_up_logs
+from tandem.process.run import fail, serve_process
+from tandem.process.settings import load_settings
+from tandem.process.settings_help import help_asked
 
 _DRAIN_S: Final = 5.0
 _REPEATED: Final = ("namespace", "router_url")

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from kv_transfer.tickets import Keyring, TicketKey
-from kv_transfer.transport import Transport
+from kv_transfer.transport.protocol import Transport
 from tandem.core.canary import CANARY
-from tandem.service.health import Health
-from tandem.service.link import LinkServer
-from tandem.service.logs import EventLines
+from tandem.link.link import LinkServer
+from tandem.process.health import Health
+from tandem.process.logs import EventLines
 from tandem.worker.kv_side import TransportSide
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerName, WorkerService

@@ -16,17 +16,17 @@ from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.engine.digest_threads import DigestThreads
-from tandem.service.health import Health
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_proof import LinkKeys
-from tandem.service.link_servers import open_server
-from tandem.service.logs import EventLines, set_up_logs
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.run import fail, serve_process
-from tandem.service.settings import load_settings
-from tandem.service.settings_help import help_asked
-from tandem.service.system import SystemClock, SystemEntropy
-from tandem.service.workers_file import Member, WorkersFile
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_proof import LinkKeys
+from tandem.link.link_servers import open_server
+from tandem.process.health import Health
+from tandem.process.logs import EventLines, set_up_logs
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.run import fail, serve_process
+from tandem.process.settings import load_settings
+from tandem.process.settings_help import help_asked
+from tandem.process.system import SystemClock, SystemEntropy
+from tandem.process.workers_file import Member, WorkersFile
 from tandem.worker.kv_paths import STORE_SCHEMES, KvPaths
 from tandem.worker.publishing import publishing
 

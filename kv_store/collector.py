@@ -12,7 +12,7 @@ from typing import Final
 from kv_store.settings import CollectSettings
 from kv_transfer.tickets import Claims, Keyring, issue
 from kv_transfer.tiers.filling import Filling
-from kv_transfer.transport import Alive, Delivered, Landed, Missing, Pull, PullOpen, Transport, reuse_lease
+from kv_transfer.transport.protocol import Alive, Delivered, Landed, Missing, Pull, PullOpen, Transport, reuse_lease
 from kv_transfer.verify import Refusal, Verifier
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
@@ -20,7 +20,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.core.metrics import Meter
 from tandem.engine.hashing import Hashing
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class Collector:
 
 
 class _Places:
-    """`kv_transfer.transport.BlockSink` over places of DRAM."""
+    """`kv_transfer.transport.protocol.BlockSink` over places of DRAM."""
 
     def __init__(self, filling: Filling, places: Sequence[int]) -> None:
         self._memory = filling.shelf.memory

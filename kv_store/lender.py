@@ -10,13 +10,13 @@ from kv_transfer.tickets import Keyring, check
 from kv_transfer.tiers.books import Copy
 from kv_transfer.tiers.filling import Filling
 from kv_transfer.tiers.level import Level
-from kv_transfer.transport import Answer, Missing, Offer, PullOpen, is_reuse
+from kv_transfer.transport.protocol import Answer, Missing, Offer, PullOpen, is_reuse
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import BlockMemory
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class _Lent:
 
 
 class Lender:
-    """`kv_transfer.transport.ExportSource` over DRAM, and `lower` (NVMe) beneath it if there is one."""
+    """`kv_transfer.transport.protocol.ExportSource` over DRAM, and `lower` (NVMe) beneath it if there is one."""
 
     def __init__(
         self,

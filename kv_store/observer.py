@@ -12,8 +12,8 @@ from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import NAME_BYTES
 from tandem.core.messages import Hello, KvDelta, KvSnapshot, Ping, Pong, Ready
-from tandem.service.link import Dialer, RouterLink
-from tandem.service.logs import event
+from tandem.link.link import Dialer, RouterLink
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster, Selector
 from tandem.kube.kinds import POD, Json
 from tandem.kube.reflector import Reflector
-from tandem.service.link_address import SCHEMES, TCP, LinkAddress
-from tandem.service.workers_file import Member
+from tandem.link.link_address import SCHEMES, TCP, LinkAddress
+from tandem.process.workers_file import Member
 from tandem.spec.service import API_GROUP
 
 _SERVICE: Final = f"{API_GROUP}/service"

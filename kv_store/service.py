@@ -17,7 +17,7 @@ from kv_transfer.tiers.filling import Filling
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.shelf import FillableShelf, HeldSpace
-from kv_transfer.transport import Transport
+from kv_transfer.transport.protocol import Transport
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
@@ -27,10 +27,10 @@ from tandem.core.metrics import Meter
 from tandem.engine.hashing import HashingHere, OpenHashing
 from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import BlockMemory
-from tandem.service.health import Health
-from tandem.service.link import Dialer, LinkServer
-from tandem.service.logs import EventLines, event
-from tandem.service.workers_file import Member
+from tandem.link.link import Dialer, LinkServer
+from tandem.process.health import Health
+from tandem.process.logs import EventLines, event
+from tandem.process.workers_file import Member
 from tandem.worker.host import WorkerHost
 from tandem.worker.identity import Identity, root_name
 from tandem.worker.incarnation import Incarnation
@@ -43,7 +43,7 @@ _ROLE = "store"
 
 
 class Membership(Protocol):
-    """Tells which workers there are (`tandem.service.workers_file.WorkersFile`)."""
+    """Tells which workers there are (`tandem.process.workers_file.WorkersFile`)."""
 
     def look(self) -> None:
         """Tell of what has changed since the last look."""
@@ -97,7 +97,7 @@ class NoPool:
 
 
 class StoreService:
-    """`tandem.service.run.Service` of a store."""
+    """`tandem.process.run.Service` of a store."""
 
     def __init__(self, settings: StoreSettings, parts: StoreParts) -> None:
         self._settings = settings

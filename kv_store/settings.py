@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.tls_settings import TlsSettings
 from tandem.worker.process_settings import KvSettings, LinkSettings, LogSettings
 
 

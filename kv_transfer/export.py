@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from kv_transfer.tickets import Keyring, check
 from kv_transfer.tiers.tiers import Tiers
-from kv_transfer.transport import Alive, Answer, Missing, Offer, PullOpen, is_reuse
+from kv_transfer.transport.protocol import Alive, Answer, Missing, Offer, PullOpen, is_reuse
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle
 from tandem.engine.protocol import BlockMemory, BlockSpace, Gone
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class ExportSettings:
 
 
 class Exporter:
-    """`kv_transfer.transport.ExportSource` over an engine's blocks."""
+    """`kv_transfer.transport.protocol.ExportSource` over an engine's blocks."""
 
     def __init__(
         self,

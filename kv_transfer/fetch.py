@@ -16,7 +16,7 @@ from kv_transfer.fetch_progress import Brought, FetchProgress, FetchReport, Pref
 from kv_transfer.fetch_pull import FetchSettings, PullLeg, Receiver
 from kv_transfer.fetch_tiers import TierLeg
 from kv_transfer.tiers.tiers import Tiers
-from kv_transfer.transport import Transport
+from kv_transfer.transport.protocol import Transport
 from kv_transfer.verify import Verifier
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
@@ -25,7 +25,7 @@ from tandem.core.messages import RemoteKv, Source
 from tandem.core.metrics import Meter
 from tandem.engine.hashing import Hashing, HashingHere
 from tandem.engine.protocol import BlockSpace, FetchJob, FetchTarget
-from tandem.service.logs import event as log_event
+from tandem.process.logs import event as log_event
 
 __all__ = ["Bringing", "FetchSettings", "Fetcher"]
 

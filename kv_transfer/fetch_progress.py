@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from kv_transfer.transport import Alive, PullEvent
+from kv_transfer.transport.protocol import Alive, PullEvent
 from tandem.core.deadlines import Deadlines
 from tandem.engine.protocol import FetchJob, FetchTarget, FirstTokens
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from kv_transfer.fetch_leg import Leg
 from kv_transfer.fetch_progress import FetchProgress, routes, unheeded
-from kv_transfer.transport import Delivered, Landed, Missing, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.transport.protocol import Delivered, Landed, Missing, Pull, PullEvent, PullOpen, Transport
 from kv_transfer.unanswered import Unanswered
 from kv_transfer.verify import Verifier
 from kv_transfer.verifying import Verifying
@@ -267,7 +267,7 @@ def _move(limit: asyncio.Timeout, when: float) -> None:
 
 
 class _Slots:
-    """`kv_transfer.transport.BlockSink` over the slots the engine reserved."""
+    """`kv_transfer.transport.protocol.BlockSink` over the slots the engine reserved."""
 
     def __init__(self, memory: BlockMemory, targets: tuple[FetchTarget, ...]) -> None:
         self._memory = memory

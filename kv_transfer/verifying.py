@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kv_transfer.transport import Landed
+from kv_transfer.transport.protocol import Landed
 from kv_transfer.verify import Refusal, Verifier, judge
 from tandem.engine.hashing import DigestJob, is_over
 

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from kv_transfer.compact_index import CompactIndex
+from kv_transfer.index.compact_index import CompactIndex
 from kv_transfer.key_file import read_keyring
 from kv_transfer.tickets import Keyring, TicketKey
+from router.api.auth import Keys, load_keys
+from router.api.chat_templates.render import FileRenderer, Renderer, SimpleRenderer
+from router.api.chat_templates.template_helper import HelperTemplates
+from router.api.chat_templates.templates import Templates
+from router.api.door import FrontDoor, Services, nothing_coming
+from router.api.grpc.public_grpc import PublicGrpc
+from router.api.rest.app import RestApp
 from router.discovery.kubernetes import Connect, KubernetesDiscovery, Watching
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource, facts_of
@@ -22,44 +29,37 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.keeping import FleetKeeper
 from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
-from router.front.app import RestApp
-from router.front.auth import Keys, load_keys
-from router.front.connections_max import ConnectionsMax, connections_within
-from router.front.door import FrontDoor, Services, nothing_coming
-from router.front.http_server import HttpServer
-from router.front.public_grpc import PublicGrpc
-from router.front.render import FileRenderer, Renderer, SimpleRenderer
-from router.front.template_helper import HelperTemplates
-from router.front.templates import Templates
-from router.front.tokenizing_threads import Threaded
+from router.http_server.connections_max import ConnectionsMax, connections_within
+from router.http_server.server import HttpServer
 from router.placement import CostModel
 from router.process_settings import ProcessSettings, sized
 from router.service import Addresses, Discovery, Insides, RouterService
 from router.settings import RouterSettings
+from router.tokenization.tokenizing_threads import Threaded
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.core.simple_tokenizer import MODEL_NAME
 from tandem.core.slo import Slo
-from tandem.engine.model_directory import open_model
 from tandem.kube.cluster import Cluster
-from tandem.service.large_pages import use_large_pages
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_proof import LinkKeys
-from tandem.service.logs import EventLines, set_up_logs
-from tandem.service.loop_watch import LoopWatch
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.run import fail, serve_process
-from tandem.service.settings import load_settings
-from tandem.service.settings_help import help_asked
-from tandem.service.system import DESCRIPTORS_KEPT, SystemClock, SystemEntropy, descriptors
-from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
-from tandem.service.tls import server_context
-from tandem.service.workers_file import Member, ServiceEntry, WorkersFile, drains_of
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_proof import LinkKeys
+from tandem.model.directory import open_model
+from tandem.process.large_pages import use_large_pages
+from tandem.process.logs import EventLines, set_up_logs
+from tandem.process.loop_watch import LoopWatch
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.run import fail, serve_process
+from tandem.process.settings import load_settings
+from tandem.process.settings_help import help_asked
+from tandem.process.system import DESCRIPTORS_KEPT, SystemClock, SystemEntropy, descriptors
+from tandem.process.telemetry import Telemetry, endpoint_from, open_telemetry
+from tandem.process.tls import server_context
+from tandem.process.workers_file import Member, ServiceEntry, WorkersFile, drains_of
 
 if TYPE_CHECKING:
-    from kv_transfer.redis_index import RedisIndex
+    from kv_transfer.index.redis_index import RedisIndex
 
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 """A request leaves some hundred objects that refer to each other. At the interpreter's own thresholds the collector
@@ -211,8 +211,8 @@ def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None
     if not settings.index.redis_url:
         return None
     # Imported on use: without Redis its client is not even loaded.
-    from kv_transfer.redis_client import redis_client
-    from kv_transfer.redis_index import RedisIndex
+    from kv_transfer.index.redis_client import redis_client
+    from kv_transfer.index.redis_index import RedisIndex
 
     return RedisIndex(settings.index, meter, redis_client(settings.index))
 

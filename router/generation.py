@@ -1,6 +1,6 @@
 """The seam between the front door and dispatch: a validated request in, accepted tokens out.
 
-The front door (`router.front`) builds a `Generation` and a `Sink`; `router.dispatch` owns everything
+The front door (`router.api`) builds a `Generation` and a `Sink`; `router.dispatch` owns everything
 between. All calls happen on the router's event loop and never block.
 """
 

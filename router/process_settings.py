@@ -4,14 +4,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from kv_transfer.redis_settings import RedisSettings
-from router.front.openai.defaults import AUTO as FROM_FILE
-from router.front.openai.defaults import check_setting
-from router.front.parsers.dialect import AUTO, ParserSettings
-from router.front.settings import FrontSettings
+from kv_transfer.index.redis_settings import RedisSettings
+from router.api.openai.defaults import AUTO as FROM_FILE
+from router.api.openai.defaults import check_setting
+from router.api.parsers.dialect import AUTO, ParserSettings
+from router.api.settings import FrontSettings
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.errors import TandemError
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.tls_settings import TlsSettings
 
 MAX_STREAMS: Final = 1_000_000
 

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from router.api.door import FrontDoor
+from router.api.grpc.public_grpc import PublicGrpc
+from router.api.rest.probes import Probes
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
-from router.front.door import FrontDoor
-from router.front.http_server import HttpServer
-from router.front.probes import Probes
-from router.front.public_grpc import PublicGrpc
+from router.http_server.server import HttpServer
 from tandem.core.errors import TandemError
-from tandem.service.logs import EventLines, event
-from tandem.service.loop_watch import LoopWatch
+from tandem.process.logs import EventLines, event
+from tandem.process.loop_watch import LoopWatch
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ class Addresses:
 
 
 class SharedIndexRun(Protocol):
-    """`kv_transfer.redis_index.RedisIndex`, as far as it has to be kept running."""
+    """`kv_transfer.index.redis_index.RedisIndex`, as far as it has to be kept running."""
 
     async def run(self) -> None: ...
 
 
 class Discovery(Protocol):
-    """Whoever finds workers: `tandem.service.workers_file.WorkersFile`, `router.discovery.kubernetes`."""
+    """Whoever finds workers: `tandem.process.workers_file.WorkersFile`, `router.discovery.kubernetes`."""
 
     async def open(self) -> None:
         """What has to be right before anything is served. Raises `bad_setting`."""
@@ -69,7 +69,7 @@ class Insides:
 
 
 class RouterService:
-    """`tandem.service.run.Service`. Ready means that a worker could take a request."""
+    """`tandem.process.run.Service`. Ready means that a worker could take a request."""
 
     def __init__(self, insides: Insides, addresses: Addresses, events: EventLines) -> None:
         self._insides = insides

@@ -1,4 +1,4 @@
-"""Settings of the router, nested by concern. Pure values: loading and checking them is `tandem.service.settings`."""
+"""Settings of the router, nested by concern. Pure values: loading and checking them is `tandem.process.settings`."""
 
 from dataclasses import dataclass, field
 from typing import Final

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tandem.service.parent_death import die_with
+from tandem.process.parent_death import die_with
 
 _TESTS: Final = Path("tests")
 _OTHERS: Final = ("cluster", "sim", "vllm", "vllm_versions")

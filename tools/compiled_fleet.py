@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).parent.parent
-_PACKAGES: Final = ("kv_transfer", "router", "tandem")
+_PACKAGES: Final = ("kv_transfer", "router", "tandem", "benchmarks/fleet")
 _HOT: Final = (
-    "kv_transfer/leading.py",
-    "kv_transfer/memory_index.py",
+    "kv_transfer/index/leading.py",
+    "kv_transfer/index/memory_index.py",
     "router/placement/filters",
     "router/placement/learning",
     "router/placement/scorers",
-    "tandem/engine/step_model.py",
-    "tandem/fleetsim",
+    "tandem/engine/scheduler/step_model.py",
+    "benchmarks/fleet",
 )
 _TUPLE: Final = re.compile(r"^(_?[A-Z][A-Z_0-9]*): Final = (?=\(|len\()", re.MULTILINE)
 """Constants that mypyc takes for its own and leaves unset where another module reads them."""
@@ -37,6 +37,11 @@ from setuptools import setup
 modules = mypycify(["--follow-imports=silent", *sys.argv[1:]], multi_file=True)
 setup(name="fleet", ext_modules=modules, script_args=["build_ext", "--inplace", "-j2"])
 """
+_REST: Final = """
+from pkgutil import extend_path
+__path__ = extend_path(__path__, __name__)
+"""
+"""The package around what is compiled: its other modules are found where they were."""
 _STAMP: Final = "sources"
 NO_COMPILER: Final = 3
 
@@ -54,6 +59,7 @@ def main() -> int:
     shutil.rmtree(place, ignore_errors=True)
     for package in _PACKAGES:
         shutil.copytree(_ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "benchmarks" / "__init__.py").write_text(_REST)
     files = [str(path.relative_to(_ROOT)) for path in _hot()]
     for file in files:
         copy = place / file

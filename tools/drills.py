@@ -17,17 +17,17 @@ from typing import Final
 
 import msgspec
 
-from tandem.cli.board import LineBoard
-from tandem.cli.drill.cells import KINDS, STAGES, Cell
-from tandem.cli.drill.command import run_drills
-from tandem.cli.drill.options import DrillOptions
-from tandem.cli.drill.result import Report, Round, Summary
-from tandem.cli.drill.session import Bounds
-from tandem.cli.drill.table import markdown
-from tandem.cli.platform import Platform, cores
-from tandem.cli.supervisor import Supervisor
-from tandem.cli.up import cleaning_up
-from tandem.cli.up_options import parse as parse_up
+from tandem.apps.chaos.drill.cells import KINDS, STAGES, Cell
+from tandem.apps.chaos.drill.command import run_drills
+from tandem.apps.chaos.drill.options import DrillOptions
+from tandem.apps.chaos.drill.result import Report, Round, Summary
+from tandem.apps.chaos.drill.session import Bounds
+from tandem.apps.chaos.drill.table import markdown
+from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.platform import Platform, cores
+from tandem.apps.cli.supervisor import Supervisor
+from tandem.apps.cli.up import cleaning_up
+from tandem.apps.cli.up_options import parse as parse_up
 
 _READY_S: Final = 120.0
 _VLLM_READY_S: Final = 400.0

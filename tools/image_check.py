@@ -122,7 +122,10 @@ ROLES: Final = {
             (
                 _VERSION,
                 *(_help(module) for module in ("prefill_worker", "decode_worker")),
-                *(Run(("python", "-m", "tandem.cli", name, "--help"), "usage: ") for name in ("fetch", "verify")),
+                *(
+                    Run(("python", "-m", "tandem.apps.cli", name, "--help"), "usage: ")
+                    for name in ("fetch", "verify")
+                ),
                 Start(("python", "-m", "decode_worker", *_WORKER, "--engine=simulated"), f"{_HEALTH}/ready"),
                 Start(("python", "-m", "decode_worker", *_WORKER, "--role=unified"), f"{_HEALTH}/ready"),
                 Run(("tandem", "demo"), "decode"),

@@ -16,11 +16,11 @@ import torch
 from benchmarks.gpu.device_calls import device_calls
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.target import Target
-from kv_transfer.connectors.cache_pages import CachePages
-from kv_transfer.connectors.device_copies import DeviceCopies
-from kv_transfer.connectors.orders import PageTarget
 from tandem.engine.memory import HostMemory
 from tandem.engine.vllm.canonical import RankPart, SlotShape
+from tandem.engine.vllm.connector.cache_pages import CachePages
+from tandem.engine.vllm.connector.device_copies import DeviceCopies
+from tandem.engine.vllm.connector.orders import PageTarget
 
 TITLE = "The connector's copies"
 _TOKENS = 16

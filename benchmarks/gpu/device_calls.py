@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.gpu.target import Target
-from kv_transfer.connectors.device_calls import BatchedCopy, CudaCalls, DeviceCalls, Event
+from tandem.engine.vllm.connector.device_calls import BatchedCopy, CudaCalls, DeviceCalls, Event
 
 _ANY_KIND: Final = 4
 """`cudaMemcpyDefault`: which side is the host follows from the addresses."""

@@ -20,14 +20,14 @@ from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling
 from tandem.core.shape_reading import shape_of
 from tandem.engine.local import LocalEngine
-from tandem.engine.plan import Draw, Row, Step
+from tandem.engine.scheduler.plan import Draw, Row, Step
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.computer import Computer
 from tandem.engine.torch.prepare import prepare
 from tandem.engine.torch.sampling import sample
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 TITLE = "The embedded engine"
 _LARGE: dict[str, Any] = {

@@ -16,12 +16,12 @@ import tandem.models
 from benchmarks.gpu.engine import random_model
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.target import Target
-from tandem.cli.ask import ask, spans_of
-from tandem.cli.board import LineBoard
-from tandem.cli.platform import Platform
-from tandem.cli.request_story import ROOT, number, tell
-from tandem.cli.supervisor import Supervisor
-from tandem.cli.up_options import parse
+from tandem.apps.cli.ask import ask, spans_of
+from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.request_story import ROOT, number, tell
+from tandem.apps.cli.supervisor import Supervisor
+from tandem.apps.cli.up_options import parse
 from tools.equality.asks import all_waves, few_waves
 from tools.equality.models import demo
 from tools.equality.runs import BLOCK_TOKENS, CHUNK_TOKENS, Setting, compare, truth

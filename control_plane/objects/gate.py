@@ -28,7 +28,7 @@ def gate_job(owner: Json, gate: Gate, model: str, old: str, new: str, image: str
     container = {
         "name": _CONTAINER,
         "image": image,
-        "command": ["python", "-m", "tandem.cli", "verify", url, url],
+        "command": ["python", "-m", "tandem.apps.cli", "verify", url, url],
         "args": [
             *("--model-a", f"{model}@{old}", "--model-b", f"{model}@{new}"),
             *("--prompts", f"{_DIRECTORY}/{_PROMPTS}", "--threshold", bounds, "--json", _REPORT),

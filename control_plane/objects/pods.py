@@ -128,7 +128,7 @@ def _fetching(service: ModelService, pool: Pool, installation: Installation, vol
         "name": "fetch",
         "image": pool.image,
         "imagePullPolicy": installation.image_pull_policy,
-        "command": ["python", "-m", "tandem.cli", "fetch"],
+        "command": ["python", "-m", "tandem.apps.cli", "fetch"],
         "args": list(volume.fetch),
         "env": list(volume.environment),
         "envFrom": [] if credentials is None else [{"secretRef": {"name": credentials}}],

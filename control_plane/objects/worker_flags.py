@@ -18,7 +18,7 @@ from control_plane.objects.installation import (
 from control_plane.objects.model_volume import model_volume
 from control_plane.objects.names import service_labels, workers_name
 from tandem.kube.kinds import CONFIG_MAP, Json
-from tandem.service.settings import PREFIX
+from tandem.process.settings import PREFIX
 from tandem.spec.pool import Pool
 from tandem.spec.service import ModelService
 from tandem.spec.worker_settings import as_flags, index_environment, worker_settings

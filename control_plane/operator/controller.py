@@ -22,7 +22,7 @@ from tandem.core.metrics import Meter
 from tandem.kube.kinds import Json, Ref
 from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 _SOON_S: Final = 1.0

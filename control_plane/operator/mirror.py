@@ -20,7 +20,7 @@ from tandem.kube.cluster import Cluster, Selector
 from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Kind
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key, Store, key_of
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.core.quantization import weight_type
 from tandem.core.shape_reading import shape_of
 from tandem.kube.kinds import Json
-from tandem.service.logs import event
+from tandem.process.logs import event
 from tandem.spec.model import Model
 from tandem.spec.service import API_GROUP
 

@@ -7,7 +7,7 @@ from control_plane.objects.names import annotations_of
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster, NotFound
 from tandem.kube.kinds import CUSTOM_RESOURCE, Ref
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -30,11 +30,11 @@ from tandem.kube.queue import WorkQueue
 from tandem.kube.recorder import EventRecorder
 from tandem.kube.store import Key, key_of
 from tandem.kube.workers import Workers
-from tandem.service.logs import EventLines
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.run import Service
-from tandem.service.system import SystemClock, SystemEntropy
-from tandem.service.tls import client_context
+from tandem.process.logs import EventLines
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.run import Service
+from tandem.process.system import SystemClock, SystemEntropy
+from tandem.process.tls import client_context
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _COMPONENT: Final = "tandem.dev/operator"
@@ -55,7 +55,7 @@ def open_service(settings: OperatorSettings, events: EventLines) -> Service:
 
 
 class OperatorService:
-    """`tandem.service.run.Service`. `connect` gives the cluster."""
+    """`tandem.process.run.Service`. `connect` gives the cluster."""
 
     def __init__(
         self, settings: OperatorSettings, events: EventLines, connect: Connect, clock: Clock, entropy: Entropy

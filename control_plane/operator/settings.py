@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from control_plane.objects.installation import Installation
 from tandem.core.errors import TandemError
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.tls_settings import TlsSettings
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from control_plane.reports.http_get import Place, get
 from control_plane.reports.wire import RouterReport, read_report
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from control_plane.scaler import rpc
 from control_plane.scaler.board import STALE_S, Board, PoolAnswer, PoolName
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.service.grpc_tls import server_credentials
-from tandem.service.tls_settings import TlsSettings
+from tandem.link.grpc_tls import server_credentials
+from tandem.process.tls_settings import TlsSettings
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 _STATUS: Final = {code.name: code for code in grpc.StatusCode}

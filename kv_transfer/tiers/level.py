@@ -12,7 +12,7 @@ from kv_transfer.tiers.speed import Speed
 from tandem.core.messages import TierCost
 from tandem.core.metrics import Meter
 from tandem.engine.protocol import BlockMemory
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.engine.digest import Digester
 from tandem.engine.protocol import BlockMemory
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 _READ_ERRORS_MAX: Final = 3

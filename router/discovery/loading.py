@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Final
 
+from router.api.chat_templates.render import FileRenderer, SimpleRenderer
+from router.api.chat_templates.templates import Templates
+from router.api.parsers.dialect import ParserSettings
 from router.discovery.reading import TextSource
 from router.discovery.texts import TextSide
-from router.front.parsers.dialect import ParserSettings
-from router.front.render import FileRenderer, SimpleRenderer
-from router.front.templates import Templates
 from tandem.core.errors import TandemError
-from tandem.engine.model_directory import open_model
 from tandem.engine.simulated.presets import SimulatedSettings
+from tandem.model.directory import open_model
 from tandem.weights.cache import DEFAULT_DIRECTORY, WeightsCache
 from tandem.weights.locate import bring_texts
 

@@ -12,7 +12,7 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import ITL_TARGET
 from tandem.core.slo import Slo
 from tandem.kube.kinds import Json
-from tandem.service.workers_file import ServiceEntry
+from tandem.process.workers_file import ServiceEntry
 from tandem.spec.model import Model
 from tandem.spec.reading import readable
 from tandem.spec.service import ModelService

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from router.api.chat_templates.render import Renderer
 from router.discovery.reading import TextSource
-from router.front.render import Renderer
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.dispatch.adapters import content_hash, needs_of, prompt_root
 from router.dispatch.context import Tools
 from router.dispatch.naming import Naming

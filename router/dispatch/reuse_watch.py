@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.dispatch.reuse_history import Owner, ReuseHistory
 from router.dispatch.why_missed import Evidence, Others, Where
 from router.fleet.fleet import Fleet

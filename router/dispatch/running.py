@@ -10,7 +10,7 @@ Everything happens on the event loop, synchronously; one timer per request serve
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.dispatch import endings
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.handed_off import HandedOffRequest

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.dispatch.attempt import Attempt, Deliver
 from router.dispatch.objectives import weight_of
 from router.dispatch.positions import Positions

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kv_transfer.tickets import Claims, issue
-from kv_transfer.transport import reuse_lease
+from kv_transfer.transport.protocol import reuse_lease
 from router.dispatch.attempt import Attempt, Leg
 from router.dispatch.context import Tools
 from router.dispatch.seal import resume_key, seal

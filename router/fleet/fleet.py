@@ -7,7 +7,7 @@ from its `Hello` until its link ends or it has been silent too long. Runs on asy
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kv_transfer.index import BlockIndex, Held
+from kv_transfer.index.protocol import BlockIndex, Held
 from router.fleet.census import Census
 from router.fleet.introduction import introduced
 from router.fleet.knowledge import BlockKnowledge, Known, Pairing
@@ -44,7 +44,7 @@ from tandem.core.messages import (
     Tune,
 )
 from tandem.core.metrics import Meter
-from tandem.service.link import Dialer, RouterLink
+from tandem.link.link import Dialer, RouterLink
 
 
 class Fleet:

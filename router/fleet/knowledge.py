@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kv_transfer.index import BlockIndex, Held
-from kv_transfer.redis_wire import Elsewhere
+from kv_transfer.index.protocol import BlockIndex, Held
+from kv_transfer.index.redis_wire import Elsewhere
 from router.fleet.guesses import Guessed, Guesses
 from router.fleet.peer import Peer
 from router.fleet.strangers import SharedIndex, Stranger, Strangers, view_of

@@ -28,7 +28,7 @@ from tandem.core.messages import (
     Unclaimed,
     WorkerCommand,
 )
-from tandem.service.link import RouterLink
+from tandem.link.link import RouterLink
 
 News = Draining | Ready | SplitPublished | Transferred
 """What a worker says of itself, rather than to one of its handles."""

@@ -31,7 +31,7 @@ from tandem.core.messages import (
     Transferred,
 )
 from tandem.core.metrics import Meter
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from router.split.values import Split
 from tandem.core.clock import Clock
 from tandem.core.messages import Forecast, PublishSplit, SplitPublished, SplitRecord
 from tandem.core.metrics import Meter
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from math import isfinite
 
-from kv_transfer.index import BlockIndex
+from kv_transfer.index.protocol import BlockIndex
 from router.fleet.kv_feed import Change, Forget, Replace, slices
 from router.fleet.peer import Peer, PeerListener
 from router.settings import FleetSettings

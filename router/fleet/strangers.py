@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from kv_transfer.redis_wire import Elsewhere
+from kv_transfer.index.redis_wire import Elsewhere
 from router.placement.view import WorkerView
 from tandem.core.clock import Clock
 from tandem.core.messages import Hello
@@ -20,7 +20,7 @@ _NOTHING: Final[Mapping[str, Elsewhere]] = MappingProxyType({})
 
 
 class SharedIndex(Protocol):
-    """`kv_transfer.redis_index.RedisIndex`."""
+    """`kv_transfer.index.redis_index.RedisIndex`."""
 
     def holders(self, service: str = "") -> frozenset[str]:
         """Whoever tells of a service's blocks there. The empty name is that of the index's own settings."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from tandem.core.slo import Slo
 
 

@@ -239,7 +239,7 @@ class Replay:
 def held_s(demand: Demand, service_s: float, now: Present) -> float:
     """How long a prompt keeps a worker that computes it for another one: longer than computing takes where exports
     leave room for few of its size, as each has its blocks until they have been fetched. One that is larger than the
-    exports' share may take the pool (`tandem.engine.step_rules.may_export`)."""
+    exports' share may take the pool (`tandem.engine.scheduler.step_rules.may_export`)."""
     room = now.export_tokens if demand.prompt_tokens <= now.export_tokens else now.kv_tokens
     if 2.0 * demand.prompt_tokens > room:
         return service_s + demand.handing_s

@@ -1,4 +1,4 @@
-"""The clock seam. `tandem.service.system.SystemClock` is the real one; the simulator has a virtual one."""
+"""The clock seam. `tandem.process.system.SystemClock` is the real one; the simulator has a virtual one."""
 
 from typing import Protocol
 

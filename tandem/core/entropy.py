@@ -1,6 +1,6 @@
 """The entropy seam, and the per-position randomness of sampling.
 
-`tandem.service.system.SystemEntropy` draws from the operating system; `SeededEntropy` replays a seed.
+`tandem.process.system.SystemEntropy` draws from the operating system; `SeededEntropy` replays a seed.
 """
 
 from hashlib import blake2b

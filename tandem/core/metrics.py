@@ -1,6 +1,6 @@
 """The closed list of metrics, and the seam through which code reports them.
 
-`tandem.service.metrics` renders them for Prometheus. A name that is not listed here is a programmer error.
+`tandem.process.metrics` renders them for Prometheus. A name that is not listed here is a programmer error.
 """
 
 from dataclasses import dataclass

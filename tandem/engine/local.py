@@ -11,7 +11,6 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import Load
 from tandem.engine.digest import Digester, bind
-from tandem.engine.plan import Runner
 from tandem.engine.protocol import (
     BlockMemory,
     BlockSpace,
@@ -24,9 +23,10 @@ from tandem.engine.protocol import (
     StepReport,
     Work,
 )
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler.plan import Runner
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.standstill import Sight, Verdict, judge
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.standstill import Sight, Verdict, judge
 
 
 class LocalEngine:

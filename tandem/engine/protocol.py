@@ -32,7 +32,7 @@ class EngineInfo:
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it has loaded, or would load when asked."""
     columns: bool = False
-    """Whether its runner takes `tandem.engine.plan.Columns`."""
+    """Whether its runner takes `tandem.engine.scheduler.plan.Columns`."""
     kv_events: bool = True
     """Whether its reports say which blocks it has; of one that does not routers guess."""
     not_exchanged: str = ""

@@ -23,7 +23,7 @@ from tandem.core.messages import (
     RouterMessage,
     Transferred,
 )
-from tandem.service.logs import event
+from tandem.process.logs import event
 from tandem.worker.host import WorkerHost
 from tandem.worker.kv_side import KvSide
 from tandem.worker.parts import Parts

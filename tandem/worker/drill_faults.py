@@ -18,8 +18,17 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
-from kv_transfer.transport import BlockSink, Delivered, ExportSource, Landed, Pull, PullEvent, PullOpen, Transport
-from tandem.service.logs import event
+from kv_transfer.transport.protocol import (
+    BlockSink,
+    Delivered,
+    ExportSource,
+    Landed,
+    Pull,
+    PullEvent,
+    PullOpen,
+    Transport,
+)
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.engine.local import LocalEngine
 from tandem.engine.memory import HostMemory
-from tandem.engine.model_directory import open_model
-from tandem.engine.plan import Runner
 from tandem.engine.protocol import Engine
+from tandem.engine.scheduler.plan import Runner
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
@@ -19,6 +18,7 @@ from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.engine.vllm.stage_size import default_bytes
+from tandem.model.directory import open_model
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.host_memory import host_memory_bytes
 from tandem.worker.process_settings import WorkerSettings

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from tandem.engine.vllm.following import FollowingNode
-from tandem.service.health import Health
+from tandem.process.health import Health
 
 
 class FollowerService:
-    """`tandem.service.run.Service` of a following node."""
+    """`tandem.process.run.Service` of a following node."""
 
     def __init__(self, node: FollowingNode, health: Health) -> None:
         self._node = node

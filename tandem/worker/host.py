@@ -35,9 +35,9 @@ from tandem.core.messages import (
     WorkerCommand,
 )
 from tandem.engine.protocol import KvChange, StepReport
-from tandem.service.health import Health
-from tandem.service.link import WorkerLink
-from tandem.service.logs import EventLines, event
+from tandem.link.link import WorkerLink
+from tandem.process.health import Health
+from tandem.process.logs import EventLines, event
 from tandem.worker.attempts import Attempt
 from tandem.worker.block_events import POOL, BlockEvents
 from tandem.worker.bounds import check_drain, check_split, step_target_s

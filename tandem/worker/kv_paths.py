@@ -4,18 +4,18 @@ import logging
 import os
 from typing import Final
 
-from kv_transfer.nixl import SCHEME as NIXL
-from kv_transfer.nixl import NixlSettings, NixlTransport
-from kv_transfer.nixl_preflight import RDMA_DEVICES, expected
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.tcp_tls import encryption
-from kv_transfer.transport import Transport
+from kv_transfer.transport.nixl import SCHEME as NIXL
+from kv_transfer.transport.nixl import NixlSettings, NixlTransport
+from kv_transfer.transport.nixl_preflight import RDMA_DEVICES, expected
+from kv_transfer.transport.protocol import Transport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
+from kv_transfer.transport.tcp_tls import encryption
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
-from tandem.service.logs import event
-from tandem.service.system import SystemEntropy
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.logs import event
+from tandem.process.system import SystemEntropy
+from tandem.process.tls_settings import TlsSettings
 from tandem.worker.process_settings import KvSettings
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from kv_transfer.export import Exporter, ExportSettings
 from kv_transfer.fetch import Fetcher, FetchSettings
 from kv_transfer.tickets import Keyring
 from kv_transfer.tiers.tiers import Tiers
-from kv_transfer.transport import Transport
+from kv_transfer.transport.protocol import Transport
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import BlockSpace
 from tandem.worker.parts import KvFetcher, Parts

@@ -41,7 +41,7 @@ OpenTiers = Callable[[BlockSpace, EngineInfo], Tiers]
 
 
 class Publisher(Protocol):
-    """Tells an index beyond the links what this worker has (`kv_transfer.redis_publisher.RedisPublisher`)."""
+    """Tells an index beyond the links what this worker has (`kv_transfer.index.redis_publisher.RedisPublisher`)."""
 
     def become(self, hello: Hello) -> None:
         """The worker introduces itself like this from now on, perhaps as a new incarnation."""

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
 from kv_transfer.key_file import read_keyring
-from kv_transfer.nixl import SCHEME as NIXL
-from kv_transfer.transport import Transport
+from kv_transfer.transport.nixl import SCHEME as NIXL
+from kv_transfer.transport.protocol import Transport
 from tandem.core.errors import TandemError
 from tandem.engine.digest_threads import DigestThreads
-from tandem.service.health import Health
-from tandem.service.link import LinkServer
-from tandem.service.link_proof import LinkKeys
-from tandem.service.link_servers import open_server
-from tandem.service.logs import EventLines, set_up_logs
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.run import fail, serve_process
-from tandem.service.settings import load_settings
-from tandem.service.settings_help import help_asked
-from tandem.service.system import SystemClock, SystemEntropy
-from tandem.service.telemetry import Telemetry, endpoint_from, open_telemetry
+from tandem.link.link import LinkServer
+from tandem.link.link_proof import LinkKeys
+from tandem.link.link_servers import open_server
+from tandem.process.health import Health
+from tandem.process.logs import EventLines, set_up_logs
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.run import fail, serve_process
+from tandem.process.settings import load_settings
+from tandem.process.settings_help import help_asked
+from tandem.process.system import SystemClock, SystemEntropy
+from tandem.process.telemetry import Telemetry, endpoint_from, open_telemetry
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.engines import Progress, build_engine, open_decoder, scheduler_settings, vllm_settings
 from tandem.worker.gpu_binding import bind_near_gpus

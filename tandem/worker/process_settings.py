@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kv_transfer.limits import ConnectionLimits
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.transport.limits import ConnectionLimits
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
@@ -15,8 +15,8 @@ from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.vllm.exchange import refuse_contradiction
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.service.link_address import SCHEMES
-from tandem.service.tls_settings import KV_TLS_MODES, TlsSettings
+from tandem.link.link_address import SCHEMES
+from tandem.process.tls_settings import KV_TLS_MODES, TlsSettings
 from tandem.worker.identity import MODES
 from tandem.worker.settings import HostSettings
 

@@ -1,6 +1,6 @@
 """Whether, and where else than to its links, a worker or store tells which blocks it has."""
 
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_settings import RedisSettings
 from tandem.core.clock import Clock
 from tandem.core.metrics import Meter
 from tandem.worker.parts import OpenPublisher
@@ -11,8 +11,8 @@ def publishing(settings: RedisSettings, clock: Clock, meter: Meter) -> OpenPubli
     if not settings.redis_url:
         return None
     # Imported on use: without Redis its client is not even loaded.
-    from kv_transfer.redis_client import redis_client
-    from kv_transfer.redis_publisher import RedisPublisher
+    from kv_transfer.index.redis_client import redis_client
+    from kv_transfer.index.redis_publisher import RedisPublisher
 
     connect = redis_client(settings)
     return lambda hello, names: RedisPublisher(settings, hello, names, clock, meter, connect)

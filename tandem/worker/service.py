@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from kv_transfer.tiers.tiers import Tiers
-from tandem.service.health import Health
-from tandem.service.link import LinkServer
-from tandem.service.logs import EventLines, event
+from tandem.link.link import LinkServer
+from tandem.process.health import Health
+from tandem.process.logs import EventLines, event
 from tandem.worker.block_events import POOL
 from tandem.worker.canary import Proof, SelfCanary
 from tandem.worker.host import WorkerHost
@@ -30,7 +30,7 @@ class WorkerName:
 
 
 class WorkerService:
-    """`tandem.service.run.Service` for every role. `begin_epoch` makes the engine a new incarnation."""
+    """`tandem.process.run.Service` for every role. `begin_epoch` makes the engine a new incarnation."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import pytest
 from tandem.kube.election import Election
 from tandem.kube.kube_cluster import KubeCluster, connect
 from tandem.kube.lease import LeaseSettings
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.system import SystemClock, SystemEntropy
 from tests.cluster.lab.admin import Admin
 from tests.cluster.lab.lab import Lab
 

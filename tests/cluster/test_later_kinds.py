@@ -14,10 +14,10 @@ from control_plane.operator.service import OperatorService
 from control_plane.operator.settings import OperatorSettings
 from tandem.kube.cluster import Cluster
 from tandem.kube.kube_cluster import connect
-from tandem.service.health import Health
-from tandem.service.logs import EventLines
-from tandem.service.run import StopSignal, run_service
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.health import Health
+from tandem.process.logs import EventLines
+from tandem.process.run import StopSignal, run_service
+from tandem.process.system import SystemClock, SystemEntropy
 from tests.cluster.lab import http
 from tests.cluster.lab.admin import Admin
 from tests.cluster.lab.http import Json

@@ -11,7 +11,7 @@ from tandem.kube.cluster import Expired, Selector
 from tandem.kube.kinds import CONFIG_MAP, Json
 from tandem.kube.kube_cluster import KubeCluster
 from tandem.kube.reflector import Reflector, ReflectorSettings
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.system import SystemClock, SystemEntropy
 from tests.cluster.lab.admin import Admin
 from tests.cluster.lab.lab import Lab
 

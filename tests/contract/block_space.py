@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_transfer.tickets import Claims, Keyring, TicketKey, issue
-from kv_transfer.transport import PullOpen
+from kv_transfer.transport.protocol import PullOpen
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import RemoteKv

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.tls_settings import TlsSettings
 
 HAS_OPENSSL: Final = shutil.which("openssl") is not None
 HERE: Final = "DNS:localhost,IP:127.0.0.1"

@@ -8,7 +8,7 @@ import asyncio
 import sys
 
 from kv_transfer.export import Exporter
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, TestSpace, block_layout, epochs, name_of
 from tests.contract.transport_stage import DEADLINES, transports
 

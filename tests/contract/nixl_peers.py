@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from kv_transfer.transport import Landed, PullEvent
+from kv_transfer.transport.protocol import Landed, PullEvent
 from tandem.core.errors import TandemError
 from tests.contract.block_space import name_of
 from tests.contract.transport_stage import AT_LAST_S, one_by_one, past_alive, stage

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.compact_index import CompactIndex
-from kv_transfer.index import TIERS, BlockIndex, Held
-from kv_transfer.memory_index import MemoryIndex
+from kv_transfer.index.compact_index import CompactIndex
+from kv_transfer.index.memory_index import MemoryIndex
+from kv_transfer.index.protocol import TIERS, BlockIndex, Held
 
 INDEXES: Final[dict[str, Callable[[], BlockIndex]]] = {
     "compact": lambda: CompactIndex(0x1234567),

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from decode_worker.service import decode_worker
-from kv_transfer.memory import MemoryFabric, MemoryTransport
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.transport import Transport
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.protocol import Transport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from prefill_worker.service import prefill_worker
 from tandem.core.errors import TandemError
 from tandem.engine.local import LocalEngine
@@ -19,8 +19,8 @@ from tandem.engine.memory import HostMemory
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.service.memory_link import MemoryLinks
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.link.memory_link import MemoryLinks
+from tandem.process.system import SystemClock, SystemEntropy
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings

@@ -29,7 +29,7 @@ from tandem.engine.protocol import (
     Work,
     WorkStats,
 )
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.engines import BLOCK_TOKENS, ENGINES, Factory, Renewable
 
 _NUMBERS = count(1)

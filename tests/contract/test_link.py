@@ -21,14 +21,14 @@ from tandem.core.messages import (
     SnapshotRequest,
     StepOutputs,
 )
-from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.service.link import Dialer, LinkServer, RouterLink, WorkerLink
-from tandem.service.link_address import parse_address
-from tandem.service.link_proof import LinkKeys
-from tandem.service.link_queue import LinkLimits
-from tandem.service.memory_link import MemoryLinks
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_server import TcpLinkServer
+from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
+from tandem.link.link import Dialer, LinkServer, RouterLink, WorkerLink
+from tandem.link.link_address import parse_address
+from tandem.link.link_proof import LinkKeys
+from tandem.link.link_queue import LinkLimits
+from tandem.link.memory_link import MemoryLinks
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_server import TcpLinkServer
 
 LIMITS = LinkLimits(flush_s=0.2)
 
@@ -375,7 +375,7 @@ async def test_an_address_in_use_is_a_bad_setting(server_of: Any, dialer_of: Any
 PEER = """
 import asyncio
 from tandem.core.messages import Pong
-from tandem.service.{module} import {server}
+from tandem.process.{module} import {server}
 
 async def accept(link):
     link.tokens.send(Pong(1, 1))

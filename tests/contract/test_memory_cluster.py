@@ -7,7 +7,7 @@ import pytest
 from tandem.kube.cluster import Expired, Selector
 from tandem.kube.kinds import CONFIG_MAP
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.cluster import ClusterStage, TestApplying, TestReading, TestReplacingAndDeleting, following
 
 __all__ = ["TestApplying", "TestReading", "TestReplacingAndDeleting"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.export import Exporter
-from kv_transfer.nixl import NixlSettings, NixlTransport
-from kv_transfer.nixl_preflight import expected
+from kv_transfer.transport.nixl import NixlSettings, NixlTransport
+from kv_transfer.transport.nixl_preflight import expected
 from tandem.core.errors import TandemError
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, TestSpace, block_layout
 from tests.contract.transport_stage import DEADLINES
 

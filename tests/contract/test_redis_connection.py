@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.redis_client import RedisClient
-from kv_transfer.redis_connection import Argument, RedisConnection, RedisFailed, ScriptUnknown
-from kv_transfer.redis_nodes import _digest
-from kv_transfer.redis_scripts import (
+from kv_transfer.index.redis_client import RedisClient
+from kv_transfer.index.redis_connection import Argument, RedisConnection, RedisFailed, ScriptUnknown
+from kv_transfer.index.redis_nodes import _digest
+from kv_transfer.index.redis_scripts import (
     CHANGE,
     ENTRIES_MAX,
     ENTRY,
@@ -29,10 +29,10 @@ from kv_transfer.redis_scripts import (
     RENEW,
     SWEEP,
 )
-from tandem.service.memory_link import InstantPolicy
-from tandem.service.system import SystemClock
-from tandem.sim.redis_node import RedisNode
-from tandem.sim.redis_scripts import SCRIPTS
+from tandem.apps.simulation.redis_node import RedisNode
+from tandem.apps.simulation.redis_scripts import SCRIPTS
+from tandem.link.memory_link import InstantPolicy
+from tandem.process.system import SystemClock
 from tests.unit.redis_stage import RedisServer, needs_redis, settings
 
 pytestmark = [needs_redis, pytest.mark.timeout(60)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.tiers.tiers import Lost, Pinning, Restored
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.tier_stage import BLOCK, KINDS, ON_DISK, MemoryDisk, named, stage, until
 
 pytestmark = pytest.mark.timeout(60)

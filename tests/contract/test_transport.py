@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
-from kv_transfer.transport import Alive, Landed, Missing, reuse_lease
+from kv_transfer.transport.protocol import Alive, Landed, Missing, reuse_lease
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import FirstTokens

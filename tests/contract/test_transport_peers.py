@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from kv_transfer import rpc
-from kv_transfer.frames import GREETING, Pool, Refused
-from kv_transfer.sockets import connect
-from kv_transfer.tcp_tls import marked
-from kv_transfer.transport import Landed, Missing, Offer
+from kv_transfer.transport import rpc
+from kv_transfer.transport.frames import GREETING, Pool, Refused
+from kv_transfer.transport.protocol import Landed, Missing, Offer
+from kv_transfer.transport.sockets import connect
+from kv_transfer.transport.tcp_tls import marked
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle
 from tandem.engine.protocol import FirstTokens

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from kv_transfer import rpc
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.frames import GREETING
-from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.tcp_tls import Encryption, encryption, marked
-from kv_transfer.transport import Landed
+from kv_transfer.transport import rpc
+from kv_transfer.transport.frames import GREETING
+from kv_transfer.transport.protocol import Landed
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
+from kv_transfer.transport.tcp_tls import Encryption, encryption, marked
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.metrics import NullMeter
 from tandem.engine.protocol import FetchJob, FetchTarget
-from tandem.service.system import SystemClock
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.system import SystemClock
+from tandem.process.tls_settings import TlsSettings
 from tests.contract.block_space import KEYRING, SlotSink, content, name_of, ready_lease, remote_kv
 from tests.contract.certificates import HAS_OPENSSL, issue, make_certificates
 from tests.contract.transport_stage import (

@@ -18,8 +18,8 @@ from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import FetchTarget
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.system import SystemClock
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.system import SystemClock
 from tests.contract.block_space import block_layout, content
 
 KEYRING = Keyring(TicketKey("k1", b"a test key of enough bytes"))

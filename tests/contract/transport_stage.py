@@ -8,15 +8,15 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from kv_transfer.export import Exporter, ExportSettings
-from kv_transfer.limits import ConnectionLimits
-from kv_transfer.memory import MemoryFabric, MemoryTransport
-from kv_transfer.nixl import NixlSettings, NixlTransport
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.tcp_tls import Encryption, encryption
-from kv_transfer.transport import Alive, Delivered, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.transport.limits import ConnectionLimits
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.nixl import NixlSettings, NixlTransport
+from kv_transfer.transport.protocol import Alive, Delivered, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
+from kv_transfer.transport.tcp_tls import Encryption, encryption
 from tandem.core.deadlines import Deadlines
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, SlotSink, TestSpace, block_layout, epochs, pull_open
 from tests.contract.certificates import shared_certificates
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from kv_transfer.transport import (
+from kv_transfer.transport.protocol import (
     Answer,
     BlockSink,
     Delivered,
@@ -18,9 +18,9 @@ from kv_transfer.transport import (
     PullOpen,
     Transport,
 )
-from tandem.engine.plan import Runner, Step, StepResult
 from tandem.engine.protocol import BlockMemory, EngineInfo
-from tandem.engine.standstill import Sight
+from tandem.engine.scheduler.plan import Runner, Step, StepResult
+from tandem.engine.scheduler.standstill import Sight
 
 Spoil = Callable[[Landed, memoryview], Landed]
 

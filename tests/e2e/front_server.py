@@ -5,17 +5,17 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from router.front.app import RestApp
-from router.front.auth import Keys
-from router.front.door import FrontDoor, Services
-from router.front.http_server import HttpServer
-from router.front.public_grpc import PublicGrpc
-from router.front.render import Renderer, SimpleRenderer
-from router.front.settings import FrontSettings
-from router.front.tokenizing_threads import Threaded
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.system import SystemClock, SystemEntropy
-from tandem.service.telemetry import RingRecorder
+from router.api.auth import Keys
+from router.api.chat_templates.render import Renderer, SimpleRenderer
+from router.api.door import FrontDoor, Services
+from router.api.grpc.public_grpc import PublicGrpc
+from router.api.rest.app import RestApp
+from router.api.settings import FrontSettings
+from router.http_server.server import HttpServer
+from router.tokenization.tokenizing_threads import Threaded
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.system import SystemClock, SystemEntropy
+from tandem.process.telemetry import RingRecorder
 from tests.unit.front_stage import MODEL, Script
 
 

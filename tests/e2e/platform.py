@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from decode_worker.service import decode_worker
-from kv_transfer.memory_index import MemoryIndex
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
+from kv_transfer.index.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey
-from kv_transfer.transport import Transport
+from kv_transfer.transport.protocol import Transport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from prefill_worker.service import prefill_worker
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
@@ -27,17 +27,17 @@ from router.split.plan import Planner
 from tandem.core.deadlines import Deadlines
 from tandem.core.metrics import NullMeter
 from tandem.engine.local import LocalEngine
-from tandem.engine.plan import Runner
+from tandem.engine.scheduler.plan import Runner
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.health import Health
-from tandem.service.logs import EventLines
-from tandem.service.run import StopSignal, run_service
-from tandem.service.system import SystemClock, SystemEntropy
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.telemetry import RingRecorder
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.health import Health
+from tandem.process.logs import EventLines
+from tandem.process.run import StopSignal, run_service
+from tandem.process.system import SystemClock, SystemEntropy
+from tandem.process.telemetry import RingRecorder
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts on the p
 async def demo(root: Path, *flags: str) -> tuple[int, str]:
     """Exit status and everything printed."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem.cli", "demo", *flags),
+        *(sys.executable, "-m", "tandem.apps.cli", "demo", *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(root)},

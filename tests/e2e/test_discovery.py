@@ -12,16 +12,16 @@ import pytest
 
 from kv_transfer.key_file import read_keyring
 from router.__main__ import builder
-from router.front.auth import Keys
-from router.front.template_helper import HelperTemplates
+from router.api.auth import Keys
+from router.api.chat_templates.template_helper import HelperTemplates
 from router.process_settings import ProcessSettings
 from router.service import RouterService
 from tandem.kube.cluster import Cluster
 from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.service.logs import EventLines
-from tandem.service.system import SystemClock
-from tandem.service.telemetry import open_telemetry
+from tandem.process.logs import EventLines
+from tandem.process.system import SystemClock
+from tandem.process.telemetry import open_telemetry
 from tests.e2e.processes import Running
 
 pytestmark = pytest.mark.timeout(180)

@@ -16,10 +16,10 @@ import openai
 import psutil
 import pytest
 
-from tandem.cli.change_story import sentences
-from tandem.cli.control import Wish
-from tandem.cli.control_client import ask_for
-from tandem.cli.registry import PlatformEntry, find
+from tandem.apps.cli.change_story import sentences
+from tandem.apps.cli.control import Wish
+from tandem.apps.cli.control_client import ask_for
+from tandem.apps.cli.registry import PlatformEntry, find
 from tests.e2e.up_stage import Up, environment_in, nothing_in, root, up
 
 __all__ = ["root"]
@@ -76,7 +76,7 @@ async def tandem(root: Path, *arguments: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tandem.cli",
+        "tandem.apps.cli",
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

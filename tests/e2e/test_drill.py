@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.cli.ports import free_port
+from tandem.apps.cli.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
@@ -39,7 +39,18 @@ async def up(root: Path, *flags: str) -> AsyncIterator[str]:
     """A platform with simulated engines; gives its URL once everything is ready."""
     port = free_port("127.0.0.1")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem.cli", "up", "--engine", "simulated", "--port", str(port), "--plain", *flags),
+        *(
+            sys.executable,
+            "-m",
+            "tandem.apps.cli",
+            "up",
+            "--engine",
+            "simulated",
+            "--port",
+            str(port),
+            "--plain",
+            *flags,
+        ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment(root),
@@ -77,7 +88,7 @@ async def drained(process: asyncio.subprocess.Process) -> None:
 async def drill(root: Path, *arguments: str) -> tuple[int, str]:
     """Exit status and everything printed."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem.cli", "drill", *arguments),
+        *(sys.executable, "-m", "tandem.apps.cli", "drill", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment(root),

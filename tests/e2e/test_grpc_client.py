@@ -12,10 +12,10 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
-from router.front.auth import Keys, load_keys
-from router.front.outlet import OutletLimits
-from router.front.settings import FrontSettings
+from router.api.auth import Keys, load_keys
+from router.api.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
+from router.http_server.outlet import OutletLimits
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tests.e2e.front_server import Served, serving

@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 
 from protos import inference_pb2 as pb
-from router.front.outlet import OutletLimits
-from router.front.settings import FrontSettings
+from router.api.settings import FrontSettings
+from router.http_server.outlet import OutletLimits
 from tests.e2e.front_server import Served, serving
 from tests.e2e.test_grpc_client import eventually, request, stub
 from tests.unit.test_front_resume import TOKENS, ResumableScript

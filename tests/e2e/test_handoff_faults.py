@@ -9,12 +9,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kv_transfer.transport import Answer as Offered
-from kv_transfer.transport import Landed, Offer, PullOpen, Transport
+from kv_transfer.transport.protocol import Answer as Offered
+from kv_transfer.transport.protocol import Landed, Offer, PullOpen, Transport
 from tandem.core.deadlines import Deadlines
 from tandem.core.request import Sampling, Stopping
-from tandem.engine.plan import Runner
 from tandem.engine.protocol import BlockMemory
+from tandem.engine.scheduler.plan import Runner
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.process import ProcessRunner
 from tests.e2e.asking import Answer, Ask

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.tickets import Claims, Keyring, TicketKey, issue
-from kv_transfer.transport import Delivered, Landed, PullEvent, PullOpen
+from kv_transfer.transport.protocol import Delivered, Landed, PullEvent, PullOpen
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Stopping
 from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import FirstTokens, Work
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tandem.worker.identity import root_name
 from tests.e2e.asking import GREEDY
 from tests.e2e.platform import Platform, Worker, platform, until

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from router.front.connections_max import ConnectionsMax, connections_within
-from tandem.bench.client import Target
-from tandem.cli.ask import ask
-from tandem.service.system import DESCRIPTORS_KEPT
+from router.http_server.connections_max import ConnectionsMax, connections_within
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.ask import ask
+from tandem.process.system import DESCRIPTORS_KEPT
 from tests.e2e.processes import START_S, Running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bounds descriptors with ulimit")

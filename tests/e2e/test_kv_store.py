@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from tandem.cli.ask import ask
+from tandem.apps.cli.ask import ask
 from tests.e2e.up_stage import Up, root, up
 
 __all__ = ["root"]

@@ -16,17 +16,17 @@ import pytest
 
 from tandem.core.entropy import SeededEntropy
 from tandem.core.messages import PROTOCOL_VERSION, Ping, Pong
-from tandem.service import tcp_server
-from tandem.service.grpc_link import STATE, TOKENS, GrpcDialer, GrpcLinkServer
-from tandem.service.link import Dialer, WorkerLink
-from tandem.service.link_address import parse_address
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_proof import LinkKeys
-from tandem.service.link_servers import open_server
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_frames import GREETING, Answer, Greeting, Streams, pack_frame, pack_greeting
-from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls_settings import TlsSettings
+from tandem.link import tcp_server
+from tandem.link.grpc_link import STATE, TOKENS, GrpcDialer, GrpcLinkServer
+from tandem.link.link import Dialer, WorkerLink
+from tandem.link.link_address import parse_address
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_proof import LinkKeys
+from tandem.link.link_servers import open_server
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_frames import GREETING, Answer, Greeting, Streams, pack_frame, pack_greeting
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.tls_settings import TlsSettings
 from tests.contract.certificates import HAS_OPENSSL, make_certificates
 from tests.e2e.platform import until
 from tests.e2e.test_link_commands_drawn import staged, tracebacks

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.tcp import TcpSettings, TcpTransport
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.settings import TierSettings
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import KINDS, TandemError
@@ -36,17 +36,17 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.service import grpc_link, tcp_dialer
-from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.service.health import Health
-from tandem.service.link import Dialer, LinkServer
-from tandem.service.link_messages import COMMANDS, STATE_REQUESTS, Wording
-from tandem.service.link_proof import LinkKeys
-from tandem.service.logs import EventLines
-from tandem.service.run import StopSignal, run_service
-from tandem.service.system import SystemClock
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_server import TcpLinkServer
+from tandem.link import grpc_link, tcp_dialer
+from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
+from tandem.link.link import Dialer, LinkServer
+from tandem.link.link_messages import COMMANDS, STATE_REQUESTS, Wording
+from tandem.link.link_proof import LinkKeys
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.health import Health
+from tandem.process.logs import EventLines
+from tandem.process.run import StopSignal, run_service
+from tandem.process.system import SystemClock
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings

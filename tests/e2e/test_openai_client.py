@@ -11,11 +11,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from router.front.auth import load_keys
-from router.front.http_server import HttpServer
-from router.front.outlet import OutletLimits
-from router.front.settings import FrontSettings
+from router.api.auth import load_keys
+from router.api.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
+from router.http_server.outlet import OutletLimits
+from router.http_server.server import HttpServer
 from tandem.core.errors import TandemError
 from tests.e2e.front_server import Served, serving
 from tests.unit.front_stage import CONTEXT, MODEL, Script, silent

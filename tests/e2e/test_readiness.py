@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.cli.ask import ask
+from tandem.apps.cli.ask import ask
 from tests.e2e.up_stage import Up, environment_in, root, up
 
 __all__ = ["root"]

@@ -13,15 +13,15 @@ import pytest
 
 from kv_transfer.key_file import read_keyring
 from kv_transfer.tickets import Claims, issue
-from kv_transfer.transport import reuse_lease
+from kv_transfer.transport.protocol import reuse_lease
 from tandem.core.entropy import SeededEntropy
 from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Source, Submit
 from tandem.core.request import Stopping
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
-from tandem.service.link_proof import LinkKeys
-from tandem.service.system import SystemClock
-from tandem.service.tcp_dialer import TcpDialer
+from tandem.link.link_proof import LinkKeys
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.process.system import SystemClock
 from tests.unit.test_worker_wire import Worker
 from tests.unit.worker_stage import Router, dial, prompt, submit
 

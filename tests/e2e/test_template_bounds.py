@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.front.render import FileRenderer
-from router.front.template_helper import HelperTemplates
-from tandem.bench.client import Target
-from tandem.cli.ask import ask
-from tandem.engine.model_directory import ModelDirectory, open_model
-from tandem.service.system import SystemClock
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.template_helper import HelperTemplates
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.ask import ask
+from tandem.model.directory import ModelDirectory, open_model
+from tandem.process.system import SystemClock
 from tests.e2e.front_server import serving
 from tests.unit.chat_models import FAMILIES, tokenizer_of, write_files
 from tests.unit.front_stage import Script, chat_body

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.bench.client import parse_target
-from tandem.cli.ask import ask
+from tandem.apps.bench.client import parse_target
+from tandem.apps.cli.ask import ask
 from tandem.core.errors import TandemError
 from tandem.core.tiers import TIERS
-from tandem.service.link_proof import LinkKeys
-from tandem.service.system import SystemEntropy
-from tandem.service.tcp_dialer import TcpDialer
+from tandem.link.link_proof import LinkKeys
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.process.system import SystemEntropy
 from tests.e2e.up_stage import Up, root, up
 
 __all__ = ["root"]

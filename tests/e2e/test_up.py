@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench.client import Target
-from tandem.cli.ask import ask
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.ask import ask
 from tests.e2e.up_stage import START_S, Up, gone, nothing_in, root, up
 
 __all__ = ["root"]

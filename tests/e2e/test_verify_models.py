@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from router.front.render import FileRenderer
-from router.front.templates import InlineTemplates
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.templates import InlineTemplates
 from router.generation import Generation, ServedModel, Sink, Usage
-from tandem.bench.client import Target
-from tandem.cli.verify.command import verify
-from tandem.cli.verify.compare import DEFAULTS
-from tandem.cli.verify.options import VerifyOptions
-from tandem.cli.verify.prompts import Prompt
-from tandem.cli.verify.report import Report
-from tandem.cli.verify.sides import Running
-from tandem.cli.verify.tokenizers import in_files
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.verify.command import verify
+from tandem.apps.cli.verify.compare import DEFAULTS
+from tandem.apps.cli.verify.options import VerifyOptions
+from tandem.apps.cli.verify.prompts import Prompt
+from tandem.apps.cli.verify.report import Report
+from tandem.apps.cli.verify.sides import Running
+from tandem.apps.cli.verify.tokenizers import in_files
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
-from tandem.engine.model_directory import open_model
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.model.directory import open_model
+from tandem.process.system import SystemClock
 from tandem.worker.tokenizer import FileDecoder
 from tests.e2e.asking import Ask
 from tests.e2e.front_server import serving

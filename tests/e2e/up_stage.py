@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from tandem.bench.client import Target
-from tandem.cli.ask import ask
-from tandem.cli.ports import free_port
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.ask import ask
+from tandem.apps.cli.ports import free_port
 
 START_S = 60.0
 
@@ -65,7 +65,7 @@ async def up(
     port = free_port("127.0.0.1") if port is None else port
     chosen = "--engine" in flags or (flags[:1] and flags[0].endswith(".yaml"))
     engine = () if chosen else ("--engine", "simulated")
-    argv = [sys.executable, "-m", "tandem.cli", "up", *flags, *engine, "--port", str(port)]
+    argv = [sys.executable, "-m", "tandem.apps.cli", "up", *flags, *engine, "--port", str(port)]
     environment = environment_in(root, settings)
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment

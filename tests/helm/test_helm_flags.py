@@ -14,13 +14,13 @@ from control_plane.objects.worker_flags import settings_map
 from control_plane.operator.mirror import ROUTERS
 from control_plane.operator.settings import OperatorSettings
 from kv_store.settings import StoreSettings
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_settings import RedisSettings
 from router.__main__ import _flags as router_flags
 from router.discovery.pods import worker_of
 from router.discovery.reading import service_of as seen_by_router
 from router.process_settings import ProcessSettings
-from tandem.service.settings import load_settings
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.settings import load_settings
+from tandem.process.tls_settings import TlsSettings
 from tandem.spec.reading import read_service
 from tandem.spec.service import API_VERSION, KIND, Metadata
 from tests.helm.charts import EVERYTHING, NAMESPACE, VARIANTS, Json, of_kind, rendered, selects

@@ -10,12 +10,12 @@ from kv_store import collector
 from kv_store.lender import Lender
 from kv_transfer.export import Exporter
 from kv_transfer.fetch_pull import PullLeg
-from kv_transfer.memory_index import MemoryIndex
-from kv_transfer.redis_connection import Argument
-from kv_transfer.redis_nodes import RedisNodes
-from kv_transfer.redis_publisher import RedisPublisher
-from kv_transfer.redis_wire import Elsewhere
-from kv_transfer.transport import PullOpen
+from kv_transfer.index.memory_index import MemoryIndex
+from kv_transfer.index.redis_connection import Argument
+from kv_transfer.index.redis_nodes import RedisNodes
+from kv_transfer.index.redis_publisher import RedisPublisher
+from kv_transfer.index.redis_wire import Elsewhere
+from kv_transfer.transport.protocol import PullOpen
 from kv_transfer.verify import Refusal, Verifier
 from router.dispatch.admission import Admission
 from router.dispatch.positions import Positions
@@ -23,16 +23,16 @@ from router.dispatch.retry_budget import RetryBudget
 from router.dispatch.running import RunningRequest
 from router.fleet.guesses import Guesses
 from router.fleet.knowledge import BlockKnowledge
-from router.front.outlet import Outlet
+from router.http_server.outlet import Outlet
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.engine.digest import Digester, bind
 from tandem.engine.hashing import hashed
-from tandem.engine.leases import LeaseTable
 from tandem.engine.local import LocalEngine
 from tandem.engine.protocol import Gone, Pending
-from tandem.engine.residence import Residence
-from tandem.engine.sequence import Sequence
+from tandem.engine.scheduler.leases import LeaseTable
+from tandem.engine.scheduler.residence import Residence
+from tandem.engine.scheduler.sequence import Sequence
 from tandem.worker.desk import SELF, AttemptDesk
 from tandem.worker.session import Session
 

@@ -7,12 +7,12 @@ import pytest
 
 from router.dispatch.dispatcher import Dispatcher
 from router.generation import Resumed
+from tandem.apps.simulation.abusers import MANNERS, TENANT, draw_abuse
+from tandem.apps.simulation.checks import Violation
+from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.traffic import SimRequest, TrafficProfile, draw_traffic
+from tandem.apps.simulation.world import Report, Script, WorldSettings, simulate
 from tandem.core.entropy import SeededEntropy
-from tandem.sim.abusers import MANNERS, TENANT, draw_abuse
-from tandem.sim.checks import Violation
-from tandem.sim.faults import FaultProfile
-from tandem.sim.traffic import SimRequest, TrafficProfile, draw_traffic
-from tandem.sim.world import Report, Script, WorldSettings, simulate
 
 TRAFFIC = TrafficProfile(requests=30, resumable_share=0.5, cancel_share=0.0)
 CALM = WorldSettings(traffic=TRAFFIC, faults=FaultProfile(kills=0, corrupt_share=0.0))

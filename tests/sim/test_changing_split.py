@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from router.fleet import service_split
-from tandem.service.logs import event
-from tandem.sim.fabric import Fabric
-from tandem.sim.faults import FaultProfile, RestartRouter
-from tandem.sim.world import WorldSettings, script, simulate
+from tandem.apps.simulation.fabric import Fabric
+from tandem.apps.simulation.faults import FaultProfile, RestartRouter
+from tandem.apps.simulation.world import WorldSettings, script, simulate
+from tandem.process.logs import event
 
 WORLD = WorldSettings(auto=True, faults=FaultProfile(kills=2, corrupt_share=1.0))
 TWO_ROUTERS = replace(WORLD, fabric=Fabric(routers=2), faults=FaultProfile(kills=1, corrupt_share=0.0, routers=2))

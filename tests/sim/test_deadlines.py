@@ -12,20 +12,20 @@ import pytest
 from router.fleet.fleet import Fleet
 from router.generation import Generation, Running, Usage
 from router.settings import PairSettings, PlacementSettings, RouterSettings
+from tandem.apps.simulation.checks import Violation
+from tandem.apps.simulation.loop import VirtualLoop, run
+from tandem.apps.simulation.network import NetworkProfile
+from tandem.apps.simulation.platform import Platform, Shape
+from tandem.apps.simulation.trace import Trace
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import Export, Ping, Submit, TokenLogprob
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import TraceContext
-from tandem.engine.plan import Step, StepResult
+from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.checks import Violation
-from tandem.sim.loop import VirtualLoop, run
-from tandem.sim.network import NetworkProfile
-from tandem.sim.platform import Platform, Shape
-from tandem.sim.trace import Trace
 
 MODEL: Final = SimulatedModel(blocks=400, base_s=0.01, token_s=0.0001)
 CALL_OFF_S: Final = 1.0

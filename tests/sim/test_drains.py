@@ -10,11 +10,11 @@ import pytest
 from router.dispatch.running import RunningRequest
 from router.fleet.peer import Peer
 from router.placement import Placement
+from tandem.apps.simulation.checks import Violation
+from tandem.apps.simulation.faults import FaultProfile, Leave, draw_faults
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.checks import Violation
-from tandem.sim.faults import FaultProfile, Leave, draw_faults
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import Report, WorldSettings, simulate
 from tandem.worker.departure import Farewell
 from tandem.worker.host import WorkerHost
 

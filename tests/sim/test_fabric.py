@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
+from tandem.apps.simulation.fabric import Fabric
+from tandem.apps.simulation.faults import FaultProfile, Freeze, Kill, RestartRouter, draw_faults
+from tandem.apps.simulation.redis_faults import RedisFault
+from tandem.apps.simulation.router_faults import FreezeRouter
+from tandem.apps.simulation.scenario import varied
+from tandem.apps.simulation.tier_faults import TierFault
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import Report, Script, WorldSettings, features, script, simulate
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.fabric import Fabric
-from tandem.sim.faults import FaultProfile, Freeze, Kill, RestartRouter, draw_faults
-from tandem.sim.redis_faults import RedisFault
-from tandem.sim.router_faults import FreezeRouter
-from tandem.sim.scenario import varied
-from tandem.sim.tier_faults import TierFault
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import Report, Script, WorldSettings, features, script, simulate
 
 SIZE = SimulatedModel().layout.block_bytes
 REDIS = RedisSettings("redis://redis", publish_s=0.5, retry_max_s=1.0, lease_s=3.0, entry_s=60.0)

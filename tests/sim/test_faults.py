@@ -11,18 +11,18 @@ from typing import get_args
 
 import pytest
 
+from tandem.apps.simulation.checks import Outcome
+from tandem.apps.simulation.demand import demand_of
+from tandem.apps.simulation.faults import KINDS, Fault, FaultProfile, draw_faults
+from tandem.apps.simulation.judge import Record, objection
+from tandem.apps.simulation.loop import Process, VirtualLoop, run
+from tandem.apps.simulation.network import NetworkProfile, SimNetwork
+from tandem.apps.simulation.scenario import varied
+from tandem.apps.simulation.seeds import Seed, read_kept
+from tandem.apps.simulation.traffic import TrafficProfile, draw_traffic
+from tandem.apps.simulation.truth import foresee
+from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.checks import Outcome
-from tandem.sim.demand import demand_of
-from tandem.sim.faults import KINDS, Fault, FaultProfile, draw_faults
-from tandem.sim.judge import Record, objection
-from tandem.sim.loop import Process, VirtualLoop, run
-from tandem.sim.network import NetworkProfile, SimNetwork
-from tandem.sim.scenario import varied
-from tandem.sim.seeds import Seed, read_kept
-from tandem.sim.traffic import TrafficProfile, draw_traffic
-from tandem.sim.truth import foresee
-from tandem.sim.world import Report, WorldSettings, simulate
 
 KEPT = read_kept(Path(__file__).parent / "kept_seeds.txt")
 WORLD = WorldSettings(traffic=TrafficProfile(requests=30))
@@ -223,9 +223,9 @@ def test_the_truth_ends_at_the_first_stop_string() -> None:
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_seed_with_every_kind_of_fault_repeats_itself_in_another_process(hash_seed: str) -> None:
     program = (
-        "from tandem.sim.scenario import varied\n"
-        "from tandem.sim.traffic import TrafficProfile\n"
-        "from tandem.sim.world import WorldSettings, simulate\n"
+        "from tandem.apps.simulation.scenario import varied\n"
+        "from tandem.apps.simulation.traffic import TrafficProfile\n"
+        "from tandem.apps.simulation.world import WorldSettings, simulate\n"
         "base = WorldSettings(traffic=TrafficProfile(requests=30))\n"
         "for seed in (6, 8, 23):\n"
         "    report = simulate(varied(base, seed), seed)\n"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from router.fleet.services import ServiceFacts
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
-from tandem.sim.loop import VirtualLoop, run
 from tests.sim import test_deadlines
 from tests.sim.test_deadlines import MODEL, Heard, More, Stalled
 

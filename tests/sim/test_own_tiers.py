@@ -12,13 +12,13 @@ from kv_transfer import verifying
 from kv_transfer.tiers.memory_shelf import MemoryShelf
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.shelf import Brought, Failed, Wanted
+from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import WorldSettings, simulate
 from tandem.core.kv import Handle
 from tandem.engine.digest import unbind
 from tandem.engine.protocol import BlockMemory
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.faults import FaultProfile
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import WorldSettings, simulate
 
 SIZE = SimulatedModel().layout.block_bytes
 WORLD = replace(

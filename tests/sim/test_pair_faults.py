@@ -7,11 +7,11 @@ import pytest
 
 from router.fleet.breaker import Breaker, Outcome, State
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.faults import FaultProfile, draw_faults
+from tandem.apps.simulation.pair_faults import BreakPair, draw_pair_fault
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import Report, Script, WorldSettings, script, simulate
 from tandem.core.entropy import SeededEntropy
-from tandem.sim.faults import FaultProfile, draw_faults
-from tandem.sim.pair_faults import BreakPair, draw_pair_fault
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import Report, Script, WorldSettings, script, simulate
 
 CALM = WorldSettings(
     router=RouterSettings(placement=PlacementSettings(prefer="disaggregated")),

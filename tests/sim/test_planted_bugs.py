@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.sim.checks import Violation
-from tandem.sim.scenario import varied
-from tandem.sim.story import shrink
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import WorldSettings, simulate
+from tandem.apps.simulation.checks import Violation
+from tandem.apps.simulation.scenario import varied
+from tandem.apps.simulation.story import shrink
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import WorldSettings, simulate
 from tests.sim.planted_bugs import BUGS, Plant, a_digest_computed_at_pull_time
 
 SEEDS = range(200)

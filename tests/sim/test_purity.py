@@ -22,12 +22,12 @@ HEAVY = (
 )
 IMPURE = ("time", "random", "uuid", "secrets", "socket", "threading", "concurrent.futures", "multiprocessing", "os")
 
-EXCUSED = {"tandem.sim.loop": {"concurrent.futures"}, "tandem": {"os"}}
+EXCUSED = {"tandem.apps.simulation.loop": {"concurrent.futures"}, "tandem": {"os"}}
 """The virtual loop names the type of the executors that it refuses; the package tells gRPC how children begin."""
 
 IMPORTED = """
 import sys
-import tandem.sim.world
+import tandem.apps.simulation.world
 print("\\n".join(sys.modules))
 """
 
@@ -42,7 +42,7 @@ def hook(event, arguments):
 
 watching = []
 sys.addaudithook(hook)
-from tandem.sim.world import WorldSettings, simulate
+from tandem.apps.simulation.world import WorldSettings, simulate
 simulate(WorldSettings(), 0)
 watching.append(True)
 simulate(WorldSettings(), 1)

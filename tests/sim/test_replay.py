@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from router.settings import RouterSettings
+from tandem.apps.simulation.checks import Violation
+from tandem.apps.simulation.command import main
+from tandem.apps.simulation.network import NetworkProfile
+from tandem.apps.simulation.platform import Shape, named_workers
+from tandem.apps.simulation.replay import Arrival, Replayed, ReplaySettings, replay
 from tandem.core.kv import pack_tokens
-from tandem.engine.leases import LeaseTable
+from tandem.engine.scheduler.leases import LeaseTable
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.checks import Violation
-from tandem.sim.command import main
-from tandem.sim.network import NetworkProfile
-from tandem.sim.platform import Shape, named_workers
-from tandem.sim.replay import Arrival, Replayed, ReplaySettings, replay
 
 MODEL = SimulatedModel(blocks=512, base_s=0.01, token_s=1e-4)
 SHAPE = Shape(named_workers(2, 2), MODEL, SchedulerSettings(), RouterSettings(), NetworkProfile())

@@ -13,12 +13,12 @@ from router.dispatch.hedging import Hedging
 from router.dispatch.running import RunningRequest
 from router.placement import Placement
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.loop import VirtualLoop, run
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import WorldSettings, simulate
 from tandem.core.errors import TandemError
 from tandem.core.messages import Submit
-from tandem.sim.faults import FaultProfile
-from tandem.sim.loop import VirtualLoop, run
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import WorldSettings, simulate
 from tests.unit.router_world import Client, ScriptedWorker, World
 
 HEDGED: Final = WorldSettings(

@@ -8,11 +8,11 @@ import pytest
 from router.dispatch.answer_log import AnswerLog
 from router.generation import Sink
 from router.settings import RouterSettings
+from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.loop import Deadlock
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.core.deadlines import Deadlines
-from tandem.sim.faults import FaultProfile
-from tandem.sim.loop import Deadlock
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import Report, WorldSettings, simulate
 from tandem.worker.attempts import Attempt
 from tandem.worker.desk import AttemptDesk
 from tandem.worker.holding import Holding

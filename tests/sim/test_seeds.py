@@ -14,16 +14,16 @@ from kv_transfer import verifying
 from kv_transfer.verify import Refusal
 from router.dispatch.positions import Mismatch, Positions
 from router.dispatch.sequences import Sequences
+from tandem.apps.simulation.checks import Violation
+from tandem.apps.simulation.faults import Corrupt, FaultProfile, Kill
+from tandem.apps.simulation.loop import Deadlock
+from tandem.apps.simulation.scenario import varied
+from tandem.apps.simulation.traffic import TrafficProfile
+from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.core.request import Branch
-from tandem.engine.leases import LeaseTable
-from tandem.sim.checks import Violation
-from tandem.sim.faults import Corrupt, FaultProfile, Kill
-from tandem.sim.loop import Deadlock
-from tandem.sim.scenario import varied
-from tandem.sim.traffic import TrafficProfile
-from tandem.sim.world import Report, WorldSettings, simulate
+from tandem.engine.scheduler.leases import LeaseTable
 
 SEEDS = range(10)
 WORLD = WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0))
@@ -70,8 +70,8 @@ def test_a_seed_repeats_itself() -> None:
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_seed_repeats_itself_in_another_process(hash_seed: str) -> None:
     program = (
-        "from tandem.sim.faults import FaultProfile\n"
-        "from tandem.sim.world import WorldSettings, simulate\n"
+        "from tandem.apps.simulation.faults import FaultProfile\n"
+        "from tandem.apps.simulation.world import WorldSettings, simulate\n"
         "report = simulate(WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0)), 4)\n"
         "print(report.trace, report.rounds, report.virtual_s)\n"
     )

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
-from tandem.engine.plan import Step, StepResult
+from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.sim.loop import VirtualLoop, run
 from tests.sim.test_deadlines import Heard, More, Stalled
 
 PROMPT: Final = 998

@@ -6,14 +6,14 @@ from functools import partial
 import pytest
 
 from router.settings import RouterSettings
+from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.network import NetworkProfile
+from tandem.apps.simulation.platform import Shape, named_workers
+from tandem.apps.simulation.replay import Arrival, ReplaySettings, replay
+from tandem.apps.simulation.world import WorldSettings, simulate
 from tandem.core.kv import pack_tokens
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.faults import FaultProfile
-from tandem.sim.network import NetworkProfile
-from tandem.sim.platform import Shape, named_workers
-from tandem.sim.replay import Arrival, ReplaySettings, replay
-from tandem.sim.world import WorldSettings, simulate
 
 MODEL = SimulatedModel(blocks=512, base_s=0.01, token_s=1e-4)
 SHAPE = Shape(named_workers(2, 2), MODEL, SchedulerSettings(), RouterSettings(), NetworkProfile())
@@ -32,5 +32,5 @@ def test_all_tokens_come_in_fewer_pieces_and_the_first_is_not_later() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_promises_hold_under_faults(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.sim.world.Shape", partial(Shape, stream_interval=4))
+    monkeypatch.setattr("tandem.apps.simulation.world.Shape", partial(Shape, stream_interval=4))
     assert simulate(WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0)), seed)

@@ -18,10 +18,10 @@ from tokenizers import (
     trainers,
 )
 
-from router.front.render import FileRenderer
-from router.front.templates import InlineTemplates
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.templates import InlineTemplates
 from tandem.core.clock import Clock
-from tandem.engine.model_directory import ModelDirectory, open_model
+from tandem.model.directory import ModelDirectory, open_model
 
 _CORPUS = (
     "The user asks and the assistant answers, in two or three words.",

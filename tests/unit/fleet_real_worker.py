@@ -6,17 +6,17 @@ Nothing is computed: a step's result is counts alone, and a block's name stands 
 from array import array
 from collections.abc import Sequence
 
+from benchmarks.fleet.job import Job
+from benchmarks.fleet.worker_settings import Listener, WorkerSettings
+from benchmarks.fleet.workload import Request
 from tandem.core.kv import RootIdentity
 from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.plan import Drawn, Step, StepResult
 from tandem.engine.protocol import FetchJob, StepReport, Work, WorkStats
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler.plan import Drawn, Step, StepResult
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.step_model import StepLoad
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.engine.step_model import StepLoad
-from tandem.fleetsim.job import Job
-from tandem.fleetsim.worker_settings import Listener, WorkerSettings
-from tandem.fleetsim.workload import Request
 
 ROOT = RootIdentity("simulated", "u64", 16).name()
 _LEASE_S = 1e6
@@ -25,7 +25,7 @@ _ANSWER = 1 << 31
 
 
 class RealWorker:
-    """Has the interface of `tandem.fleetsim.worker.Worker`."""
+    """Has the interface of `benchmarks.fleet.worker.Worker`."""
 
     def __init__(self, index: int, role: str, settings: WorkerSettings, listener: Listener, seed: int = 0) -> None:
         assert settings.itl_target_s is not None

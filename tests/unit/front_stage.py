@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from router.front.app import RestApp
-from router.front.auth import Keys
-from router.front.door import FrontDoor, Services
-from router.front.render import Renderer, SimpleRenderer
-from router.front.settings import FrontSettings
+from router.api.auth import Keys
+from router.api.chat_templates.render import Renderer, SimpleRenderer
+from router.api.door import FrontDoor, Services
+from router.api.rest.app import RestApp
+from router.api.settings import FrontSettings
 from router.generation import Generation, Keeper, ServedModel, Sink, Standing, Usage
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Alternative, TokenLogprob
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.telemetry import RingRecorder
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.telemetry import RingRecorder
 
 MODEL = "tiny"
 CONTEXT = 100
@@ -28,7 +28,7 @@ Play = Callable[[Generation, Sink], None]
 
 
 class Inline:
-    """`router.front.tokenizing.Tokenizing` that does everything at once."""
+    """`router.tokenization.tokenizing.Tokenizing` that does everything at once."""
 
     async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
         return work()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from benchmarks.fleet.fleet import Fleet, FleetSettings
+from benchmarks.fleet.goodput import Window, judge
+from benchmarks.fleet.ours import OursDecider, OursSettings
+from benchmarks.fleet.router import Decider, Knowledge
+from benchmarks.fleet.scenarios.generated import Kind, Traffic, fleet, generated, ours_settings
+from benchmarks.fleet.workload import Request, Stage, Workload
 from tandem.core.slo import Slo
-from tandem.fleetsim.fleet import Fleet, FleetSettings
-from tandem.fleetsim.goodput import Window, judge
-from tandem.fleetsim.ours import OursDecider, OursSettings
-from tandem.fleetsim.router import Decider, Knowledge
-from tandem.fleetsim.scenarios.generated import Kind, Traffic, fleet, generated, ours_settings
-from tandem.fleetsim.workload import Request, Stage, Workload
 
 SLO: Final = Slo(ttft_s=2.0, tpot_s=0.05)
 CHATS: Final = Traffic("chats", (Kind((1, 1), (2_000, 2_000), (150, 150), (0.6, 0.6), (0.4, 0.4), (12, 12)),))

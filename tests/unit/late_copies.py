@@ -8,7 +8,7 @@ fence, which ends the saves before the engine computes on.
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from kv_transfer.connectors.orders import PageTarget
+from tandem.engine.vllm.connector.orders import PageTarget
 
 Content = str | None
 

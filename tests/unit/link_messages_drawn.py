@@ -30,7 +30,7 @@ from tandem.core.messages import (
     WorkerCommand,
 )
 from tandem.core.request import Branch, Grammar, Sampling, Stopping
-from tandem.service.link_messages import COMMANDS
+from tandem.link.link_messages import COMMANDS
 
 KINDS: Final[tuple[type[msgspec.Struct], ...]] = tuple(kind for kind in get_args(WorkerCommand) if kind is not Drain)
 """All but the one that sends the worker away, as any router may."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandem.engine.model_directory import open_model
+from tandem.model.directory import open_model
 
 
 def copy_of_demo(path: Path, change: Callable[[Path], None] | None = None) -> Path:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kv_transfer import redis_scripts
-from kv_transfer.redis_connection import Argument, Connect, RedisConnection
-from tandem.sim.loop import LoopClock, VirtualLoop, run
-from tandem.sim.redis_data import RedisData
-from tandem.sim.redis_server import RedisServer
+from kv_transfer.index import redis_scripts
+from kv_transfer.index.redis_connection import Argument, Connect, RedisConnection
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
+from tandem.apps.simulation.redis_data import RedisData
+from tandem.apps.simulation.redis_server import RedisServer
 
 URL: Final = "redis://cache:6379"
 NAMES: Final = {

@@ -13,18 +13,18 @@ from types import TracebackType
 import pytest
 import redis
 
-from kv_transfer.redis_client import redis_client
-from kv_transfer.redis_connection import Connect
-from kv_transfer.redis_index import RedisIndex
-from kv_transfer.redis_publisher import RedisPublisher
-from kv_transfer.redis_settings import RedisSettings
-from tandem.cli.ports import free_port
+from kv_transfer.index.redis_client import redis_client
+from kv_transfer.index.redis_connection import Connect
+from kv_transfer.index.redis_index import RedisIndex
+from kv_transfer.index.redis_publisher import RedisPublisher
+from kv_transfer.index.redis_settings import RedisSettings
+from tandem.apps.cli.ports import free_port
+from tandem.apps.simulation.redis_node import RedisNode
 from tandem.core.kv import Layout
 from tandem.core.messages import PROTOCOL_VERSION, Hello
 from tandem.core.metrics import NullMeter
-from tandem.service.memory_link import InstantPolicy
-from tandem.service.system import SystemClock
-from tandem.sim.redis_node import RedisNode
+from tandem.link.memory_link import InstantPolicy
+from tandem.process.system import SystemClock
 
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 START_S = 10.0

@@ -3,8 +3,8 @@
 from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
-from router.front.chat_template import Message, Tools
-from router.front.render import Renderer
+from router.api.chat_templates.chat_template import Message, Tools
+from router.api.chat_templates.render import Renderer
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kv_transfer.memory_index import MemoryIndex
+from kv_transfer.index.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey, check
 from router.dispatch.context import Tools
 from router.dispatch.dispatcher import Dispatcher
@@ -19,6 +19,7 @@ from router.fleet.strangers import SharedIndex
 from router.generation import Generation, Usage
 from router.placement import CostModel
 from router.settings import RouterSettings
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.entropy import SeededEntropy, position_u64
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, RootIdentity, pack_tokens
@@ -48,9 +49,8 @@ from tandem.core.messages import (
 from tandem.core.metrics import Meter, NullMeter
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
-from tandem.service.link import WorkerLink
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop
+from tandem.link.link import WorkerLink
+from tandem.link.memory_link import MemoryLinks
 from tandem.worker.split_board import SplitBoard
 
 KEYRING = Keyring(TicketKey("k1", b"0123456789abcdef"))

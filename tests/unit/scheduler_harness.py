@@ -7,9 +7,9 @@ import msgspec
 from tandem.core.kv import Handle, RootIdentity, chain_names, pack_tokens, tail_name, unpack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.digest import Digester, unbind
-from tandem.engine.plan import Draw, Row, Step
 from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, Gone, StepReport, Work, WorkEnded, WorkStats
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler.plan import Draw, Row, Step
+from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.content import Content
 from tandem.engine.simulated.model import SimulatedModel

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from tandem.engine.plan import Step, StepResult
+from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.torch.child import main
 from tandem.engine.torch.computer import Computer
 

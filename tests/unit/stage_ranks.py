@@ -5,19 +5,19 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from kv_transfer.connectors.conduit_client import ConduitClient
-from kv_transfer.connectors.load_book import EndedLoad, LoadBook
-from kv_transfer.connectors.orders import LoadOrder, PageTarget
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.protocol import FetchJob, StepReport, Work
 from tandem.engine.vllm.canonical import PageFormat, RankPart, head_units
 from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, Began, Ended, Loaded, RankHello, Saved
+from tandem.engine.vllm.connector.conduit_client import ConduitClient
+from tandem.engine.vllm.connector.load_book import EndedLoad, LoadBook
+from tandem.engine.vllm.connector.orders import LoadOrder, PageTarget
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import StageParams, stage_params
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 ROOT = bytes(range(16))
 BLOCK_TOKENS = 8

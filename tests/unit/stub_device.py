@@ -39,7 +39,7 @@ class Event:
 
 
 class StubDevice:
-    """`kv_transfer.connectors.device_calls.DeviceCalls`. `launches` has (stream, what) by number."""
+    """`tandem.engine.vllm.connector.device_calls.DeviceCalls`. `launches` has (stream, what) by number."""
 
     def __init__(self) -> None:
         self.engine = Stream("engine")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.learning.answer_lengths import AnswerLengths
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy, unit
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
 MAX: Final = 32_768

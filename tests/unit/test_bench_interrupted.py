@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench.client import Target
-from tandem.bench.outcome import Outcome
-from tandem.bench.replay import ClosedLoop, replay
-from tandem.bench.workload import Item, Piece, Workload
-from tandem.cli.bench import trial_seed
-from tandem.cli.main import main
+from tandem.apps.bench.client import Target
+from tandem.apps.bench.outcome import Outcome
+from tandem.apps.bench.replay import ClosedLoop, replay
+from tandem.apps.bench.workload import Item, Piece, Workload
+from tandem.apps.cli.bench import trial_seed
+from tandem.apps.cli.main import main
 from tandem.core.slo import End
 from tests.unit.test_bench_replay import Request, StubServer, running, server, settings, workload
 
@@ -103,7 +103,7 @@ def test_a_signal_ends_a_replay_with_what_was_offered(
     command = [
         sys.executable,
         "-m",
-        "tandem.cli",
+        "tandem.apps.cli",
         "bench",
         "--url",
         url,
@@ -149,7 +149,18 @@ def test_an_interrupted_search_gives_what_it_found(running: tuple[StubServer, st
         "--json",
         str(found),
     ]
-    command = [sys.executable, "-m", "tandem.cli", "bench", "--url", url, "--synthetic", "8:2", "--requests", "500"]
+    command = [
+        sys.executable,
+        "-m",
+        "tandem.apps.cli",
+        "bench",
+        "--url",
+        url,
+        "--synthetic",
+        "8:2",
+        "--requests",
+        "500",
+    ]
     with subprocess.Popen([*command, *search], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             until(lambda: len(stub.requests) >= 8 or process.poll() is not None)

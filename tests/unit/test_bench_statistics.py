@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.bench.capacity import CapacitySearch, Trial
-from tandem.bench.distribution import distribution, percentile
-from tandem.bench.outcome import UNFINISHED, Outcome
-from tandem.bench.plot import tokens_per_second
-from tandem.bench.report import summarize
-from tandem.bench.slo import attainment, latency, parse_slo
+from tandem.apps.bench.capacity import CapacitySearch, Trial
+from tandem.apps.bench.distribution import distribution, percentile
+from tandem.apps.bench.outcome import UNFINISHED, Outcome
+from tandem.apps.bench.plot import tokens_per_second
+from tandem.apps.bench.report import summarize
+from tandem.apps.bench.slo import attainment, latency, parse_slo
 from tandem.core.errors import TandemError
 from tandem.core.slo import End, Latency, Slo, attained
 

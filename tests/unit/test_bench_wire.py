@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.bench.client import parse_target
-from tandem.bench.wire import BadAnswer, Body, Events, split_head
+from tandem.apps.bench.client import parse_target
+from tandem.apps.bench.wire import BadAnswer, Body, Events, split_head
 from tandem.core.errors import TandemError
 
 

@@ -10,12 +10,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.bench.content import TokenRange, prompt_text, prompt_tokens
-from tandem.bench.lengths import read_lengths
-from tandem.bench.mooncake import quantum_s, read_trace
-from tandem.bench.schedule import at_rate, at_speed, jittered
-from tandem.bench.synthetic import parse_mix, synthetic
-from tandem.bench.workload import Item, Piece, Scale, Workload, cut, take
+from tandem.apps.bench.content import TokenRange, prompt_text, prompt_tokens
+from tandem.apps.bench.lengths import read_lengths
+from tandem.apps.bench.mooncake import quantum_s, read_trace
+from tandem.apps.bench.schedule import at_rate, at_speed, jittered
+from tandem.apps.bench.synthetic import parse_mix, synthetic
+from tandem.apps.bench.workload import Item, Piece, Scale, Workload, cut, take
 from tandem.core.errors import TandemError
 
 TRACE = [

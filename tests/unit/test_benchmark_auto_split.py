@@ -21,10 +21,10 @@ from benchmarks.auto_split_cells import (
     requests_of,
     workload_of,
 )
-from tandem.bench.outcome import Outcome
+from benchmarks.fleet.scenarios.generated import MODEL
+from tandem.apps.bench.outcome import Outcome
 from tandem.engine.simulated.presets import preset
-from tandem.fleetsim.scenarios.generated import MODEL
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.spec.reading import service_of
 from tandem.worker.process_settings import WorkerSettings
 

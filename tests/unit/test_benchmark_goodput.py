@@ -15,6 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import goodput, goodput_capacity, goodput_judge, goodput_plan, goodput_report, goodput_runs
+from benchmarks.fleet.contenders import AUTO, OURS
+from benchmarks.fleet.fleet import roles
+from benchmarks.fleet.goodput import recovery_s
+from benchmarks.fleet.scenarios import generated
+from benchmarks.fleet.workload import Listed
 from benchmarks.goodput_capacity import LADDER, Capacity, capacity_of, next_probe
 from benchmarks.goodput_cells import CLOSED, Cell, Options, Run, prefills
 from benchmarks.goodput_code import Codes, code_files, codes, settings_hash, without_prose
@@ -25,11 +30,6 @@ from benchmarks.goodput_runs import Result
 from benchmarks.rounds import Check, verdict
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
-from tandem.fleetsim.contenders import AUTO, OURS
-from tandem.fleetsim.fleet import roles
-from tandem.fleetsim.goodput import recovery_s
-from tandem.fleetsim.scenarios import generated
-from tandem.fleetsim.workload import Listed
 
 CELL = Cell("bimodal", 8, 0.95, 50)
 Attained = Callable[[Run], float]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import goodput_auto, goodput_judge, goodput_plan, goodput_report
+from benchmarks.fleet.contenders import AUTO, OURS
+from benchmarks.fleet.goodput import Bucket
 from benchmarks.goodput_auto import Auto, after_shifts, checks, counted, moves_per_min, unjudged
 from benchmarks.goodput_capacity import Capacity
 from benchmarks.goodput_cells import SHIFTING, STATIONARY, TRAFFICS, Cell, Options, Run
@@ -14,8 +16,6 @@ from benchmarks.goodput_code import codes
 from benchmarks.goodput_results import ResultsFile
 from benchmarks.goodput_runs import Held, Result, carry_out, fleet_of
 from benchmarks.statistics import BySeed
-from tandem.fleetsim.contenders import AUTO, OURS
-from tandem.fleetsim.goodput import Bucket
 
 CELL = Cell("bimodal", 8, 0.95, 50)
 SHIFTS = Cell("shifting", 8, 0.8, 25)

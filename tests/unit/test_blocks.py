@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.engine.blocks import BlockPool
 from tandem.engine.protocol import KvChange
+from tandem.engine.scheduler.blocks import BlockPool
 
 DIGESTS = b"\0" * 8
 

@@ -7,17 +7,17 @@ import pytest
 from benchmarks import calibration_published as published
 from benchmarks.calibration import concluded, decider_of, points
 from benchmarks.calibration_judge import Bar, Point, judged, judged_ratios, knee, medians
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles, simulate
+from benchmarks.fleet.peers.ask import PeerAsk, Seen
+from benchmarks.fleet.peers.llm_d import Weights
+from benchmarks.fleet.peers.published import FirstPrecise, LeastToCompute, among_holders
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.scenarios import ladder
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles, simulate
-from tandem.fleetsim.peers.ask import PeerAsk, Seen
-from tandem.fleetsim.peers.llm_d import Weights
-from tandem.fleetsim.peers.published import FirstPrecise, LeastToCompute, among_holders
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.scenarios import ladder
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
 
 TIME = StepTime(0.01, 1e-5, 1e-8, 1e-4, 0.0)
 

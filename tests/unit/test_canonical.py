@@ -7,11 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.connectors.cache_pages import CachePages
-from kv_transfer.connectors.copies import Copies
-from kv_transfer.connectors.device_copies import DeviceCopies
-from kv_transfer.connectors.host_copies import HostCopies
-from kv_transfer.connectors.orders import PageTarget
 from tandem.core.errors import TandemError
 from tandem.engine.memory import HostMemory
 from tandem.engine.vllm.canonical import (
@@ -22,6 +17,11 @@ from tandem.engine.vllm.canonical import (
     refuse_gaps,
     slot_shape,
 )
+from tandem.engine.vllm.connector.cache_pages import CachePages
+from tandem.engine.vllm.connector.copies import Copies
+from tandem.engine.vllm.connector.device_copies import DeviceCopies
+from tandem.engine.vllm.connector.host_copies import HostCopies
+from tandem.engine.vllm.connector.orders import PageTarget
 from tests.unit.stub_device import StubDevice
 
 BLOCKS, LAYERS, TOKENS, DIM = 6, 4, 8, 4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.front.chat_template import ChatTemplate
-from tandem.service.system import SystemClock
+from router.api.chat_templates.chat_template import ChatTemplate
+from tandem.process.system import SystemClock
 
 PARTS = (
     "{% for message in messages %}<{{ message['role'] }}>"

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tandem.cli.board import LineBoard, TableBoard, state_of
-from tandem.cli.main import COMMANDS, main
-from tandem.cli.member import Member
-from tandem.cli.platform import Platform
-from tandem.cli.ports import free_port
-from tandem.cli.router_watch import figures_line, linked_workers
-from tandem.cli.up import adds_to
-from tandem.cli.up_options import parse
-from tandem.service.processes import Command
+from tandem.apps.cli.board import LineBoard, TableBoard, state_of
+from tandem.apps.cli.main import COMMANDS, main
+from tandem.apps.cli.member import Member
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.ports import free_port
+from tandem.apps.cli.router_watch import figures_line, linked_workers
+from tandem.apps.cli.up import adds_to
+from tandem.apps.cli.up_options import parse
+from tandem.process.processes import Command
 
 
 def member(name: str, *lines: str) -> Member:

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cli.change_story import sentences
-from tandem.cli.member import Farewell, Member
-from tandem.cli.operations import Change, Changeable, Left, Operations
-from tandem.cli.scaling import scaling, worker_called
-from tandem.cli.stopping import StopTimes
-from tandem.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.cli.change_story import sentences
+from tandem.apps.cli.member import Farewell, Member
+from tandem.apps.cli.operations import Change, Changeable, Left, Operations
+from tandem.apps.cli.scaling import scaling, worker_called
+from tandem.apps.cli.stopping import StopTimes
+from tandem.apps.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
-from tandem.service.processes import Command
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.process.processes import Command
 from tandem.spec.pool import Pool
 
 POOLS = (Pool("prefill", "prefill", 1), Pool("decode", "decode", 2))

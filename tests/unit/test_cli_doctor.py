@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_transfer import locked_memory
-from tandem.cli.doctor import checks, command, engine_checks
-from tandem.cli.doctor.cases import Case, Host, case_of
-from tandem.cli.doctor.engine_checks import engine_findings
-from tandem.cli.doctor.findings import Finding, healthy, text_of
-from tandem.cli.main import main
+from kv_transfer.transport import locked_memory
+from tandem.apps.cli.doctor import checks, command, engine_checks
+from tandem.apps.cli.doctor.cases import Case, Host, case_of
+from tandem.apps.cli.doctor.engine_checks import engine_findings
+from tandem.apps.cli.doctor.findings import Finding, healthy, text_of
+from tandem.apps.cli.main import main
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.dry_run import Resolved
 from tandem.spec.reading import service_of

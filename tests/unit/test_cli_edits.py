@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from tandem.cli.member import Member
-from tandem.cli.rolling.edits import Edits
-from tandem.cli.rolling.rollover import Rollover, Site, unchangeable
+from tandem.apps.cli.member import Member
+from tandem.apps.cli.rolling.edits import Edits
+from tandem.apps.cli.rolling.rollover import Rollover, Site, unchangeable
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
-from tandem.service.processes import Command
-from tandem.service.workers_file import ServiceEntry
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.process.processes import Command
+from tandem.process.workers_file import ServiceEntry
 from tandem.spec.pool import Pool
 from tandem.spec.reading import service_of
 from tandem.spec.revision import revision_of

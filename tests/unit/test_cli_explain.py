@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from tandem.cli.request_story import RequestStory, handoff_problems, place_of, tell
-from tandem.cli.timeline import render
+from tandem.apps.cli.request_story import RequestStory, handoff_problems, place_of, tell
+from tandem.apps.cli.timeline import render
 from tandem.core.spans import Attribute, Span
 
 COSTS = "prefill-0→decode-0: 21.0 ms = queue 0.0 + prefill 20.0\ndecode-0: 50.0 ms = queue 0.0 + prefill 50.0"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from router.fleet.split_listing import FleetOutlook, WayListing
-from tandem.cli.explain import main
-from tandem.cli.fleet_story import NONE, duration, in_force, story
+from tandem.apps.cli.explain import main
+from tandem.apps.cli.fleet_story import NONE, duration, in_force, story
 from tandem.core.errors import TandemError
 
 CHAT = FleetOutlook(

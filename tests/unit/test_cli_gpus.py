@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.gpu_fit import fit_of
-from tandem.cli.gpus import Gpus
-from tandem.cli.launches import Places, members_of
-from tandem.cli.member import Member
-from tandem.cli.platform import Platform
-from tandem.cli.up_options import parse
+from tandem.apps.cli.gpu_fit import fit_of
+from tandem.apps.cli.gpus import Gpus
+from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.member import Member
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
 from tandem.devices.assigning import Assignment
 from tandem.devices.topology import Gpu, Topology
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.spec.engine import EngineSpec
 from tandem.spec.service import ModelService
 from tandem.worker.process_settings import WorkerSettings

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.ports import check_free, free_port
-from tandem.cli.run_directory import RunDirectory, tail
+from tandem.apps.cli.ports import check_free, free_port
+from tandem.apps.cli.run_directory import RunDirectory, tail
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
-from tandem.service.local_processes import LocalProcesses
-from tandem.service.processes import Command, Process
+from tandem.process.local_processes import LocalProcesses
+from tandem.process.processes import Command, Process
 
 GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """The ports that Linux gives to whoever listens on port 0 or connects."""
@@ -93,8 +93,8 @@ async def ended(pidfd: int) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tandem.service.local_processes import LocalProcesses
-from tandem.service.processes import Command
+from tandem.process.local_processes import LocalProcesses
+from tandem.process.processes import Command
 
 async def main():
     command = Command("x", [sys.executable, "-c", "import time; time.sleep(60)"], {})
@@ -156,7 +156,7 @@ def test_a_free_port_is_none_that_the_system_gives_away_meanwhile() -> None:
 def test_where_all_of_ours_are_taken_the_system_gives_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))) as listener:
         taken = listener.getsockname()[1]
-        monkeypatch.setattr("tandem.cli.ports._OWN", [taken] * 20)
+        monkeypatch.setattr("tandem.apps.cli.ports._OWN", [taken] * 20)
         port = free_port("127.0.0.1")
     assert port != taken
     check_free("127.0.0.1", {"--port": port})
@@ -179,7 +179,7 @@ import tandem  # As every process of ours does, before gRPC.
 import os, subprocess, threading
 from concurrent.futures import ThreadPoolExecutor
 import grpc
-from tandem.service.parent_death import die_with
+from tandem.process.parent_death import die_with
 
 class Echo(grpc.GenericRpcHandler):
     def service(self, details):

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.cli.registry import MemberEntry, PlatformEntry, find, open_registry, process_start
+from tandem.apps.cli.registry import MemberEntry, PlatformEntry, find, open_registry, process_start
 from tandem.core.errors import TandemError
 
 ROUTER = MemberEntry("router", "router", 1, "ready", "127.0.0.1:8000", "", 0)

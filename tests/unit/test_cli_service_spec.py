@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.cli.launches import Places, members_of, threads_per_worker
-from tandem.cli.main import main
-from tandem.cli.up_options import model_name, parse
+from tandem.apps.cli.launches import Places, members_of, threads_per_worker
+from tandem.apps.cli.main import main
+from tandem.apps.cli.up_options import model_name, parse
 from tandem.core.errors import TandemError
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.spec.quantity import quantity
 from tandem.spec.reading import read_service
 from tandem.spec.service import ModelService

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cli.member import Member
-from tandem.cli.restart import RestartPolicy, exit_reason
-from tandem.cli.stopping import StopTimes
-from tandem.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.cli.member import Member
+from tandem.apps.cli.restart import RestartPolicy, exit_reason
+from tandem.apps.cli.stopping import StopTimes
+from tandem.apps.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
-from tandem.service.processes import Command
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.process.processes import Command
 
 
 @dataclass

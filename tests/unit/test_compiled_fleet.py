@@ -15,7 +15,7 @@ def test_all_that_is_hot_is_there() -> None:
     assert all((root / file).exists() for file in files)
     for each in compiled_fleet._HOT:
         assert any(file == each or file.startswith(each + "/") for file in files), each
-    assert {"tandem/fleetsim/worker.py", "tandem/engine/step_model.py"} <= set(files)
+    assert {"benchmarks/fleet/worker.py", "tandem/engine/scheduler/step_model.py"} <= set(files)
 
 
 def test_constants_that_are_tuples_lose_what_mypyc_stumbles_over_and_nothing_else_does() -> None:

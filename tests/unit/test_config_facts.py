@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.chat_templates.templates import InlineTemplates
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
-from router.front.templates import InlineTemplates
-from tandem.cli.up_options import parse
+from tandem.apps.cli.up_options import parse
 from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, cannot_exchange, facts_of
 from tandem.core.errors import TandemError
 from tandem.core.quantization import weight_type
 from tandem.core.shape_reading import shape_of
 from tandem.core.sizing import ITEM_BYTES
-from tandem.engine.model_directory import open_model
-from tandem.service.system import SystemClock
+from tandem.model.directory import open_model
+from tandem.process.system import SystemClock
 from tandem.spec.model import Model
 from tests.unit.real_configs import CASES, Case
 
@@ -172,8 +172,8 @@ from pathlib import Path
 from control_plane.operator.model_facts import facts_of
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
-from router.front.templates import InlineTemplates
-from tandem.service.system import SystemClock
+from router.api.chat_templates.templates import InlineTemplates
+from tandem.process.system import SystemClock
 from tandem.spec.model import Model
 for place in sys.argv[1:]:
     source = TextSource("a/b", Model(source=place), simulated=False, settled=True)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.connectors.load_book import LoadBook, LoadCopy
-from kv_transfer.connectors.orders import LoadOrder, PageTarget
-from kv_transfer.connectors.request_book import Finished, Progress, RequestBook
 from tandem.core.kv import chain_names, pack_tokens
 from tandem.engine.vllm.conduit_messages import Closed, DrawFirst, First, Landed, NoMore, Spoiled, Withheld
+from tandem.engine.vllm.connector.load_book import LoadBook, LoadCopy
+from tandem.engine.vllm.connector.orders import LoadOrder, PageTarget
+from tandem.engine.vllm.connector.request_book import Finished, Progress, RequestBook
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams, for_sequence, stage_params
 
 

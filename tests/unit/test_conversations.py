@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.chat_template import Message
-from router.front.conversations import Conversations
-from router.front.render import FileRenderer, Renderer, SimpleRenderer, Tokenized
-from router.front.templates import InlineTemplates
+from router.api.chat_templates.chat_template import Message
+from router.api.chat_templates.render import FileRenderer, Renderer, SimpleRenderer, Tokenized
+from router.api.chat_templates.templates import InlineTemplates
+from router.api.conversations import Conversations
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.engine.model_directory import open_model
-from tandem.service.metrics import PrometheusMeter
+from tandem.model.directory import open_model
+from tandem.process.metrics import PrometheusMeter
 from tests.unit.chat_models import FAMILIES, Family, family_renderer, tokenizer_of
 from tests.unit.front_stage import Inline, Stage, on_stage
 from tests.unit.rendered import chat, done, rendered

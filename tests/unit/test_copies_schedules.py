@@ -12,9 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from kv_transfer.connectors.load_pace import LoadPace
-from kv_transfer.connectors.request_book import Finished, Progress, RequestBook
-from kv_transfer.connectors.vllm_worker import WorkerSide
 from tandem.core.kv import chain_names, pack_tokens
 from tandem.engine.vllm.conduit_messages import (
     Closed,
@@ -27,6 +24,9 @@ from tandem.engine.vllm.conduit_messages import (
     Saved,
     ToRank,
 )
+from tandem.engine.vllm.connector.load_pace import LoadPace
+from tandem.engine.vllm.connector.request_book import Finished, Progress, RequestBook
+from tandem.engine.vllm.connector.vllm_worker import WorkerSide
 from tandem.engine.vllm.stage_params import StageParams
 from tests.unit.late_copies import LateCopies
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from router.front.cuts import Cuts, certain, find_cuts
+from router.tokenization.cuts import Cuts, certain, find_cuts
 
 VOCABULARY = {"<unk>": 0, "a": 1, "b": 2, "▁a": 3, "▁b": 4, "<": 5, ">": 6, "s": 7, " ": 8, "▁": 9}
 

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kv_transfer.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryFabric
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.kv import Handle
 from tandem.core.messages import Cancel, Hello, ProvideFirst
 from tandem.engine.local import LocalEngine
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
 from tests.unit.scheduler_harness import Harness
 from tests.unit.test_idle_fetches import harness
 from tests.unit.worker_stage import (

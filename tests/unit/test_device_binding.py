@@ -23,7 +23,7 @@ from tandem.devices.applying import bind
 from tandem.devices.binding import NET_DEVICES, Binding, Near, binding_of, nearest, ranges
 from tandem.devices.topology import Gpu, Nic, Topology
 from tandem.devices.visible import seen_at
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.worker.gpu_binding import bind_near_gpus, gpus_of
 from tandem.worker.process_settings import WorkerSettings
 from tests.unit.gpu_machines import DGX_H100, L4, MI300X, ONE, PCIE, TWO, UNLIKE, Card, Machine

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from kv_transfer.connectors.cache_pages import CachePages
-from kv_transfer.connectors.device_calls import pinned_pieces
-from kv_transfer.connectors.device_copies import DeviceCopies
-from kv_transfer.connectors.load_pace import LoadPace
-from kv_transfer.connectors.orders import PageTarget
 from tandem.engine.memory import HostMemory
 from tandem.engine.vllm.canonical import RankPart, SlotShape
+from tandem.engine.vllm.connector.cache_pages import CachePages
+from tandem.engine.vllm.connector.device_calls import pinned_pieces
+from tandem.engine.vllm.connector.device_copies import DeviceCopies
+from tandem.engine.vllm.connector.load_pace import LoadPace
+from tandem.engine.vllm.connector.orders import PageTarget
 from tests.unit.stub_device import StubDevice
 
 LAYERS, BLOCKS, UNITS, TOKENS, CONTENT = 8, 10, 2, 4, 4

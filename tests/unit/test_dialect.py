@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.front.openai.schema import ChatMessage, ChatRequest, FunctionSpec, Tool
-from router.front.parsers.dialect import Dialect, ParserSettings, dialect_of
-from router.front.parsers.speech import Speech
-from router.front.wants import opened, wants
+from router.api.openai.schema import ChatMessage, ChatRequest, FunctionSpec, Tool
+from router.api.parsers.dialect import Dialect, ParserSettings, dialect_of
+from router.api.parsers.speech import Speech
+from router.api.wants import opened, wants
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError

@@ -264,7 +264,7 @@ def test_the_core_runs_without_an_engine() -> None:
         "router.__main__",
         "kv_store.__main__",
         "tandem.kube.kube_cluster",
-        "tandem.cli.main",
+        "tandem.apps.cli.main",
     ]
     script = _BLOCKER.format(refused=("torch", "vllm", "safetensors", "transformers", "matplotlib"), names=names)
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
@@ -272,7 +272,7 @@ def test_the_core_runs_without_an_engine() -> None:
 
 
 def test_workers_run_without_the_cluster_client() -> None:
-    names = ["prefill_worker.__main__", "decode_worker.__main__", "tandem.cli.verify.command"]
+    names = ["prefill_worker.__main__", "decode_worker.__main__", "tandem.apps.cli.verify.command"]
     script = _BLOCKER.format(refused=("kubernetes", "vllm", "matplotlib"), names=names)
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.bench.client import Target
-from tandem.cli.drill.asks import Ask
-from tandem.cli.drill.caller import LEAVES, PLAIN, RETURNS, Caller
-from tandem.cli.drill.events import NumberedEvents, Sent
-from tandem.cli.drill.hearing import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
+from tandem.apps.bench.client import Target
+from tandem.apps.chaos.drill.asks import Ask
+from tandem.apps.chaos.drill.caller import LEAVES, PLAIN, RETURNS, Caller
+from tandem.apps.chaos.drill.events import NumberedEvents, Sent
+from tandem.apps.chaos.drill.hearing import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
 
 ASK = Ask("ask", False, "prompt", 8, 1, 1, 0.0)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -102,7 +102,7 @@ async def test_a_client_that_comes_back_goes_on_where_it_was(start: Start) -> No
 async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.cli.drill.caller._RETURN_WITHIN_S", 0.3)
+    monkeypatch.setattr("tandem.apps.chaos.drill.caller._RETURN_WITHIN_S", 0.3)
     heard = await (await start(Stub([BEGUN, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RETURNS)
     assert heard.end == FAILED
 
@@ -110,7 +110,7 @@ async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
 async def test_one_of_which_nothing_was_heard_may_have_died_with_its_router(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.cli.drill.caller._RETURN_WITHIN_S", 0.3)
+    monkeypatch.setattr("tandem.apps.chaos.drill.caller._RETURN_WITHIN_S", 0.3)
     heard = await (await start(Stub([HEAD, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RETURNS)
     assert heard.end == BROKEN
 

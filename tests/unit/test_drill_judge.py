@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cli.drill.asks import Ask
-from tandem.cli.drill.hearing import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, Heard, refusal_of
-from tandem.cli.drill.judge import Faults, Right, compare, judge
+from tandem.apps.chaos.drill.asks import Ask
+from tandem.apps.chaos.drill.hearing import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, Heard, refusal_of
+from tandem.apps.chaos.drill.judge import Faults, Right, compare, judge
 
 WORDS = "one two three four five six seven eight"
 words = st.lists(st.sampled_from(("la", "lo", "li", "lu", "fa", "fe")), min_size=1, max_size=30)

@@ -4,16 +4,16 @@ import msgspec
 import pytest
 
 from router.generation import Standing
-from tandem.cli.drill.asks import shapes
-from tandem.cli.drill.catch import is_in
-from tandem.cli.drill.cells import KINDS, STAGES, Cell, check_allowed, victim
-from tandem.cli.drill.options import parse
-from tandem.cli.drill.pace import worker_settings
-from tandem.cli.drill.pages import linked, read_worker
-from tandem.cli.drill.result import Report, Round, summarize
-from tandem.cli.drill.table import markdown, round_line, verdict
-from tandem.cli.main import COMMANDS
-from tandem.cli.registry import MemberEntry
+from tandem.apps.chaos.drill.asks import shapes
+from tandem.apps.chaos.drill.catch import is_in
+from tandem.apps.chaos.drill.cells import KINDS, STAGES, Cell, check_allowed, victim
+from tandem.apps.chaos.drill.options import parse
+from tandem.apps.chaos.drill.pace import worker_settings
+from tandem.apps.chaos.drill.pages import linked, read_worker
+from tandem.apps.chaos.drill.result import Report, Round, summarize
+from tandem.apps.chaos.drill.table import markdown, round_line, verdict
+from tandem.apps.cli.main import COMMANDS
+from tandem.apps.cli.registry import MemberEntry
 from tandem.core.errors import TandemError
 
 
@@ -128,7 +128,7 @@ def test_rounds_are_counted_from_one() -> None:
 
 
 def test_the_command_is_there() -> None:
-    assert COMMANDS["drill"].module == "tandem.cli.drill.command"
+    assert COMMANDS["drill"].module == "tandem.apps.chaos.drill.command"
 
 
 @pytest.mark.parametrize("engine", ["simulated", "torch"])

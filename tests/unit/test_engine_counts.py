@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tandem.engine.counts import ExpertBalance, Speculation, mean_balance, speculation_of
 from tandem.engine.protocol import StepReport
 from tandem.engine.vllm.experts import balance_of, experts_of, imbalance
-from tandem.service.metrics import PrometheusMeter
+from tandem.process.metrics import PrometheusMeter
 from tandem.worker.figures import Figures
 
 

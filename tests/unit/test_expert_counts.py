@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kv_transfer.connectors import expert_counts
-from kv_transfer.connectors.expert_counts import ExpertCounts
 from tandem.engine.counts import ExpertBalance
+from tandem.engine.vllm.connector import expert_counts
+from tandem.engine.vllm.connector.expert_counts import ExpertCounts
 
 
 class Router:

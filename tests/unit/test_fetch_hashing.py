@@ -8,12 +8,12 @@ from contextlib import suppress
 import pytest
 
 from kv_transfer.fetch import Fetcher
-from kv_transfer.transport import PullEvent
+from kv_transfer.transport.protocol import PullEvent
+from tandem.apps.simulation.loop import LoopClock
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.engine.digest import Digester
 from tandem.engine.hashing import Blocks
-from tandem.sim.loop import LoopClock
 from tests.contract.block_space import FIRST, fetch_job, name_of, ready_lease, remote_kv
 from tests.unit.test_kv_fetch import DEADLINES, LAYOUT, Scripted, ScriptedPull, World, on_virtual_time
 

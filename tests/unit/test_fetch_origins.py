@@ -10,15 +10,15 @@ import pytest
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Bringing, Fetcher
 from kv_transfer.fetch_progress import FetchReport
-from kv_transfer.memory import MemoryFabric, MemoryTransport
 from kv_transfer.tiers.tiers import Lost, Restored
-from kv_transfer.transport import reuse_lease
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.protocol import reuse_lease
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import Source
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
 from tandem.engine.protocol import BlockMemory, FetchJob, FetchTarget
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tests.contract.block_space import (
     KEYRING,
     TestSpace,

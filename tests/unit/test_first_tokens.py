@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet.fleet import Fleet
+from benchmarks.fleet.ours import OursDecider
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.scenarios.generated import fleet, generated, ours_settings, traffic
 from router.placement import CostModel, Objective
 from router.placement.learning.first_tokens import SHARPNESS, SHARPNESS_MAX, SHARPNESS_MIN, FirstTokens
 from router.placement.scorers.stakes import stakes
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy, unit
-from tandem.fleetsim.fleet import Fleet
-from tandem.fleetsim.ours import OursDecider
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.scenarios.generated import fleet, generated, ours_settings, traffic
 from tests.unit.test_router_placement import ask
 
 times = st.floats(0.0, 1e9)

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.step_rules import order_of
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.idle_reservations import Room, Shortage, giving_way
-from tandem.fleetsim.job import Job
-from tandem.fleetsim.queueing import Waiting
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.idle_reservations import Room, Shortage, giving_way
+from benchmarks.fleet.job import Job
+from benchmarks.fleet.queueing import Waiting
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
+from tandem.engine.scheduler.step_rules import order_of
 from tests.unit.test_fleetsim_fleet import ALL, REQUESTS, Alternating, Drawn, workload
 
 BLOCK = 16

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fleet.auto import AutoDecider, auto
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.goodput import Window, judge
+from benchmarks.fleet.ours import ours
+from benchmarks.fleet.scenarios import generated, sessions
+from benchmarks.fleet.workload import Request, Workload
 from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
 from tandem.core.slo import Slo
-from tandem.fleetsim.auto import AutoDecider, auto
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.goodput import Window, judge
-from tandem.fleetsim.ours import ours
-from tandem.fleetsim.scenarios import generated, sessions
-from tandem.fleetsim.workload import Request, Workload
 
 SLO = Slo(2.0, 0.05)
 OURS = generated.ours_settings().holding(SLO)

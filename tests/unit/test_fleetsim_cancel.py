@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.fleetsim.fleet import Fleet, FleetSettings
-from tandem.fleetsim.ours import OursSettings, ours
-from tandem.fleetsim.peers.catalogue import peer
+from benchmarks.fleet.fleet import Fleet, FleetSettings
+from benchmarks.fleet.ours import OursSettings, ours
+from benchmarks.fleet.peers.catalogue import peer
 from tests.unit.test_fleetsim_fleet import ALL, FLEETS, REQUESTS, Alternating, Drawn, busy, workload
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.fleetsim.contenders import (
+from benchmarks.fleet.contenders import (
     CHUNKING,
     CONTENDERS,
     EQUAL_TERMS,
@@ -13,10 +13,10 @@ from tandem.fleetsim.contenders import (
     contenders,
     decider_of,
 )
-from tandem.fleetsim.fleet import roles, simulate
-from tandem.fleetsim.peers.catalogue import CURRENT
-from tandem.fleetsim.scenarios import generated
-from tandem.fleetsim.workload import Request
+from benchmarks.fleet.fleet import roles, simulate
+from benchmarks.fleet.peers.catalogue import CURRENT
+from benchmarks.fleet.scenarios import generated
+from benchmarks.fleet.workload import Request
 
 UNIFIED, APART = roles(unified=4), roles(prefill=2, decode=2)
 

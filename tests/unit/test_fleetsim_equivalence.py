@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.gaps import all_gaps
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker import Worker
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
+from tandem.engine.scheduler.step_model import PromptCost
+from tandem.engine.scheduler.step_rules import Allowance, Order, StepBounds, Way, may_enter, open_allowance, order_of
 from tandem.engine.simulated.presets import preset
-from tandem.engine.step_model import PromptCost
-from tandem.engine.step_rules import Allowance, Order, StepBounds, Way, may_enter, open_allowance, order_of
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.gaps import all_gaps
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker import Worker
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
 from tests.unit.fleet_real_worker import RealWorker
 
 MODEL = preset("h100-llama-3.1-70b-tp4")
@@ -182,5 +182,5 @@ def by_budget(way: Way, budget_left: bool, brought_ahead: int, fetch_ahead: int)
 def test_a_worker_with_a_wrong_rule_is_told_apart(
     rule: str, fault: Callable[..., Any], name: str, figure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"tandem.fleetsim.{rule}", fault)
+    monkeypatch.setattr(f"benchmarks.fleet.{rule}", fault)
     assert played(CASES[name], Worker)[figure] > 1.1 * real(name)[figure]

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.fleetsim.contenders import CONTENDERS, decider_of
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.ours import OursSettings
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.tiers import TierSettings
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
+from benchmarks.fleet.contenders import CONTENDERS, decider_of
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.ours import OursSettings
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.tiers import TierSettings
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 
 BLOCK = 64
 TIME = StepTime(base_s=0.01, sequence_s=1e-4, read_s=1e-7, token_s=5e-5, context_s=2e-9)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.fleetsim.fleet import Fleet, FleetSettings
-from tandem.fleetsim.gaps import Gaps, all_gaps
+from benchmarks.fleet.fleet import Fleet, FleetSettings
+from benchmarks.fleet.gaps import Gaps, all_gaps
 from tests.unit.test_fleetsim_fleet import ALL, REQUESTS, Alternating, Drawn, workload
 
 

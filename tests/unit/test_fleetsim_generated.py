@@ -5,13 +5,12 @@ from statistics import fmean, median
 
 import pytest
 
-from tandem.core.slo import Slo
-from tandem.fleetsim.fleet import roles, simulate
-from tandem.fleetsim.goodput import Window, judge
-from tandem.fleetsim.ours import ours
-from tandem.fleetsim.peers.catalogue import peer
-from tandem.fleetsim.scenarios.draws import Surge
-from tandem.fleetsim.scenarios.generated import (
+from benchmarks.fleet.fleet import roles, simulate
+from benchmarks.fleet.goodput import Window, judge
+from benchmarks.fleet.ours import ours
+from benchmarks.fleet.peers.catalogue import peer
+from benchmarks.fleet.scenarios.draws import Surge
+from benchmarks.fleet.scenarios.generated import (
     BLOCK_TOKENS,
     MAX_TOKENS,
     PROMPT_TOKENS_MAX,
@@ -21,7 +20,8 @@ from tandem.fleetsim.scenarios.generated import (
     ours_settings,
     traffic,
 )
-from tandem.fleetsim.workload import Request
+from benchmarks.fleet.workload import Request
+from tandem.core.slo import Slo
 
 NAMES = [each.name for each in TRAFFIC]
 Contents = tuple[tuple[int, ...], int, int, int]

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.goodput import Bucket, Judged, Window, end_of, judge, knee, recovery_s
+from benchmarks.fleet.peers.catalogue import peer
+from benchmarks.fleet.router import Decider, Knowledge
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 from tandem.core.errors import TandemError
 from tandem.core.slo import End, Latency, Slo
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.goodput import Bucket, Judged, Window, end_of, judge, knee, recovery_s
-from tandem.fleetsim.peers.catalogue import peer
-from tandem.fleetsim.router import Decider, Knowledge
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
 ALL = Window(0.0, 1e9)

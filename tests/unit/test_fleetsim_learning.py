@@ -10,15 +10,15 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.ours import OursDecider, OursSettings
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 from router.placement import CostModel
 from tandem.core.entropy import SeededEntropy, below, unit
 from tandem.engine.simulated.presets import preset
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.ours import OursDecider, OursSettings
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
 
 PRESET = preset("h100-llama-3.1-70b-tp4")
 BLOCK = 128

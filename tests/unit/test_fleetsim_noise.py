@@ -5,12 +5,12 @@ from statistics import fmean, stdev
 
 import pytest
 
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.step_noise import StepNoise
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request, Stage, Workload
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.step_noise import StepNoise
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request, Stage, Workload
 
 TIME = StepTime(base_s=0.01, sequence_s=1e-4, read_s=1e-7, token_s=5e-5, context_s=2e-9)
 FLEET = FleetSettings(roles(unified=2), WorkerSettings(30_000, 64, TIME))

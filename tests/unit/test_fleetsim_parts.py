@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.fleetsim.figures import quantile
-from tandem.fleetsim.pool import Pool
-from tandem.fleetsim.rates import Rates
-from tandem.fleetsim.step_time import StepTime, attended
-from tandem.fleetsim.tiers import Tiers, TierSettings
+from benchmarks.fleet.figures import quantile
+from benchmarks.fleet.pool import Pool
+from benchmarks.fleet.rates import Rates
+from benchmarks.fleet.step_time import StepTime, attended
+from benchmarks.fleet.tiers import Tiers, TierSettings
 
 TIME = StepTime(base_s=0.01, sequence_s=5e-5, read_s=5e-8, token_s=5e-5, context_s=2e-9)
 

@@ -9,17 +9,17 @@ import pytest
 
 from benchmarks import routing_judge as judge
 from benchmarks import routing_tasks
+from benchmarks.fleet.contenders import EQUAL_TERMS, OURS
+from benchmarks.fleet.figures import RunFigures, StageFigures
+from benchmarks.fleet.fleet import DeciderOf, FleetSettings, simulate
+from benchmarks.fleet.goodput import Judged, Quantiles
+from benchmarks.fleet.ours import ours
+from benchmarks.fleet.peers.catalogue import PEERS
+from benchmarks.fleet.scenarios import conversation, decode_bound, ladder
+from benchmarks.fleet.workload import Request, Workload
 from benchmarks.routing_report import by_rate, goodput, goodput_lines, overview, write_json
 from benchmarks.routing_tasks import SCENARIOS, Outcome, Task, carry_out
 from tandem.engine.simulated.presets import preset
-from tandem.fleetsim.contenders import EQUAL_TERMS, OURS
-from tandem.fleetsim.figures import RunFigures, StageFigures
-from tandem.fleetsim.fleet import DeciderOf, FleetSettings, simulate
-from tandem.fleetsim.goodput import Judged, Quantiles
-from tandem.fleetsim.ours import ours
-from tandem.fleetsim.peers.catalogue import PEERS
-from tandem.fleetsim.scenarios import conversation, decode_bound, ladder
-from tandem.fleetsim.workload import Request, Workload
 
 
 def test_the_ladder_is_the_published_one() -> None:

@@ -4,16 +4,16 @@ from itertools import pairwise
 
 import pytest
 
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.ours import ours
-from tandem.fleetsim.peers.catalogue import peer
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.scenarios import generated
-from tandem.fleetsim.scenarios.draws import Surge
-from tandem.fleetsim.scenarios.sessions import Agents, Sessions, agents
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Listed, Request, Stage, Workload
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.ours import ours
+from benchmarks.fleet.peers.catalogue import peer
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.scenarios import generated
+from benchmarks.fleet.scenarios.draws import Surge
+from benchmarks.fleet.scenarios.sessions import Agents, Sessions, agents
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Listed, Request, Stage, Workload
 
 BLOCK = 64
 TIME = StepTime(base_s=0.01, sequence_s=1e-4, read_s=1e-7, token_s=5e-5, context_s=2e-9)

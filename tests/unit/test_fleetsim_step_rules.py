@@ -7,19 +7,19 @@ from functools import partial
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fleet.job import Job
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker import Worker
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request
 from tandem.core.kv import RootIdentity, pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.protocol import Work
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.step_model import PromptCost, StepLoad, StepTimeModel
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.engine.step_model import PromptCost, StepLoad, StepTimeModel
-from tandem.fleetsim.job import Job
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker import Worker
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request
 
 MODEL = SimulatedModel(
     blocks=8192, context_tokens=40_000, base_s=0.004, sequence_s=2e-4, token_s=4e-5, context_s=3e-9, read_s=1e-7

@@ -8,14 +8,14 @@ import tracemalloc
 import msgspec
 import pytest
 
-from router.front.body_budget import BodyBudget, BodyShare
-from router.front.connections_max import ConnectionsMax, connections_within
-from router.front.http_body import read_body
-from router.front.http_server import HttpServer
-from router.front.settings import FrontSettings
+from router.api.body_budget import BodyBudget, BodyShare
+from router.api.rest.body import read_body
+from router.api.settings import FrontSettings
 from router.generation import Generation, Sink
+from router.http_server.connections_max import ConnectionsMax, connections_within
+from router.http_server.server import HttpServer
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.front_stage import Script, Stage, chat_body, on_stage, silent, until
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.front.settings import FrontSettings
-from tandem.service.settings import build_settings
+from router.api.settings import FrontSettings
+from tandem.process.settings import build_settings
 from tests.unit.front_stage import Stage, chat_body, on_stage
 
 PAGE = "https://chat.example"

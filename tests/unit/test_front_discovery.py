@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import TandemError
-from tandem.service.workers_file import Member, WorkersFile, drains_of, read_workers
+from tandem.process.workers_file import Member, WorkersFile, drains_of, read_workers
 
 
 def write(path: Path, *addresses: str) -> None:

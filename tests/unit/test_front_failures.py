@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from router.front.outlet import OutletLimits
-from router.front.settings import FrontSettings
+from router.api.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
+from router.http_server.outlet import OutletLimits
 from tandem.core.errors import TandemError
 from tests.unit.front_stage import MODEL, Script, Stage, chat_body, on_stage, silent, until
 

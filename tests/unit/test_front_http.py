@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from router.front import http_connection
-from router.front.http_body import Receive
-from router.front.http_exchange import Message
-from router.front.http_server import HttpServer
-from router.front.outlet import CONNECTION_EXTENSION, Send
+from router.api.rest.body import Receive
+from router.http_server import connection as http_connection
+from router.http_server.exchange import Message
+from router.http_server.outlet import CONNECTION_EXTENSION, Send
+from router.http_server.server import HttpServer
 
 Wires = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

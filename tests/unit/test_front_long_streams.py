@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from router.front.auth import load_keys
+from router.api.auth import load_keys
 from router.generation import Generation, Sink, Usage
 from tests.unit.front_stage import Script, Stage, chat_body, logprobs, on_stage
 

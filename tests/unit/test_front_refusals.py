@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.front.auth import Keys, load_keys
-from router.front.openai.schema import ChatRequest
-from router.front.openai.unsupported import UNSUPPORTED
-from router.front.settings import FrontSettings
+from router.api.auth import Keys, load_keys
+from router.api.openai.schema import ChatRequest
+from router.api.openai.unsupported import UNSUPPORTED
+from router.api.settings import FrontSettings
 from tandem.core.errors import TandemError
 from tests.unit.front_stage import MODEL, Script, Stage, chat_body, on_stage
 

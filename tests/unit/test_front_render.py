@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from router.front.chat_template import ChatTemplate
-from router.front.render import FileRenderer, SimpleRenderer
-from router.front.templates import InlineTemplates
+from router.api.chat_templates.chat_template import ChatTemplate
+from router.api.chat_templates.render import FileRenderer, SimpleRenderer
+from router.api.chat_templates.templates import InlineTemplates
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
-from tandem.engine.model_directory import ModelDirectory, open_model
-from tandem.sim.loop import LoopClock, VirtualLoop
+from tandem.model.directory import ModelDirectory, open_model
 from tests.unit.rendered import chat
 
 CLOCK = LoopClock(VirtualLoop())

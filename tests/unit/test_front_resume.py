@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.resumption import place_bytes, place_of
 from router.dispatch.answer_log import AnswerLog
-from router.front.resumption import place_bytes, place_of
 from router.generation import Generation, Resumed, Sink, Usage
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob

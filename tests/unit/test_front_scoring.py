@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.front.openai.scoring import SCORED_VALUES_MAX
+from router.api.openai.scoring import SCORED_VALUES_MAX
 from router.generation import Generation, ServedModel, Sink, Usage
 from tandem.core.kv import unpack_tokens
 from tandem.core.messages import Alternative, PromptLogprob, TokenLogprob

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import inference_pb2 as pb
-from router.front.body_shape import UNITS_MIN, BodyShape, check_shape
-from router.front.message_shape import check_message
+from router.api.body_shape import UNITS_MIN, BodyShape, check_shape
+from router.api.message_shape import check_message
 from tandem.core.errors import TandemError
 from tests.unit.front_stage import CONTEXT, MODEL, Script, Stage, chat_body, on_stage
 

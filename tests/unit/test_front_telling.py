@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.front.auth import Keys, load_keys
-from router.front.prompt_texts import PromptTexts, place_in_text
-from router.front.render import SimpleRenderer
+from router.api.auth import Keys, load_keys
+from router.api.chat_templates.render import SimpleRenderer
+from router.api.prompt_texts import PromptTexts, place_in_text
 from tandem.core.kv import pack_tokens
 from tandem.core.spans import FOR_OPERATORS, Attribute, Span
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.unit.front_stage import Stage, on_stage
 
 RENDERER = SimpleRenderer(SystemClock())

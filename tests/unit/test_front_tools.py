@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.front.parsers.speech import Voice
+from router.api.parsers.speech import Voice
 from router.generation import Generation, Sink, Usage
 from tandem.core.kv import unpack_tokens
 from tests.unit.front_stage import MODEL, Answer, Script, Stage, chat_body, on_stage

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.front.outlet import Connection, Message, Outlet, OutletLimits
-from router.front.wire import Wire
+from router.http_server.outlet import Connection, Message, Outlet, OutletLimits
+from router.http_server.wire import Wire
 from tests.unit.front_stage import until
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from router.api.auth import Keys, load_keys
+from router.api.rest.app import RestApp
 from router.fleet.listing import LoadListing, PairListing, WorkerListing
 from router.fleet.split_listing import FleetOutlook, WayListing
-from router.front.app import RestApp
-from router.front.auth import Keys, load_keys
 from tests.unit.front_stage import Stage, on_stage
 
 LOAD = LoadListing(3, 1, 2_000, 4, 100, 50, 0.5, 0.1, 0.02, 1_000.0, 50.0, 0.001, 0.0, 0)

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.model_listing import model_object
-from router.front.openai import parameters
-from router.front.openai.defaults import NEUTRAL, Defaults, defaults_of
-from router.front.openai.schema import ChatRequest, CompletionRequest
-from router.front.render import FileRenderer
-from router.front.templates import InlineTemplates
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.templates import InlineTemplates
+from router.api.model_listing import model_object
+from router.api.openai import parameters
+from router.api.openai.defaults import NEUTRAL, Defaults, defaults_of
+from router.api.openai.schema import ChatRequest, CompletionRequest
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError
 from tandem.core.request import Sampling
 from tandem.core.slo import Slo
-from tandem.engine.model_directory import open_model
-from tandem.service.system import SystemClock
+from tandem.model.directory import open_model
+from tandem.process.system import SystemClock
 
 VOCABULARY = 1000
 VALUES: dict[str, st.SearchStrategy[Any]] = {

@@ -9,7 +9,7 @@ import torch
 
 from tandem.core.entropy import SeededEntropy, position_u64, position_unit
 from tandem.core.request import Sampling
-from tandem.engine.plan import Draw
+from tandem.engine.scheduler.plan import Draw
 from tandem.engine.torch.sampling import sample
 
 torch.set_num_threads(1)

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fleet.adapters import AdapterSettings
+from benchmarks.fleet.figures import quantile
+from benchmarks.fleet.fleet import Fleet
+from benchmarks.fleet.gaps import Gaps
+from benchmarks.fleet.ours import OursDecider, OursSettings
+from benchmarks.fleet.peers.catalogue import peer
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.scenarios.generated import BLOCK_TOKENS, Kind, Traffic
+from benchmarks.fleet.workload import Request, Stage, Workload
 from router.placement import CostModel, Placement, PlacementRequest, WorkerView, make_policy
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy, below, unit
 from tandem.core.kv import Layout
 from tandem.core.messages import Load
-from tandem.fleetsim.adapters import AdapterSettings
-from tandem.fleetsim.figures import quantile
-from tandem.fleetsim.fleet import Fleet
-from tandem.fleetsim.gaps import Gaps
-from tandem.fleetsim.ours import OursDecider, OursSettings
-from tandem.fleetsim.peers.catalogue import peer
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.scenarios.generated import BLOCK_TOKENS, Kind, Traffic
-from tandem.fleetsim.workload import Request, Stage, Workload
 from tests.unit.held_cells import CHATS, attained, in_order, play, requests_of, workers
 
 FULL = 8.0

@@ -7,10 +7,10 @@ from statistics import fmean
 
 import pytest
 
-from tandem.fleetsim.figures import quantile
-from tandem.fleetsim.fleet import FleetSettings
-from tandem.fleetsim.routers import several
-from tandem.fleetsim.workload import Request
+from benchmarks.fleet.figures import quantile
+from benchmarks.fleet.fleet import FleetSettings
+from benchmarks.fleet.routers import several
+from benchmarks.fleet.workload import Request
 from tests.unit.held_cells import CHATS, Played, attained, play, requests_of, router, workers
 
 FULL = 8.0

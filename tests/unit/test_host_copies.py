@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.connectors import host_copies
-from kv_transfer.connectors.cache_pages import CachePages
-from kv_transfer.connectors.host_copies import HostCopies
-from kv_transfer.connectors.orders import PageTarget
 from tandem.engine.memory import HostMemory
 from tandem.engine.vllm.canonical import RankPart, SlotShape
+from tandem.engine.vllm.connector import host_copies
+from tandem.engine.vllm.connector.cache_pages import CachePages
+from tandem.engine.vllm.connector.host_copies import HostCopies
+from tandem.engine.vllm.connector.orders import PageTarget
 
 LAYERS, BLOCKS, TOKENS = 3, 12, 4
 UNITS = ((0, 1), (1,), (2, 3), (0, 2), (3, 0), (0, 1, 2, 3))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.front.http_head import head_fault
+from router.http_server.head import head_fault
 from tools.http_judges.generator import Case, cases
 from tools.http_judges.judges import h11_says, ours
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
-from router.front.auth import Keys, load_keys
-from router.front.idempotency import Claim, IdempotencyKeys, IdempotencySettings, fingerprint
-from router.front.settings import FrontSettings
+from router.api.auth import Keys, load_keys
+from router.api.idempotency import Claim, IdempotencyKeys, IdempotencySettings, fingerprint
+from router.api.settings import FrontSettings
 from router.generation import Generation, Sink
 from tandem.core.errors import TandemError
 from tests.e2e.front_server import serving

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from kv_transfer.limits import ConnectionLimits
-from kv_transfer.pulling import Connection, PullClient
-from kv_transfer.transport import PullOpen, reuse_lease
+from kv_transfer.transport.limits import ConnectionLimits
+from kv_transfer.transport.protocol import PullOpen, reuse_lease
+from kv_transfer.transport.pulling import Connection, PullClient
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import Layout
-from tandem.sim.loop import VirtualLoop, run
 
 IDLE_S = 8.0
 LAYOUT = Layout("test", "plain", "float32", 4, 1, 16, 4, 4)

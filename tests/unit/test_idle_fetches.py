@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.request import Branch
-from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import FetchJob, KvChange
+from tandem.engine.scheduler.outbox import Outbox
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.unit.scheduler_harness import Harness

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from router.api.chat_templates.chat_template import ChatTemplate
+from router.api.openai import images as module
+from router.api.openai import parameters
+from router.api.openai.images import images
+from router.api.openai.schema import ChatRequest
 from router.dispatch.seal import images_digest
-from router.front.chat_template import ChatTemplate
-from router.front.openai import images as module
-from router.front.openai import parameters
-from router.front.openai.images import images
-from router.front.openai.schema import ChatRequest
 from router.generation import ServedModel
 from tandem.core.errors import TandemError
 from tandem.core.images import IMAGES_MAX, PIXELS_MAX, Size, size_of
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 SEEING = ServedModel("seer", 1024, (1,), features=("grammar", "images"))
 PARTS = (

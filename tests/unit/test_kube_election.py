@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.election import Election
 from tandem.kube.kinds import LEASE, Json, Ref
 from tandem.kube.lease import LeaseSettings
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.loop_clock import LoopClock
 
 SETTINGS = LeaseSettings("operator", "system")

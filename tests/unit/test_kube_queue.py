@@ -5,10 +5,10 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.kube.queue import WorkQueue
 from tandem.kube.workers import Workers
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.loop_clock import LoopClock
 
 

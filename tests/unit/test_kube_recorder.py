@@ -2,10 +2,10 @@
 
 import asyncio
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.kube.kinds import EVENT, Json
 from tandem.kube.memory_cluster import MemoryCluster
 from tandem.kube.recorder import EventRecorder
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.loop_clock import LoopClock
 
 ABOUT: Json = {

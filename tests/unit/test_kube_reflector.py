@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector, WatchEvent
@@ -13,7 +14,6 @@ from tandem.kube.kinds import CONFIG_MAP, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
 from tandem.kube.reflector import Reflector, ReflectorSettings
 from tandem.kube.store import Key
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.loop_clock import LoopClock
 
 SETTINGS = ReflectorSettings(page=2)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.export import Exporter, ExportProgress, ExportSettings
-from kv_transfer.transport import Alive, Answer, Missing, Offer, reuse_lease
+from kv_transfer.transport.protocol import Alive, Answer, Missing, Offer, reuse_lease
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import FirstTokens
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tests.contract.block_space import FIRST, KEYRING, TestSpace, block_layout, name_of, pull_open, ready_lease
 
 DEADLINES = Deadlines()

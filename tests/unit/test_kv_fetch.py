@@ -11,15 +11,15 @@ import pytest
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
 from kv_transfer.fetch_progress import FetchProgress, FetchReport, Prefilled, routes
-from kv_transfer.memory import MemoryFabric, MemoryTransport, PerfectPath
-from kv_transfer.transport import Alive, BlockSink, ExportSource, Landed, Missing, PullEvent, PullOpen
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport, PerfectPath
+from kv_transfer.transport.protocol import Alive, BlockSink, ExportSource, Landed, Missing, PullEvent, PullOpen
 from kv_transfer.verify import Refusal, judge
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tests.contract.block_space import (
     FIRST,
     KEYRING,

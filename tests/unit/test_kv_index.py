@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.compact_hash import Mixer
-from kv_transfer.compact_index import CompactIndex
-from kv_transfer.compact_table import NameTable, packed_words
-from kv_transfer.index import Held
+from kv_transfer.index.compact_hash import Mixer
+from kv_transfer.index.compact_index import CompactIndex
+from kv_transfer.index.compact_table import NameTable, packed_words
+from kv_transfer.index.protocol import Held
 
 
 class Colliding(Mixer):

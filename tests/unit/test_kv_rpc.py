@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer import rpc
-from kv_transfer.frames import Acknowledge, Failed, Offers, Pool, Refused
-from kv_transfer.transport import Alive, Missing, Offer, PullOpen
+from kv_transfer.transport import rpc
+from kv_transfer.transport.frames import Acknowledge, Failed, Offers, Pool, Refused
+from kv_transfer.transport.protocol import Alive, Missing, Offer, PullOpen
 from protos import kv_pb2 as pb
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, Layout

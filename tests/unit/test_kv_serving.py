@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import rpc
-from kv_transfer.frames import GREETING, Refused
-from kv_transfer.limits import ConnectionLimits
-from kv_transfer.serving import PullServer
-from kv_transfer.transport import Alive, Answer, Missing, Offer, PullOpen
-from kv_transfer.unix_wire import UnixWire
-from kv_transfer.wire import Wire, framed
+from kv_transfer.transport import rpc
+from kv_transfer.transport.frames import GREETING, Refused
+from kv_transfer.transport.limits import ConnectionLimits
+from kv_transfer.transport.protocol import Alive, Answer, Missing, Offer, PullOpen
+from kv_transfer.transport.serving import PullServer
+from kv_transfer.transport.unix_wire import UnixWire
+from kv_transfer.transport.wire import Wire, framed
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.engine.protocol import FirstTokens

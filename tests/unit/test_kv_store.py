@@ -14,23 +14,23 @@ from kv_store.observer import first_of
 from kv_store.service import NoPool
 from kv_store.settings import CollectSettings, StoreSettings
 from kv_transfer.export import Exporter
-from kv_transfer.memory import MemoryFabric, MemoryTransport
 from kv_transfer.tickets import Claims, issue
 from kv_transfer.tiers.dram import DramShelf
 from kv_transfer.tiers.filling import Filling
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.open import TierIdentity, open_tiers
 from kv_transfer.tiers.tiers import Pinning
-from kv_transfer.transport import Answer, Missing, Offer, PullOpen, reuse_lease
-from tandem.cli.launches import Places, members_of
-from tandem.cli.up_options import parse
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.protocol import Answer, Missing, Offer, PullOpen, reuse_lease
+from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.up_options import parse
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.hashing import HashingHere
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.settings import load_settings
-from tandem.service.system import SystemClock
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.settings import load_settings
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, TestSpace, block_layout, content, ready_lease
 from tests.contract.tier_stage import BLOCK, ROOT, settings_for, until
 from tests.contract.transport_stage import DEADLINES

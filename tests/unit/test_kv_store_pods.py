@@ -8,14 +8,14 @@ import pytest
 
 from kv_store.pods import ServicePods, address_of
 from kv_store.settings import StoreSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster
 from tandem.kube.kinds import POD, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.service.settings import load_settings
-from tandem.service.workers_file import Member
-from tandem.sim.loop import VirtualLoop, run
+from tandem.process.settings import load_settings
+from tandem.process.workers_file import Member
 from tests.unit.loop_clock import LoopClock
 
 

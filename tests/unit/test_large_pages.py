@@ -1,6 +1,6 @@
 """Only private anonymous memory is asked for in large pages, in whole ones, and what it holds stays."""
 
-from tandem.service.large_pages import large_ranges, use_large_pages
+from tandem.process.large_pages import large_ranges, use_large_pages
 
 MAPS = """\
 55d000000000-55d000200000 r--p 00000000 08:01 1234  /usr/bin/python

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
+from benchmarks.fleet.fleet import Fleet
+from benchmarks.fleet.ours import OursDecider
+from benchmarks.fleet.router import Knowledge
+from benchmarks.fleet.scenarios.generated import fleet, generated, ours_settings, traffic
+from benchmarks.fleet.workload import Request
 from router.placement import CostModel
 from router.settings import CostPriors
 from tandem.core.entropy import SeededEntropy, below, unit
 from tandem.core.messages import Load, StepFit, StepSums
 from tandem.core.spans import Attribute, Span
-from tandem.engine.step_model import StepLoad, StepTimeModel
-from tandem.fleetsim.fleet import Fleet
-from tandem.fleetsim.ours import OursDecider
-from tandem.fleetsim.router import Knowledge
-from tandem.fleetsim.scenarios.generated import fleet, generated, ours_settings, traffic
-from tandem.fleetsim.workload import Request
+from tandem.engine.scheduler.step_model import StepLoad, StepTimeModel
 
 NOISE = 0.05
 LIGHT, HEAVY = {"bimodal": 2.2, "prompt_heavy": 1.0}, {"bimodal": 4.4, "prompt_heavy": 1.9}

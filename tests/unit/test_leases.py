@@ -3,10 +3,10 @@
 import pytest
 
 from tandem.core.kv import Handle
-from tandem.engine.blocks import BlockPool
 from tandem.engine.digest import unbind
-from tandem.engine.leases import LeaseTable
 from tandem.engine.protocol import FirstTokens, Gone, Pending
+from tandem.engine.scheduler.blocks import BlockPool
+from tandem.engine.scheduler.leases import LeaseTable
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
 WORDS = bytes(range(16))

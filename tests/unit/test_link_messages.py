@@ -33,7 +33,7 @@ from tandem.core.messages import (
 )
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.spans import Span
-from tandem.service.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES, Wording
+from tandem.link.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES, Wording
 
 DIRECTIONS: tuple[tuple[Wording[Any], Any], ...] = (
     (COMMANDS, messages.WorkerCommand),

@@ -13,15 +13,15 @@ from kv_transfer.tickets import Keyring, TicketKey
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import PROTOCOL_VERSION
-from tandem.service.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.service.link import Dialer, LinkServer, WorkerLink
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_proof import NONCE_BYTES, LinkKeys, both, keys_without
-from tandem.service.link_servers import open_server
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_frames import Answer, Challenge, FrameCutter, Greeting, Welcome, pack_greeting, read_greeting
-from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls_settings import TlsSettings
+from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
+from tandem.link.link import Dialer, LinkServer, WorkerLink
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_proof import NONCE_BYTES, LinkKeys, both, keys_without
+from tandem.link.link_servers import open_server
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_frames import Answer, Challenge, FrameCutter, Greeting, Welcome, pack_greeting, read_greeting
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.tls_settings import TlsSettings
 
 FIRST, SECOND, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 OURS = LinkKeys([FIRST])

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tandem.service.loop_watch import LoopWatch, held_s
-from tandem.service.metrics import PrometheusMeter
-from tandem.sim.loop import VirtualLoop, run
+from tandem.apps.simulation.loop import VirtualLoop, run
+from tandem.process.loop_watch import LoopWatch, held_s
+from tandem.process.metrics import PrometheusMeter
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.metrics import METRICS
-from tandem.service.metrics import PrometheusMeter
+from tandem.process.metrics import PrometheusMeter
 
 
 def test_every_metric_is_rendered_from_the_start_and_no_other() -> None:

@@ -13,8 +13,8 @@ from router.dispatch.claims import Claimant
 from router.dispatch.missing import Missing, judge
 from router.fleet.peer import Peer
 from router.settings import RetrySettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Cancel, Claimed, SampleFirst
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 from tests.unit.test_prefill_given_up import PAIRED, STANDSTILL_S, Stuck, ended, scenario, told, unwilling
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import TandemError
-from tandem.engine import checkpoint as checkpoint_module
-from tandem.engine.checkpoint import open_checkpoint
-from tandem.engine.model_config import parse_config
-from tandem.engine.model_directory import open_model
 from tandem.engine.torch.spec import STORED
+from tandem.model import checkpoint as checkpoint_module
+from tandem.model.checkpoint import open_checkpoint
+from tandem.model.config import parse_config
+from tandem.model.directory import open_model
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -330,7 +330,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tandem.core.errors import TandemError
-from tandem.engine.model_directory import open_model
+from tandem.model.directory import open_model
 try:
     found = open_model(sys.argv[1], cache=Path(sys.argv[2]))
     names = sorted(path.name for path in found.path.rglob("*") if path.is_file())

@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.__main__ import open_renderer
+from router.api.asked_models import AskedModels, by_name, revision_asked
+from router.api.auth import Caller, Keys
+from router.api.chat_templates.templates import InlineTemplates
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource, by_model, facts_of, service_of
 from router.fleet.services import ServiceFacts, Services
-from router.front.asked_models import AskedModels, by_name, revision_asked
-from router.front.auth import Caller, Keys
-from router.front.templates import InlineTemplates
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
-from tandem.cli.launches import Places, members_of
-from tandem.cli.rolling.rollover import unchangeable
+from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.rolling.rollover import unchangeable
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError
-from tandem.engine.model_directory import open_model
 from tandem.kube.kinds import Json
-from tandem.service.settings import load_settings
-from tandem.service.workers_file import ServiceEntry
-from tandem.sim.loop import LoopClock, VirtualLoop
+from tandem.model.directory import open_model
+from tandem.process.settings import load_settings
+from tandem.process.workers_file import ServiceEntry
 from tandem.spec.model import Model
 from tandem.spec.reading import service_of as spec_of
 from tests.unit.front_stage import CONTEXT, MODEL, Script, Stage, on_stage

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from tandem.cli.launches import Places, members_of
-from tandem.cli.one_machine import (
+from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.one_machine import (
     REPLICAS_MAX,
     check_here,
     source_here,
@@ -17,9 +17,9 @@ from tandem.cli.one_machine import (
     unchecked_hand_over,
     without_effect,
 )
-from tandem.cli.up_options import parse
+from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.spec.reading import service_of
 from tandem.spec.service import ModelService
 from tandem.worker.process_settings import WorkerSettings

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from control_plane.operator.mirror import Mirror, Watched
+from tandem.apps.simulation.loop import run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector
@@ -17,7 +18,6 @@ from tandem.kube.kinds import (
     Json,
     Kind,
 )
-from tandem.sim.loop import run
 from tests.unit.crashing_cluster import CrashingCluster
 from tests.unit.loop_clock import LoopClock
 from tests.unit.operator_world import NAME, World

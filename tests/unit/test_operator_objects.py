@@ -19,7 +19,7 @@ from control_plane.objects.worker_flags import settings_map
 from control_plane.objects.workload import record_of, workload
 from tandem.engine.vllm.settings import Nodes
 from tandem.kube.kinds import Json
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.spec.reading import service_of
 from tandem.spec.revision import revision_of
 from tandem.spec.rollout import TOO_DIFFERENT, Gate
@@ -216,7 +216,7 @@ def test_weights_of_a_bucket_are_brought_before_the_worker_starts() -> None:
     installation = replace(INSTALLATION, cache_host_path="/var/lib/models")
     pod = of_model(installation, source="s3://bucket/llama", digest=DIGEST, credentials_secret="keys")
     (fetch,) = pod["initContainers"]
-    assert fetch["command"] == ["python", "-m", "tandem.cli", "fetch"]
+    assert fetch["command"] == ["python", "-m", "tandem.apps.cli", "fetch"]
     assert fetch["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert fetch["args"][0] == "s3://bucket/llama"
     assert fetch["args"][-2:] == ["--digest", DIGEST]

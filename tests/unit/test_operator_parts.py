@@ -27,7 +27,7 @@ from tandem.core.errors import TandemError
 from tandem.core.sizing import Shape
 from tandem.kube.kinds import CUSTOM_RESOURCE, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.spec.model import Model
 from tandem.spec.pool import Accelerator
 from tandem.spec.reading import service_of

@@ -10,8 +10,8 @@ from control_plane.reconcile.service_status import HEARD_WITHIN_S
 from control_plane.reports.books import Books
 from control_plane.reports.poller import Poller
 from control_plane.reports.wire import read_report
+from tandem.apps.simulation.loop import run
 from tandem.kube.kinds import EVENT, Json
-from tandem.sim.loop import run
 from tests.unit.loop_clock import LoopClock
 from tests.unit.operator_world import World
 from tests.unit.test_operator_sequences import CALM, Step, finish, judge, play, quiet

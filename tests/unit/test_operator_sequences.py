@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from control_plane.objects.names import POOL, REVISION, labels_of
+from tandem.apps.simulation.loop import run
 from tandem.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, JOB, POD, SERVICE, Json
-from tandem.sim.loop import run
 from tests.unit.operator_world import NEVER_READY, REFUSED, WRONG, World
 
 Step = tuple[str, Any]

@@ -16,10 +16,10 @@ from control_plane.operator.settings import OperatorSettings
 from tandem.core.errors import TandemError
 from tandem.kube.kinds import DEPLOYMENT, LEASE, MODEL_SERVICE, Json
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.service.health import Health
-from tandem.service.logs import EventLines
-from tandem.service.run import StopSignal, run_service
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.health import Health
+from tandem.process.logs import EventLines
+from tandem.process.run import StopSignal, run_service
+from tandem.process.system import SystemClock, SystemEntropy
 from tests.cluster.good_model_services import SMALLEST
 
 _WAIT_S = 20.0

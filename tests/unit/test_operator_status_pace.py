@@ -10,11 +10,11 @@ from control_plane.operator.applier import Applier
 from control_plane.operator.status_pace import INTERIM_AFTER_S, interim
 from control_plane.reconcile import Plan
 from control_plane.reconcile.plan import Note
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.metrics import NullMeter
 from tandem.kube.kinds import MODEL_SERVICE, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
 from tandem.kube.recorder import EventRecorder
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 
 KEY = ("default", "chat")
 REF = Ref(MODEL_SERVICE, *KEY)

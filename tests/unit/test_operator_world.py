@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from control_plane.objects.names import POOL, REVISION, labels_of
+from tandem.apps.simulation.loop import run
 from tandem.kube.cluster import Selector
 from tandem.kube.kinds import (
     CONFIG_MAP,
@@ -22,7 +23,6 @@ from tandem.kube.kinds import (
     Kind,
     Ref,
 )
-from tandem.sim.loop import run
 from tests.unit.operator_world import NAME, NAMESPACE, NEVER_READY, NO_ROOM, REFUSED, WRONG, World, notes
 
 CHILDREN = (CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, ENGINE_POOL, JOB, POD, POD_DISRUPTION_BUDGET, SERVICE)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.parsers.json_text import JsonText
-from router.front.parsers.said import Said
-from router.front.parsers.speech import Speech, Voice
+from router.api.parsers.json_text import JsonText
+from router.api.parsers.said import Said
+from router.api.parsers.speech import Speech, Voice
 
 Found = tuple[str, str, list[tuple[str, str]]]
 """Content, reasoning, and (name, arguments) of every call."""

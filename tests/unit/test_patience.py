@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.fetch_progress import FetchProgress, Prefilled
-from kv_transfer.transport import Alive
+from kv_transfer.transport.protocol import Alive
 from router.dispatch.patience import STEPS, call_off_s, due, earliest, next_look, standstill_s
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import Load
 from tandem.engine.protocol import FetchJob
-from tandem.engine.work_deadlines import Wait, WorkDeadlines
+from tandem.engine.scheduler.work_deadlines import Wait, WorkDeadlines
 
 DEADLINES = Deadlines()
 TIMES = st.floats(0.0, 1e4)
@@ -179,7 +179,7 @@ def test_a_stream_is_looked_at_four_times_until_it_is_due_and_then_in_time() -> 
 
 @dataclass
 class Waiting:
-    """A work of `tandem.engine.work_deadlines`."""
+    """A work of `tandem.engine.scheduler.work_deadlines`."""
 
     work_id: int
     waits_since: float

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
+from benchmarks.fleet.peers.ask import Peer, PeerAsk, PoolFacts, Seen
+from benchmarks.fleet.peers.blind import LeastLoaded, Random, RoundRobin
+from benchmarks.fleet.peers.catalogue import CURRENT, PEERS, current, peer
+from benchmarks.fleet.peers.decider import PeerDecider
+from benchmarks.fleet.peers.dynamo import DynamoDecode, DynamoKv, DynamoPrefill, DynamoSettings, cost, stays_local
+from benchmarks.fleet.peers.hashing import HashBlock
+from benchmarks.fleet.peers.llm_d import Approximate, Precise, Scored, TierWeights, Weights, best, queue_scores
+from benchmarks.fleet.peers.llm_d_current import AffinitySettings, AffinityThenLoad, kept, token_load_score
+from benchmarks.fleet.peers.sglang import CacheAware, CacheAwareSettings
+from benchmarks.fleet.peers.vllm_router import KvAware, LongestPrefix
+from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_settings import WorkerSettings
+from benchmarks.fleet.workload import Request
 from tandem.core.entropy import SeededEntropy
-from tandem.fleetsim.fleet import Fleet, FleetSettings, roles
-from tandem.fleetsim.peers.ask import Peer, PeerAsk, PoolFacts, Seen
-from tandem.fleetsim.peers.blind import LeastLoaded, Random, RoundRobin
-from tandem.fleetsim.peers.catalogue import CURRENT, PEERS, current, peer
-from tandem.fleetsim.peers.decider import PeerDecider
-from tandem.fleetsim.peers.dynamo import DynamoDecode, DynamoKv, DynamoPrefill, DynamoSettings, cost, stays_local
-from tandem.fleetsim.peers.hashing import HashBlock
-from tandem.fleetsim.peers.llm_d import Approximate, Precise, Scored, TierWeights, Weights, best, queue_scores
-from tandem.fleetsim.peers.llm_d_current import AffinitySettings, AffinityThenLoad, kept, token_load_score
-from tandem.fleetsim.peers.sglang import CacheAware, CacheAwareSettings
-from tandem.fleetsim.peers.vllm_router import KvAware, LongestPrefix
-from tandem.fleetsim.step_time import StepTime
-from tandem.fleetsim.worker_settings import WorkerSettings
-from tandem.fleetsim.workload import Request
 
 BLOCK = 16
 

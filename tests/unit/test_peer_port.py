@@ -12,12 +12,12 @@ import pytest
 import uvloop
 
 from control_plane.reports.http_get import Place, get
-from router.front.http_server import HttpServer
+from router.http_server.server import HttpServer
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError
-from tandem.service.settings import load_settings
-from tandem.service.tls import client_context, server_context
-from tandem.service.tls_settings import TlsSettings
+from tandem.process.settings import load_settings
+from tandem.process.tls import client_context, server_context
+from tandem.process.tls_settings import TlsSettings
 from tests.contract.certificates import HAS_OPENSSL, make_certificates, settings_of
 
 pytestmark = pytest.mark.skipif(not HAS_OPENSSL, reason="makes certificates with openssl")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from kv_transfer.tiers.pool_pins import PoolPins
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tiers import Pinning
-from tandem.engine.blocks import BlockPool
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import BlockMemory
+from tandem.engine.scheduler.blocks import BlockPool
 
 
 class Clock:

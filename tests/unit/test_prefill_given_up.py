@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.counting import CountingMeter
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Cancel, Load, SampleFirst, WorkerCommand
-from tandem.sim.counting import CountingMeter
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, ScriptedWorker, World
 
 PAIRED = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.front.auth import Keys, load_keys
-from router.front.prefix_text import chat_prefix
-from router.front.prefixes import PrefixSettings
-from router.front.render import SimpleRenderer
-from router.front.settings import FrontSettings
+from router.api.auth import Keys, load_keys
+from router.api.chat_templates.render import SimpleRenderer
+from router.api.prefixes.prefix_text import chat_prefix
+from router.api.prefixes.prefixes import PrefixSettings
+from router.api.settings import FrontSettings
 from router.generation import BlockShape, Generation, Kept, Sink, Usage
 from tandem.core.errors import TandemError
 from tandem.core.kv import chain_names, tenant_root, unpack_tokens

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.quota import Quota, Quotas
+from router.api.quota import Quota, Quotas
 from tandem.core.errors import TandemError
 
 

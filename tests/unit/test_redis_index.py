@@ -14,17 +14,17 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from kv_transfer.index import Held
-from kv_transfer.memory_index import MemoryIndex
-from kv_transfer.redis_client import redis_client
-from kv_transfer.redis_connection import RedisConnection, RedisFailed
-from kv_transfer.redis_index import NAMES_MAX, RedisIndex
-from kv_transfer.redis_settings import RedisSettings, shown, without_secrets
-from kv_transfer.redis_wire import read_answer
+from kv_transfer.index.memory_index import MemoryIndex
+from kv_transfer.index.protocol import Held
+from kv_transfer.index.redis_client import redis_client
+from kv_transfer.index.redis_connection import RedisConnection, RedisFailed
+from kv_transfer.index.redis_index import NAMES_MAX, RedisIndex
+from kv_transfer.index.redis_settings import RedisSettings, shown, without_secrets
+from kv_transfer.index.redis_wire import read_answer
 from tandem.core.errors import TandemError
 from tandem.core.metrics import NullMeter
-from tandem.service.logs import JsonFormatter
-from tandem.service.metrics import PrometheusMeter
+from tandem.process.logs import JsonFormatter
+from tandem.process.metrics import PrometheusMeter
 from tests.unit.redis_stage import (
     Holder,
     RedisServer,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import redis_index
-from kv_transfer.index import Held
-from kv_transfer.redis_connection import RedisFailed
-from kv_transfer.redis_index import RedisIndex
-from kv_transfer.redis_scripts import CHANGE, ENTRIES_MAX, REGISTER, RELEASE
-from kv_transfer.redis_settings import RedisSettings
-from kv_transfer.redis_wire import encoded
-from tandem.service.metrics import PrometheusMeter
+from kv_transfer.index import redis_index
+from kv_transfer.index.protocol import Held
+from kv_transfer.index.redis_connection import RedisFailed
+from kv_transfer.index.redis_index import RedisIndex
+from kv_transfer.index.redis_scripts import CHANGE, ENTRIES_MAX, REGISTER, RELEASE
+from kv_transfer.index.redis_settings import RedisSettings
+from kv_transfer.index.redis_wire import encoded
+from tandem.process.metrics import PrometheusMeter
 from tests.unit.redis_heard import URL, Heard, on_stage
 from tests.unit.redis_stage import hello
 

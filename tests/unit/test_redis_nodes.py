@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kv_transfer.redis_connection import RedisFailed
-from kv_transfer.redis_nodes import RedisNodes
-from kv_transfer.redis_scripts import HOLDERS, LOOK_UP
-from kv_transfer.redis_settings import RedisSettings
+from kv_transfer.index.redis_connection import RedisFailed
+from kv_transfer.index.redis_nodes import RedisNodes
+from kv_transfer.index.redis_scripts import HOLDERS, LOOK_UP
+from kv_transfer.index.redis_settings import RedisSettings
 from tandem.core.errors import TandemError
-from tandem.service.logs import JsonFormatter
-from tandem.service.metrics import PrometheusMeter
+from tandem.process.logs import JsonFormatter
+from tandem.process.metrics import PrometheusMeter
 from tests.unit.redis_heard import URL, Heard, on_stage, several
 
 ATTEMPTS_S = [0.0, 0.1, 0.3, 0.7, 1.5, 3.1, 6.3, 11.3, 16.3]

@@ -9,15 +9,15 @@ from typing import Final, cast
 
 import pytest
 
-from kv_transfer.redis_connection import RedisFailed
-from kv_transfer.redis_publisher import RedisPublisher
-from kv_transfer.redis_scripts import ENTRIES_MAX
-from kv_transfer.redis_settings import RedisSettings
-from kv_transfer.redis_wire import encoded
-from tandem.service.metrics import PrometheusMeter
-from tandem.sim.loop import LoopClock
-from tandem.sim.redis_data import RedisData
-from tandem.sim.redis_scripts import told_by
+from kv_transfer.index.redis_connection import RedisFailed
+from kv_transfer.index.redis_publisher import RedisPublisher
+from kv_transfer.index.redis_scripts import ENTRIES_MAX
+from kv_transfer.index.redis_settings import RedisSettings
+from kv_transfer.index.redis_wire import encoded
+from tandem.apps.simulation.loop import LoopClock
+from tandem.apps.simulation.redis_data import RedisData
+from tandem.apps.simulation.redis_scripts import told_by
+from tandem.process.metrics import PrometheusMeter
 from tests.unit.redis_heard import URL, Asked, Heard, on_stage
 from tests.unit.redis_stage import hello
 

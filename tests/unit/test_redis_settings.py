@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_transfer.redis_settings import RedisSettings, shown
+from kv_transfer.index.redis_settings import RedisSettings, shown
 from tandem.core.errors import TandemError
 
 

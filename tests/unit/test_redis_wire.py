@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from kv_transfer.index import Held
-from kv_transfer.redis_wire import encoded, read_answer
+from kv_transfer.index.protocol import Held
+from kv_transfer.index.redis_wire import encoded, read_answer
 from tests.unit.redis_stage import hello
 
 NOW = 1_000

@@ -16,9 +16,9 @@ from router.dispatch.running import RunningRequest
 from router.dispatch.starvation import Elsewhere
 from router.fleet.peer import Peer
 from router.settings import AdmissionSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.counting import CountingMeter
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Cancel, Load
-from tandem.sim.counting import CountingMeter
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, ScriptedWorker, World
 from tests.unit.test_prefill_given_up import PAIRED, ended, told
 

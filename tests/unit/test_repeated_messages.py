@@ -2,13 +2,13 @@
 
 import asyncio
 
-from kv_transfer.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryFabric
 from router.fleet.kv_feed import Change, KvFeed, Replace
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import KvDelta, KvSnapshot, Ping, Pong
 from tandem.core.request import Stopping
-from tandem.service.link import WorkerLink
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.link import WorkerLink
+from tandem.link.memory_link import MemoryLinks
 from tests.unit.worker_stage import build_decode, dial, memory_transport, parts, prompt, running, submit
 
 EPOCH = 5

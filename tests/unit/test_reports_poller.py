@@ -15,7 +15,7 @@ from control_plane.reports.wire import read_report
 from router.dispatch.standings import RevisionListing, ServiceListing, Standings
 from router.fleet.listing import LoadListing, WorkerListing
 from tandem.core.errors import TandemError
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 WORKER = WorkerListing(
     id="a-decode-1-x",

@@ -15,6 +15,9 @@ from router.dispatch.seal import resume_key, resume_keys, seal, unseal
 from router.fleet.peer import Peer
 from router.generation import Generation, Resumed, Usage
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
+from tandem.apps.simulation.network import NetworkProfile
+from tandem.apps.simulation.platform import Platform, Shape, named_workers
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
@@ -23,9 +26,6 @@ from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import NullRecorder, TraceContext
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.sim.loop import LoopClock, VirtualLoop, run
-from tandem.sim.network import NetworkProfile
-from tandem.sim.platform import Platform, Shape, named_workers
 
 MODEL = SimulatedModel(blocks=160, token_s=0.0001, base_s=0.008)
 KEYRING = Keyring(TicketKey("a", b"0123456789abcdef"))

@@ -14,12 +14,12 @@ from router.dispatch.seal import seal, unseal
 from router.fleet.served import served_models
 from router.generation import Kept
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.kv import adapter_root, chain_names, pack_tokens, tail_name, tenant_root
 from tandem.core.messages import Adapter, KvDelta
 from tandem.core.request import Grammar
 from tandem.core.spans import Span
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import KEYRING, ROOT, Client, World
 from tests.unit.test_router_dispatch import ended
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.alarms import Alarm, Alarms
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 
 MOMENTS = st.integers(0, 40).map(float)
 TIMES = st.integers(-1, 45).map(lambda second: second + 0.5)

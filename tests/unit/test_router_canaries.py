@@ -9,9 +9,9 @@ import pytest
 
 from router.fleet.listing import PairListing, WorkerListing
 from router.settings import FleetSettings, PairSettings, PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Cancel, Pong, Ready
 from tandem.core.metrics import NullMeter
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import ScriptedWorker, World
 
 PAIRS = PairSettings(canary_s=1.0, failures_max=3, backoff_first_s=0.5, backoff_max_s=4.0)

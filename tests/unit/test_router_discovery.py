@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
+from router.api.chat_templates.render import SimpleRenderer
 from router.discovery.kubernetes import KubernetesDiscovery, Watching
 from router.discovery.pods import worker_of
 from router.discovery.reading import TextSource, by_model, service_of
 from router.discovery.texts import TextSide, TextSides
 from router.fleet.services import MemberFacts, ServiceFacts
-from router.front.render import SimpleRenderer
 from router.placement.revisions import Weights
 from router.process_settings import ProcessSettings
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
 from tandem.kube.cluster import Cluster, Page, Selector, WatchEvent
 from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.settings import load_settings
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.settings import load_settings
 
 OLD, NEW = "0000000001", "0000000002"
 

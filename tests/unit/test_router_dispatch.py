@@ -9,10 +9,10 @@ import pytest
 
 from router.placement import Placement, PlacementRequest, Policy
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.messages import Cancel, Load, ProvideFirst, SampleFirst
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
 PAIRED = RouterSettings(placement=PlacementSettings(prefer="disaggregated"))

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy, below, unit
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, ScriptedWorker, World
 
 _FAILURES = ("out_of_blocks", "engine_failed", "draining", "kv_corrupt")

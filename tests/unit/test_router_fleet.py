@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement import Work, WorkerView
 from router.settings import FleetSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names, pack_tokens
 from tandem.core.messages import AttemptFailed, AttemptReport, Claimed, KvDelta, Load, SequenceOutput
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import LAYOUT, ROOT, World
 
 NAMES = chain_names(ROOT.name(), pack_tokens(tuple(range(16 * 6))), 16)

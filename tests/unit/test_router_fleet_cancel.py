@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tandem.sim.loop import VirtualLoop, run
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tests.unit.router_world import World
 
 

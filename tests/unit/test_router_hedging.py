@@ -11,9 +11,9 @@ from router.dispatch.hedging import Late, late
 from router.placement import Placement
 from router.placement.decision import Breakdown, Candidate
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import Cancel
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
 PAIRED = PlacementSettings(prefer="disaggregated")

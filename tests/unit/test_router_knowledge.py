@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.compact_index import CompactIndex
-from kv_transfer.index import TIERS, BlockIndex, Held
-from kv_transfer.memory_index import MemoryIndex
-from kv_transfer.redis_wire import Elsewhere
+from kv_transfer.index.compact_index import CompactIndex
+from kv_transfer.index.memory_index import MemoryIndex
+from kv_transfer.index.protocol import TIERS, BlockIndex, Held
+from kv_transfer.index.redis_wire import Elsewhere
 from router.fleet.guesses import Guesses
 from router.fleet.knowledge import BlockKnowledge, Known
 from router.fleet.kv_feed import Change, Forget, KvFeed, Replace
@@ -20,7 +20,7 @@ from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from tandem.core.messages import Hello, KvDelta, KvSnapshot
 from tandem.engine.protocol import KvChange
-from tandem.service.link import RouterLink
+from tandem.link.link import RouterLink
 from tandem.worker.block_events import BlockEvents
 from tests.unit.redis_stage import hello
 

@@ -10,8 +10,8 @@ from router.fleet.peer import Peer
 from router.generation import Generation
 from router.placement import Breakdown, Candidate, Placement
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Load
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 
 BLOCK = 16

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from router.fleet.services import ServiceFacts
+from tandem.apps.simulation.counting import CountingMeter
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
-from tandem.sim.counting import CountingMeter
 from tests.unit.router_world import Client, World
 from tests.unit.test_relief import starved
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Load
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 
 

@@ -15,9 +15,9 @@ from router.dispatch.trials import Trials
 from router.placement import Placement, PlacementRequest
 from router.placement.view import WorkerView
 from router.settings import MigrationSettings, PlacementSettings, RetrySettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import Cancel, Drain, Draining, Load
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import LAYOUT, ROOT, ScriptedWorker, World
 
 SETTINGS = MigrationSettings(margin=1.25, at_once=4, every_s=0.1)

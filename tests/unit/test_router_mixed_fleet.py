@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import Layout, RootIdentity
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 
 VLLM = Layout("vllm/pages-1/0.32", "cpu", "float32", 4, 6, 32, 2, 32, isa="avx512")

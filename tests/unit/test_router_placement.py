@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement import Candidate, CostModel, Placement, PlacementRequest, Unplaced, WorkerView, make_policy
 from router.placement.decision import Work
 from router.placement.pairs import Pairs

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement import (
     CostModel,
     Placement,

@@ -5,7 +5,7 @@ from math import log
 import pytest
 from msgspec import structs
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement import CostModel, Placement, PlacementRequest, WorkerView, make_policy
 from router.placement.decision import Work
 from router.placement.learning.answer_lengths import AnswerLengths, Lengths

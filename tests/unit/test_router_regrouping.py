@@ -11,8 +11,8 @@ from router.fleet.regrouping import Regrouping
 from router.fleet.silence import given_up
 from router.placement.view import WorkerView
 from router.settings import FleetSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import LAYOUT, World
 
 WITHIN_S = 1.0

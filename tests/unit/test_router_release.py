@@ -3,8 +3,8 @@
 import asyncio
 
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Cancel
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 
 

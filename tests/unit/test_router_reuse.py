@@ -9,10 +9,10 @@ import msgspec
 from router.dispatch.keeping import FleetKeeper
 from router.generation import Kept
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names, pack_tokens, tenant_root
 from tandem.core.messages import KvDelta, Pin, Unpin
 from tandem.core.spans import Span
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import ROOT, Client, World
 from tests.unit.test_router_dispatch import ended
 

@@ -12,11 +12,11 @@ from router.dispatch.standings import RevisionListing, ServiceListing
 from router.fleet.services import MemberFacts, ServiceFacts, Services
 from router.placement.revisions import Weights
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.messages import ITL_TARGET, Draining, Submit, Tune
 from tandem.core.slo import DEFAULT, Slo
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import Client, World
 
 OLD, NEW = "0000000001", "0000000002"

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kv_transfer.tickets import check
-from kv_transfer.transport import is_reuse
+from kv_transfer.transport.protocol import is_reuse
 from router.settings import PlacementSettings, RouterSettings
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names, pack_tokens
 from tandem.core.messages import Load, Source, Submit
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import KEYRING, LAYOUT, ROOT, ScriptedWorker, World
 
 BUSY = Load(8, 8, 200_000, 1000, 0, 0, 0.01, 10_000.0, 1_000.0, 0)

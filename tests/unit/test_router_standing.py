@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.front.auth import load_keys
-from router.front.standing import furthest_behind
+from router.api.auth import load_keys
+from router.api.standing import furthest_behind
 from router.generation import Running, Standing
 from router.settings import PlacementSettings, RouterSettings
-from tandem.cli.ask import Ended, read_standing
-from tandem.cli.ask import Running as Told
-from tandem.cli.explain import standing_line
+from tandem.apps.cli.ask import Ended, read_standing
+from tandem.apps.cli.ask import Running as Told
+from tandem.apps.cli.explain import standing_line
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.front_stage import Script, Stage, chat_body, on_stage, silent, until
 from tests.unit.router_world import ROOT, Client, World
 

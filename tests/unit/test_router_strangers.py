@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from kv_transfer.index import Held
-from kv_transfer.redis_wire import Elsewhere
+from kv_transfer.index.protocol import Held
+from kv_transfer.index.redis_wire import Elsewhere
 from kv_transfer.tickets import check
-from kv_transfer.transport import is_reuse
+from kv_transfer.transport.protocol import is_reuse
 from router.fleet.services import ServiceFacts
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Load
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import KEYRING, LAYOUT, Client, ScriptedWorker, World
 
 IDLE = Load(0, 0, 0, 1000, 0, 0, 0.01, 1_000.0, 1_000.0, 0)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from router.api.chat_templates.render import SimpleRenderer
+from router.api.chat_templates.templates import InlineTemplates
 from router.discovery.loading import load_text_side
 from router.discovery.reading import TextSource
 from router.discovery.texts import TextSide, TextSides
-from router.front.render import SimpleRenderer
-from router.front.templates import InlineTemplates
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError
-from tandem.engine.model_directory import open_model
-from tandem.sim.loop import LoopClock, VirtualLoop
+from tandem.model.directory import open_model
 from tandem.spec.model import Model
 from tests.unit.rendered import rendered
 from tests.unit.weights_stage import KEYS, Store, serving

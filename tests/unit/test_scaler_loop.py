@@ -21,7 +21,7 @@ from control_plane.reports.wire import (
 from control_plane.scaler import Board, ScalerSettings, ScalingLoop, serve
 from control_plane.scaler.board import PoolName
 from control_plane.scaler.keeper import Keeper
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tandem.spec.service import Spec
 from tests.unit.autoscale_cases import NOON, scaled, service
 from tests.unit.test_reports_poller import serving

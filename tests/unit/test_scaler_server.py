@@ -20,9 +20,9 @@ from control_plane.scaler.board import STALE_S, PoolName
 from protos import externalscaler_pb2 as wire
 from protos import externalscaler_pb2_grpc as stubs
 from tandem.core.errors import TandemError
-from tandem.service.grpc_tls import channel_credentials
-from tandem.service.system import SystemClock
-from tandem.service.tls_settings import TlsSettings
+from tandem.link.grpc_tls import channel_credentials
+from tandem.process.system import SystemClock
+from tandem.process.tls_settings import TlsSettings
 from tests.unit.test_worker_tls import _certificates
 
 ExternalScalerStub: Any = stubs.ExternalScalerStub

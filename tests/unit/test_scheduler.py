@@ -9,7 +9,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, unpack_tokens
 from tandem.core.request import Branch, Sampling
 from tandem.engine.protocol import FirstTokens, Gone, Pending
-from tandem.engine.scheduler import Scheduler
+from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.unit.scheduler_harness import EPOCH, Harness, export_names

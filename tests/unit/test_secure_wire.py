@@ -5,7 +5,7 @@ import ssl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.secure_wire import _pieces, explained
+from kv_transfer.transport.secure_wire import _pieces, explained
 
 _RECORD, _WRITE, _GATHERED = 16 << 10, 256 << 10, 64 << 10
 

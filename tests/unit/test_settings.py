@@ -8,8 +8,8 @@ import pytest
 from router.process_settings import ProcessSettings
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.service.settings import field_keys, load_settings
-from tandem.service.settings_help import help_asked, help_text
+from tandem.process.settings import field_keys, load_settings
+from tandem.process.settings_help import help_asked, help_text
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ import struct
 
 import pytest
 
-from kv_transfer.redis_scripts import CHANGE, ENTRIES_MAX, REGISTER
-from tandem.sim.agreement import expected
-from tandem.sim.redis_data import RedisData
-from tandem.sim.redis_scripts import SCRIPTS, told_by
+from kv_transfer.index.redis_scripts import CHANGE, ENTRIES_MAX, REGISTER
+from tandem.apps.simulation.agreement import expected
+from tandem.apps.simulation.redis_data import RedisData
+from tandem.apps.simulation.redis_scripts import SCRIPTS, told_by
 
 PREFIX = b"t:"
 NAME, OTHER = b"a" * 16, b"b" * 16

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tandem.apps.simulation.checks import Outcome
+from tandem.apps.simulation.command import _again, _parser, _seeds, _settings, main
+from tandem.apps.simulation.faults import Cut, EngineError, Kill
+from tandem.apps.simulation.seeds import Seed
+from tandem.apps.simulation.summary import Summary, kind_of, summary_of, table
+from tandem.apps.simulation.world import Report, WorldSettings
 from tandem.core.errors import TandemError
-from tandem.sim.checks import Outcome
-from tandem.sim.command import _again, _parser, _seeds, _settings, main
-from tandem.sim.faults import Cut, EngineError, Kill
-from tandem.sim.seeds import Seed
-from tandem.sim.summary import Summary, kind_of, summary_of, table
-from tandem.sim.world import Report, WorldSettings
 
 REPORT = Report(
     seed=3,

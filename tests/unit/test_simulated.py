@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.digest import Digester
 from tandem.engine.local import LocalEngine
-from tandem.engine.plan import BlockRef, Draw, Row, Step, StepResult
 from tandem.engine.protocol import Emitted, StepReport, Work
+from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step, StepResult
+from tandem.engine.scheduler.step_budget import StepLoad
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.content import Content
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.engine.step_budget import StepLoad
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 
 MODEL = SimulatedModel(block_tokens=4, blocks=16, context_tokens=64, vocab=1000)
 TOKENS = tuple(range(40, 55))

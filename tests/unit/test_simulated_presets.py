@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import TandemError
+from tandem.engine.scheduler.step_budget import StepLoad
 from tandem.engine.simulated.presets import PRESETS, SimulatedSettings, preset
-from tandem.engine.step_budget import StepLoad
 
 # (preset, prompt tokens, answer tokens, batch, measured ms per output token), rows of aiconfigurator's
 # silicon_sample.csv: batches in which new prompts are computed beside running sequences.

@@ -13,12 +13,12 @@ from router.fleet.split_listing import FleetOutlook
 from router.settings import PlacementSettings, RouterSettings
 from router.split.plan import Planner
 from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import ITL_TARGET, Forecast, Pin, PublishSplit, SplitPublished, SplitRecord, Tune
 from tandem.core.metrics import Meter, NullMeter
 from tandem.core.slo import Slo
-from tandem.service.link_messages import COMMANDS
-from tandem.sim.loop import VirtualLoop, run
+from tandem.link.link_messages import COMMANDS
 from tests.unit.router_world import Client, World
 from tests.unit.test_router_placement import load
 

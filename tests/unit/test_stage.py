@@ -7,7 +7,7 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, chain_names, pack_tokens
@@ -18,7 +18,7 @@ from tandem.engine.digest import Digester, unbind
 from tandem.engine.protocol import FetchJob, FirstTokens, Gone, Pending
 from tandem.engine.vllm.conduit_messages import First
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, ticket
 from tests.unit.stage_ranks import BLOCK_TOKENS, ROOT, FakeRank, StageWorld, page_format, stage_world
 

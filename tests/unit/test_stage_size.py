@@ -13,7 +13,7 @@ from tandem.engine.protocol import Work
 from tandem.engine.vllm.stage_books import StageBooks
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.engine.vllm.stage_size import default_bytes, slots_needed, slots_of
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.worker.engines import stage_settings
 from tandem.worker.host_memory import host_memory_bytes
 from tandem.worker.process_settings import WorkerSettings

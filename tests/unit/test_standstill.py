@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tandem.engine.activity import activity_of, own_activity_of
-from tandem.engine.standstill import LOOK_EVERY_S, STALLED_S, Activity, Lookout, Sight, Verdict, judge
+from tandem.engine.scheduler.activity import activity_of, own_activity_of
+from tandem.engine.scheduler.standstill import LOOK_EVERY_S, STALLED_S, Activity, Lookout, Sight, Verdict, judge
 
 
 @pytest.mark.parametrize(

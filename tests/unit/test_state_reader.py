@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from router.fleet.state_reader import sound
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import StepFit, StepSums
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit.router_world import World
 from tests.unit.test_router_placement import load
 

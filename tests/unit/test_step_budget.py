@@ -3,8 +3,8 @@
 import pytest
 
 from tandem.core.entropy import SeededEntropy, unit
+from tandem.engine.scheduler.step_budget import Budget, StepBudget, StepLoad, StepTimeModel
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.step_budget import Budget, StepBudget, StepLoad, StepTimeModel
 
 SETTINGS = SchedulerSettings(max_batched_tokens=2048, min_prefill_tokens=32, itl_target_s=0.05)
 

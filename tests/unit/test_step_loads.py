@@ -6,7 +6,7 @@ import pytest
 
 from tandem.core.messages import StepFit
 from tandem.core.request import Branch, Sampling
-from tandem.engine.plan import Row, Step
+from tandem.engine.scheduler.plan import Row, Step
 from tests.unit.scheduler_harness import Harness
 from tests.unit.test_scheduler import engine, prompt
 

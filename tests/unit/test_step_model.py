@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.entropy import SeededEntropy, below, unit
+from tandem.engine.scheduler.step_budget import StepBudget
+from tandem.engine.scheduler.step_model import PromptCost, Quantile, StepLoad, StepTimeModel
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.step_budget import StepBudget
-from tandem.engine.step_model import PromptCost, Quantile, StepLoad, StepTimeModel
 
 
 def machine(load: StepLoad) -> float:

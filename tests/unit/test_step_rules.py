@@ -7,9 +7,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.settings import SchedulerSettings
-from tandem.engine.step_model import PromptCost
-from tandem.engine.step_rules import (
+from tandem.engine.scheduler.step_model import PromptCost
+from tandem.engine.scheduler.step_rules import (
     Allowance,
     Way,
     blocks_for,
@@ -22,6 +21,7 @@ from tandem.engine.step_rules import (
     turn,
     urgency,
 )
+from tandem.engine.settings import SchedulerSettings
 
 COSTS = st.builds(
     PromptCost,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
-from tandem.service.tcp_frames import (
+from tandem.link.tcp_frames import (
     END,
     FRAME_BYTES_MAX,
     GREETING,

@@ -14,15 +14,15 @@ import uvloop
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Ping, Pong
-from tandem.service import tcp_server
-from tandem.service.link import RouterLink, WorkerLink
-from tandem.service.link_address import parse_address
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_queue import LinkLimits
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_frames import Greeting, Streams, pack_frame, pack_greeting
-from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls_settings import TlsSettings
+from tandem.link import tcp_server
+from tandem.link.link import RouterLink, WorkerLink
+from tandem.link.link_address import parse_address
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_queue import LinkLimits
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_frames import Greeting, Streams, pack_frame, pack_greeting
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.tls_settings import TlsSettings
 
 LIMITS = LinkLimits(flush_s=0.2)
 Wires = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tandem.core.spans import Span, Untold
-from tandem.service.telemetry import ExportingRecorder, RingRecorder, endpoint_from, open_telemetry
+from tandem.process.telemetry import ExportingRecorder, RingRecorder, endpoint_from, open_telemetry
 
 
 def make_span(name: str, start_s: float = 1.0, service: str = "router") -> Span:

@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from tandem.core.spans import Span
-from tandem.service.telemetry import open_telemetry
+from tandem.process.telemetry import open_telemetry
 
 Request = trace_service_pb2.ExportTraceServiceRequest
 

@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from router.front import template_helper
-from router.front.chat_template import Message, Tools
-from router.front.template_helper import HelperTemplates
-from router.front.template_lease import GivenUp
-from router.front.templates import AMPLE, Bounds, InlineTemplates, Template
+from router.api.chat_templates import template_helper
+from router.api.chat_templates.chat_template import Message, Tools
+from router.api.chat_templates.template_helper import HelperTemplates
+from router.api.chat_templates.template_lease import GivenUp
+from router.api.chat_templates.templates import AMPLE, Bounds, InlineTemplates, Template
 from tandem.core.errors import TandemError
-from tandem.engine.model_directory import open_model
-from tandem.service.system import SystemClock
+from tandem.model.directory import open_model
+from tandem.process.system import SystemClock
 from tests.unit.chat_models import FAMILIES
 from tests.unit.rendered import done
 from tests.unit.test_chat_template_parts import EITHER, PARTS, TEXT
@@ -319,8 +319,8 @@ def test_a_process_that_cannot_be_started_is_an_error_of_this_request(monkeypatc
 def test_the_process_dies_with_the_router_even_when_it_is_stopped() -> None:
     program = (
         "import os, signal, sys, time\n"
-        "from router.front.template_helper import HelperTemplates\n"
-        "from tandem.service.system import SystemClock\n"
+        "from router.api.chat_templates.template_helper import HelperTemplates\n"
+        "from tandem.process.system import SystemClock\n"
         "templates = HelperTemplates(SystemClock())\n"
         "templates.prepare()\n"
         "templates.load('a', {}, 'm', 'there')\n"

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.front.auth import Caller, tenant_salt
-from router.front.door import salt_of
+from router.api.auth import Caller, tenant_salt
+from router.api.door import salt_of
 from tandem.core.kv import chain_names, pack_tokens, payer, tenant_root
 
 KEY = b"0123456789abcdef"

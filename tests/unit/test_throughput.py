@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.step_budget import StepLoad
-from tandem.engine.throughput import Throughput
+from tandem.engine.scheduler.step_budget import StepLoad
+from tandem.engine.scheduler.throughput import Throughput
 
 PROMPT = StepLoad(0, 512, 512 * 256, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.settings import TierSettings
 from tandem.core.metrics import NullMeter
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import block_layout
 from tests.contract.tier_stage import BLOCK, Pool, named
 

@@ -12,8 +12,8 @@ from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.passes import PIECE_BYTES
 from kv_transfer.tiers.shelf import Brought, Item, Wanted
 from kv_transfer.tiers.tiers import Lost, Restored
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.system import SystemClock
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.system import SystemClock
 from tests.contract.block_space import block_layout, content
 from tests.contract.tier_stage import BLOCK, Pool, Stage, named, settings_for
 

@@ -27,8 +27,8 @@ from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.engine.digest import Digester
 from tandem.engine.memory import HostMemory
-from tandem.service.metrics import PrometheusMeter
-from tandem.service.system import SystemClock
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.system import SystemClock
 from tests.contract.block_space import block_layout, content
 from tests.contract.tier_stage import (
     BLOCK,

@@ -7,8 +7,8 @@ import pytest
 from kv_transfer.tiers.memory_shelf import ShelfPace
 from kv_transfer.tiers.memory_tiers import DRAM_PACE, NVME_PACE, memory_tiers
 from kv_transfer.tiers.settings import TierSettings
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.metrics import NullMeter
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 from tests.contract.block_space import block_layout
 from tests.contract.tier_stage import Pool, named
 

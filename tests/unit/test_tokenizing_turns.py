@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from router.front.tokenizing_threads import Threaded
-from router.front.tokenizing_turns import Turns
+from router.tokenization.tokenizing_threads import Threaded
+from router.tokenization.tokenizing_turns import Turns
 from tandem.core.errors import TandemError
 
 

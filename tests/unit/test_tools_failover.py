@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.front.app import RestApp
-from router.front.auth import Keys
-from router.front.door import FrontDoor, Services
+from router.api.auth import Keys
+from router.api.door import FrontDoor, Services
+from router.api.rest.app import RestApp
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.metrics import NullMeter
-from tandem.sim.loop import VirtualLoop, run
 from tests.unit import router_world
 from tests.unit.front_stage import Answer, Client, Inline
 from tests.unit.router_world import Spans, World

@@ -12,7 +12,7 @@ import torch
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.digest import Digester
-from tandem.engine.plan import Step
+from tandem.engine.scheduler.plan import Step
 from tandem.engine.torch.card import Card, host_free, kv_bytes, read_card
 from tandem.engine.torch.computer import Computer
 from tandem.engine.torch.prepare import Prepared, prepare

@@ -13,7 +13,7 @@ from tandem.engine.protocol import StepReport, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.unit.torch_drive import prompt, reference_greedy, save_model
 
 

@@ -18,7 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling
 from tandem.engine.digest import Digester
-from tandem.engine.plan import BlockRef, Draw, Row, Step
+from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.process import ProcessRunner
 from tandem.engine.torch.settings import TorchSettings

@@ -13,7 +13,7 @@ from tandem.core.entropy import position_unit
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling
-from tandem.engine.plan import Draw
+from tandem.engine.scheduler.plan import Draw
 from tandem.engine.torch.sampling import Cut, draw_tokens, sample
 
 torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch import process
 from tandem.engine.torch.process import ProcessRunner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.unit.slow_child import VARIABLE
 from tests.unit.torch_drive import prompt, save_model
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens, unpack_tokens
 from tandem.engine.digest import Digester
-from tandem.engine.plan import BlockRef, Draw, Row, Step
+from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step
 from tandem.engine.torch.computer import Computer
 from tandem.engine.torch.grouping import SPARE_BLOCKS, group_by_blocks
 from tests.unit.torch_drive import GREEDY, Driver, complete, draw_row, prepared, prompt, save_model

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.turn_share import OUTPUTS_PER_TURN, TurnShare, sliced
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.messages import Pong, RouterMessage, SequenceOutput, StepOutputs
-from tandem.sim.loop import VirtualLoop, run
 
 
 def step(count: int, first: int = 0) -> StepOutputs:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from protos import inference_pb2 as pb
-from router.front.auth import load_keys
-from router.front.rpc import decode_generate, encode_usage
+from router.api.auth import load_keys
+from router.api.grpc.rpc import decode_generate, encode_usage
 from router.generation import Generation, Sink, Usage
 from tandem.core.tiers import TIERS, bounded, summed
 from tests.unit.front_stage import Script, Stage, chat_body, on_stage

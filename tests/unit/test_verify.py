@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.cli.main import main as cli
-from tandem.cli.verify import command
-from tandem.cli.verify.compare import DEFAULTS, Compared, compare, judge
-from tandem.cli.verify.divergence import kl
-from tandem.cli.verify.options import VerifyOptions, parse, read_thresholds, side_of
-from tandem.cli.verify.prompts import Prompt, read_prompts
-from tandem.cli.verify.replies import Reply, read_reply
-from tandem.cli.verify.report import Report, as_json, as_table, report_of
-from tandem.cli.verify.sides import Running, Started
-from tandem.cli.verify.tokenizers import in_answers
+from tandem.apps.cli.main import main as cli
+from tandem.apps.cli.verify import command
+from tandem.apps.cli.verify.compare import DEFAULTS, Compared, compare, judge
+from tandem.apps.cli.verify.divergence import kl
+from tandem.apps.cli.verify.options import VerifyOptions, parse, read_thresholds, side_of
+from tandem.apps.cli.verify.prompts import Prompt, read_prompts
+from tandem.apps.cli.verify.replies import Reply, read_reply
+from tandem.apps.cli.verify.report import Report, as_json, as_table, report_of
+from tandem.apps.cli.verify.sides import Running, Started
+from tandem.apps.cli.verify.tokenizers import in_answers
 from tandem.core.errors import TandemError
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tandem.sim.loop import Deadlock, LoopClock, TimeLimit, VirtualLoop, run
+from tandem.apps.simulation.loop import Deadlock, LoopClock, TimeLimit, VirtualLoop, run
 
 
 def test_an_hour_passes_in_no_time_and_timers_fire_in_order() -> None:

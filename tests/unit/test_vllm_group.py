@@ -16,7 +16,7 @@ from tandem.engine.vllm import group_wire
 from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments, facts_of, with_threads
 from tandem.engine.vllm.group import Follower, Leader, difference
 from tandem.engine.vllm.settings import Nodes, Parallelism, VllmSettings
-from tandem.service.settings import load_settings
+from tandem.process.settings import load_settings
 from tandem.worker.process_settings import WorkerSettings
 
 SOON_S = 20.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, pack_tokens, unpack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
@@ -17,7 +18,6 @@ from tandem.engine.vllm.engine import VllmEngine
 from tandem.engine.vllm.names import BlockStored, EventBatch
 from tandem.engine.vllm.requests import Expanded, Request
 from tandem.engine.vllm.settings import VllmSettings
-from tandem.sim.loop import LoopClock, VirtualLoop, run
 
 BLOCK = 4
 ROOT = bytes(16)

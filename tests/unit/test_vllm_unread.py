@@ -13,12 +13,12 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.protocol import NO_CHANGE, EngineInfo, StepReport, Work
+from tandem.engine.scheduler.work_deadlines import Wait
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.image_reader import ImageReader
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.requests import Expanded, Request
 from tandem.engine.vllm.settings import Runner
-from tandem.engine.work_deadlines import Wait
 
 QUEUE_S = 5.0
 CONTEXT = 50

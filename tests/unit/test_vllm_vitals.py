@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.activity import activity_of, family_of
-from tandem.engine.standstill import LOOK_EVERY_S, Activity
+from tandem.engine.scheduler.activity import activity_of, family_of
+from tandem.engine.scheduler.standstill import LOOK_EVERY_S, Activity
 from tandem.engine.vllm.pulse import Pulse, Sign, read_sign
 from tandem.engine.vllm.vitals import Bounds, Verdict, Vitals
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tandem.core.kv import Layout, pack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.engine.protocol import NO_CHANGE, EngineInfo, Work
+from tandem.engine.scheduler.work_deadlines import Wait
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.requests import Request
@@ -21,7 +22,6 @@ from tandem.engine.vllm.settings import Runner
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_work import Sources
 from tandem.engine.vllm.stepping import StepTeller, Words
-from tandem.engine.work_deadlines import Wait
 
 QUEUE_S = 5.0
 KV_S = 3.0

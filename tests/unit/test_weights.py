@@ -242,7 +242,7 @@ def test_whoever_is_killed_leaves_what_it_has_to_the_next(tmp_path: Path) -> Non
             "AWS_SECRET_ACCESS_KEY": KEYS.secret_key,
         }
         big.status["config.json"] = 503
-        command = [sys.executable, "-m", "tandem.cli", "fetch", "s3://bucket/m", "--cache", str(tmp_path)]
+        command = [sys.executable, "-m", "tandem.apps.cli", "fetch", "s3://bucket/m", "--cache", str(tmp_path)]
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         until = time.monotonic() + 30.0
         while time.monotonic() < until and not any(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.unix_wire import UnixWire
-from kv_transfer.wire import AHEAD_BYTES, Wire, WireLost, framed
+from kv_transfer.transport.unix_wire import UnixWire
+from kv_transfer.transport.wire import AHEAD_BYTES, Wire, WireLost, framed
 
 ITEMS = st.lists(st.tuples(st.sampled_from(("frame", "bytes", "views")), st.integers(0, 3 * AHEAD_BYTES)), max_size=8)
 _PIECES_MAX = 1000

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.spinning import SPIN_S, TURN_S, Spin
-from kv_transfer.wire import Wire
+from kv_transfer.transport.spinning import SPIN_S, TURN_S, Spin
+from kv_transfer.transport.wire import Wire
 
 
 @given(st.lists(st.floats(0, 2 * SPIN_S), max_size=20))

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from router.front import words as module
-from router.front.cuts import find_cuts
-from router.front.render import FileRenderer
-from router.front.templates import InlineTemplates
-from router.front.words import Words, find_words
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.templates import InlineTemplates
+from router.tokenization import words as module
+from router.tokenization.cuts import find_cuts
+from router.tokenization.words import Words, find_words
 from tandem.core.kv import pack_tokens
-from tandem.engine.model_directory import open_model
-from tandem.service.system import SystemClock
+from tandem.model.directory import open_model
+from tandem.process.system import SystemClock
 from tests.unit.rendered import chat, rendered
 
 LLAMA, QWEN = sorted(module._EXPRESSIONS, key=lambda each: r"{1,3}" not in each)

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from decode_worker.service import decode_worker
-from kv_transfer.memory import MemoryFabric, MemoryTransport
-from kv_transfer.transport import BlockSink, ExportSource, Landed, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.protocol import BlockSink, ExportSource, Landed, Pull, PullEvent, PullOpen, Transport
 from prefill_worker.service import prefill_worker
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import KvDelta, KvSnapshot, Ping, Ready
 from tandem.core.metrics import NullMeter
 from tandem.engine.local import LocalEngine
-from tandem.service.health import Health
-from tandem.service.logs import EventLines
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
+from tandem.process.health import Health
+from tandem.process.logs import EventLines
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from kv_transfer.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryFabric
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import Cancel, Drain, Draining
 from tandem.core.request import Branch, Stopping
 from tandem.engine.simulated.reference import reference_tokens
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
 from tandem.worker.departure import Departure, Farewell
 from tests.unit.worker_stage import (
     KEYRING,

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from kv_transfer.transport import Alive, BlockSink, Delivered, ExportSource, Landed, PullEvent, PullOpen
+from kv_transfer.transport.protocol import Alive, BlockSink, Delivered, ExportSource, Landed, PullEvent, PullOpen
 from kv_transfer.verify import Refusal, Verifier
 from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind

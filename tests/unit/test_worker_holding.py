@@ -5,7 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from kv_transfer.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryFabric
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import (
     AttemptFailed,
@@ -22,8 +23,7 @@ from tandem.core.messages import (
 from tandem.core.request import Branch, Sampling, Stopping
 from tandem.core.simple_tokenizer import decode
 from tandem.engine.local import LocalEngine
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
 from tandem.worker.attempts import Attempt
 from tandem.worker.holding import Holding
 from tandem.worker.output_log import OutputLog

@@ -7,7 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kv_transfer.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryFabric
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.kv import NAME_BYTES, chain_names, tenant_root
 from tandem.core.messages import (
     AttemptFailed,
@@ -29,8 +30,7 @@ from tandem.core.simple_tokenizer import decode
 from tandem.engine.local import LocalEngine
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.reference import reference_tokens
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
 from tandem.worker.service import WorkerService
 from tests.unit.worker_stage import (
     MODEL,

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import KvSnapshot, Ping, Pong
-from tandem.service.link import RouterLink, WorkerLink
-from tandem.service.link_queue import LinkLimits
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import VirtualLoop, run
+from tandem.link.link import RouterLink, WorkerLink
+from tandem.link.link_queue import LinkLimits
+from tandem.link.memory_link import MemoryLinks
 
 
 class Scripted:

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import Hello, KvDelta
 from tandem.core.request import Stopping
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
 from tandem.worker.parts import Publisher
 from tests.unit.worker_stage import build_decode, dial, parts, prompt, running, submit
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
+from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
-from tandem.service.health import Health
-from tandem.service.logs import EventLines, HumanFormatter, JsonFormatter, event, request
-from tandem.service.run import RootEnded, StopSignal, run_service
-from tandem.sim.loop import VirtualLoop, run
+from tandem.process.health import Health
+from tandem.process.logs import EventLines, HumanFormatter, JsonFormatter, event, request
+from tandem.process.run import RootEnded, StopSignal, run_service
 
 
 class Scripted:

@@ -6,22 +6,22 @@ from typing import Any
 
 import msgspec
 
-from kv_transfer.memory import MemoryFabric
 from kv_transfer.tickets import Claims, issue
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.memory_shelf import MemoryDisk
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.tiers import Offer, Tiers
-from kv_transfer.transport import reuse_lease
+from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.protocol import reuse_lease
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.kv import chain_names, payer, tenant_root
 from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Pin, Source, Submit, Tune, Unpin
 from tandem.core.metrics import NullMeter
 from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, KvChange, Listener, StepReport
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
-from tandem.service.memory_link import MemoryLinks
-from tandem.sim.loop import LoopClock, VirtualLoop, run
+from tandem.link.memory_link import MemoryLinks
 from tandem.worker.attempts import Attempt, AttemptTable
 from tandem.worker.identity import root_name
 from tandem.worker.parts import Parts

@@ -13,14 +13,14 @@ import pytest
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import KvSnapshot, Pong, StateUpdate
-from tandem.service.grpc_tls import channel_credentials, server_credentials
-from tandem.service.link import Dialer, WorkerLink
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_queue import LinkLimits
-from tandem.service.link_servers import open_server
-from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls import client_context, server_context
-from tandem.service.tls_settings import TlsSettings
+from tandem.link.grpc_tls import channel_credentials, server_credentials
+from tandem.link.link import Dialer, WorkerLink
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_queue import LinkLimits
+from tandem.link.link_servers import open_server
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.tls import client_context, server_context
+from tandem.process.tls_settings import TlsSettings
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.key_file import read_keyring
-from kv_transfer.shm import ShmSettings, ShmTransport
-from kv_transfer.tcp import TcpSettings, TcpTransport
-from kv_transfer.transport import Transport
+from kv_transfer.transport.protocol import Transport
+from kv_transfer.transport.shm import ShmSettings, ShmTransport
+from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Hello, Submit
@@ -25,12 +25,12 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.service.link_dialer import open_dialer
-from tandem.service.link_proof import LinkKeys
-from tandem.service.system import SystemClock
-from tandem.service.tcp_dialer import TcpDialer
-from tandem.service.tcp_server import TcpLinkServer
-from tandem.service.tls_settings import TlsSettings
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_proof import LinkKeys
+from tandem.link.tcp_dialer import TcpDialer
+from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.system import SystemClock
+from tandem.process.tls_settings import TlsSettings
 from tandem.worker.parts import Parts
 from tandem.worker.simple_decoder import SimpleDecoder
 from tests.contract.certificates import HAS_OPENSSL, make_certificates

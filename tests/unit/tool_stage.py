@@ -6,13 +6,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from router.front.parsers.dialect import ParserSettings
-from router.front.render import FileRenderer
-from router.front.templates import InlineTemplates
+from router.api.chat_templates.render import FileRenderer
+from router.api.chat_templates.templates import InlineTemplates
+from router.api.parsers.dialect import ParserSettings
 from router.generation import Generation, ServedModel, Sink, Usage
+from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.clock import Clock
-from tandem.engine.model_directory import ModelDirectory, open_model
-from tandem.sim.loop import LoopClock, VirtualLoop
+from tandem.model.directory import ModelDirectory, open_model
 from tests.unit.chat_models import Family, tokenizer_of, write_files
 from tests.unit.front_stage import MODEL, Play, Script
 

@@ -10,7 +10,7 @@ import transformers
 
 from tandem.core.kv import pack_tokens, unpack_tokens
 from tandem.core.request import Sampling
-from tandem.engine.plan import BlockRef, Draw, Row, Step, StepResult
+from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step, StepResult
 from tandem.engine.torch.computer import Computer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decode_worker.service import decode_worker
-from kv_transfer.memory import MemoryFabric, MemoryTransport
 from kv_transfer.tickets import Claims, Keyring, TicketKey, issue
-from kv_transfer.transport import Transport
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.protocol import Transport
 from prefill_worker.service import prefill_worker
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
@@ -32,8 +32,8 @@ from tandem.engine.local import LocalEngine
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.service.link import Dialer, LinkServer, RouterLink
-from tandem.service.run import Service
+from tandem.link.link import Dialer, LinkServer, RouterLink
+from tandem.process.run import Service
 from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.simple_decoder import SimpleDecoder

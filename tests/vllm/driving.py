@@ -9,7 +9,7 @@ from tandem.core.messages import Load
 from tandem.core.request import Branch, Grammar, Sampling, Stopping
 from tandem.engine.protocol import Emitted, StepReport, Work, WorkStats
 from tandem.engine.vllm.engine import VllmEngine
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tandem.worker.tokenizer import FileDecoder
 from tests.vllm.lending import DEMO, Running
 

@@ -12,7 +12,7 @@ from tandem.engine.vllm.engine import VllmEngine
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 DEMO = Path(__file__).parents[2] / "tandem" / "models" / "demo"
 BLOCK_TOKENS = 32

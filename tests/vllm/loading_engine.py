@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tandem.engine.vllm.engine import VllmEngine
 from tandem.engine.vllm.settings import Parallelism
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.vllm.lending import SCHEDULER, settings
 
 KEPT_S = 120.0

@@ -9,14 +9,14 @@ from typing import Any
 
 import openai
 
-from tandem.bench.client import Target
-from tandem.cli.ask import ask, spans_of
-from tandem.cli.board import LineBoard
-from tandem.cli.member import Member
-from tandem.cli.platform import Platform
-from tandem.cli.request_story import RequestStory, tell
-from tandem.cli.supervisor import ROUTER, Supervisor
-from tandem.cli.up_options import parse
+from tandem.apps.bench.client import Target
+from tandem.apps.cli.ask import ask, spans_of
+from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.member import Member
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.request_story import RequestStory, tell
+from tandem.apps.cli.supervisor import ROUTER, Supervisor
+from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
 from tests.vllm.lending import DEMO
 

@@ -16,7 +16,7 @@ from tandem.engine.digest import Digester, unbind
 from tandem.engine.protocol import FetchJob, FirstTokens, StepReport, Work
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

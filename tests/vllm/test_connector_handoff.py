@@ -13,14 +13,14 @@ import pytest_asyncio
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
 from tandem.core.deadlines import Deadlines
 from tandem.core.kv import Handle, chain_names, pack_tokens
 from tandem.core.messages import RemoteKv
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import unbind
 from tandem.engine.protocol import FirstTokens
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, ticket
 from tests.vllm.staged_engine import ROOT, StagedEngine, hand_over, staged_engine
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.cli.doctor import command
-from tandem.cli.doctor.cases import Host
-from tandem.cli.doctor.findings import Finding
-from tandem.cli.main import main
+from tandem.apps.cli.doctor import command
+from tandem.apps.cli.doctor.cases import Host
+from tandem.apps.cli.doctor.findings import Finding
+from tandem.apps.cli.main import main
 from tandem.spec.reading import service_of
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "deploy" / "examples").glob("*.yaml"))

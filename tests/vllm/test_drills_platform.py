@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from tandem.cli.drill.cells import Cell
-from tandem.cli.drill.command import run_drills
-from tandem.cli.drill.options import DrillOptions
-from tandem.cli.drill.session import Bounds
+from tandem.apps.chaos.drill.cells import Cell
+from tandem.apps.chaos.drill.command import run_drills
+from tandem.apps.chaos.drill.options import DrillOptions
+from tandem.apps.chaos.drill.session import Bounds
 from tests.vllm.freezing import engine_process, freeze
 from tests.vllm.serving import Serving, serving, token_ids
 from tests.vllm.slowness import Slowness, environment

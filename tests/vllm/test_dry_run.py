@@ -22,7 +22,7 @@ LLAMA = {
 }  # fmt: skip
 TRANSFER: dict[str, object] = {
     "kv_connector": "TandemConnector",
-    "kv_connector_module_path": "kv_transfer.connectors.vllm",
+    "kv_connector_module_path": "tandem.engine.vllm.connector.vllm",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"socket": "/nowhere"},

@@ -10,13 +10,13 @@ from vllm.config.model import ModelConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.sampling_params import SamplingParams
 
-from router.front.openai import parameters
-from router.front.openai.defaults import defaults_of
-from router.front.openai.schema import ChatRequest
+from router.api.openai import parameters
+from router.api.openai.defaults import defaults_of
+from router.api.openai.schema import ChatRequest
 from tandem.core.request import Sampling
-from tandem.engine.model_directory import ModelDirectory, open_model
 from tandem.engine.vllm.model import open_served
 from tandem.engine.vllm.settings import VllmSettings
+from tandem.model.directory import ModelDirectory, open_model
 
 FILES = 200
 CONTEXT, PROMPT = 4096, 100

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.deadlines import Deadlines
 from tandem.engine.vllm.engine import VllmEngine
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.freezing import engine_process, freeze
 from tests.vllm.lending import SCHEDULER, Running, settings

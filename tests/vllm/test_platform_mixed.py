@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.cli.platform import Platform
+from tandem.apps.cli.platform import Platform
 from tests.vllm.serving import serving
 
 pytestmark = pytest.mark.timeout(600)

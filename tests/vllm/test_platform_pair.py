@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from tandem.cli.platform import Platform
-from tandem.cli.request_story import PULL, number, place_of
-from tandem.cli.supervisor import ROUTER
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.request_story import PULL, number, place_of
+from tandem.apps.cli.supervisor import ROUTER
 from tests.vllm.lending import BLOCK_TOKENS, DEMO
 from tests.vllm.plain_llm import answers
 from tests.vllm.serving import Serving, serving, token_ids

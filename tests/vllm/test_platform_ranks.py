@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 from openai.types import Completion
 
-from tandem.cli.platform import Platform
-from tandem.cli.supervisor import ROUTER
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.supervisor import ROUTER
 from tests.vllm.lending import DEMO
 from tests.vllm.models import write_mixtral
 from tests.vllm.plain_llm import answers

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from openai import BadRequestError
 
-from tandem.cli.supervisor import ROUTER
+from tandem.apps.cli.supervisor import ROUTER
 from tests.vllm.drafting_models import write_eagle, write_eagle3, write_llama, write_with_mtp
 from tests.vllm.lending import DEMO
 from tests.vllm.models import write_like_demo

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from kv_transfer.connectors import vllm_rank
-from kv_transfer.connectors.cache_pages import CachePages
-from kv_transfer.connectors.host_copies import HostCopies
-from kv_transfer.connectors.orders import PageTarget
 from tandem.engine.vllm.canonical import PageFormat, RankPart, layout_of, refuse_gaps, slot_shape
+from tandem.engine.vllm.connector import vllm_rank
+from tandem.engine.vllm.connector.cache_pages import CachePages
+from tandem.engine.vllm.connector.host_copies import HostCopies
+from tandem.engine.vllm.connector.orders import PageTarget
 
 LAYERS, BLOCKS, TOKENS, WIDTH = 3, 5, 16, 576
 

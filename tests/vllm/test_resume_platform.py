@@ -12,8 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tandem.cli.ask import Running, ask, read_standing
-from tandem.cli.member import Member
+from tandem.apps.cli.ask import Running, ask, read_standing
+from tandem.apps.cli.member import Member
 from tests.vllm.serving import Serving, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]

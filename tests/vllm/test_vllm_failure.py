@@ -16,7 +16,7 @@ import pytest
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.engine import VllmEngine
 from tandem.engine.vllm.settings import Parallelism, VllmSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.lending import SCHEDULER, Running, settings
 from tests.vllm.none_left import none_left

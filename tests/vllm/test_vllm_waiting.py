@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tandem.core.errors import TandemError
 from tandem.engine.vllm.engine import VllmEngine
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.lending import SCHEDULER, Running, settings
 from tests.vllm.slowness import Slowness, environment

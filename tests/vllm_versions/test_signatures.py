@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connectors.vllm import TandemConnector
 from tandem.engine.vllm import internals
+from tandem.engine.vllm.connector.vllm import TandemConnector
 from tandem.engine.vllm.drawing import PositionDraws
 from tandem.engine.vllm.forcing import ForcedTokens
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from benchmarks.live import Live
-from tandem.bench.client import Client
-from tandem.bench.wire import BadAnswer
+from tandem.apps.bench.client import Client
+from tandem.apps.bench.wire import BadAnswer
 from tools.conversations.plan import Turn
 from tools.conversations.truth import Told
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.live import Live
-from tandem.cli.ports import free_port
+from tandem.apps.cli.ports import free_port
 
 _BACK_S = 60.0
 

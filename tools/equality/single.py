@@ -12,7 +12,7 @@ from tandem.engine.protocol import Emitted, StepReport, Work
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.system import SystemClock
+from tandem.process.system import SystemClock
 from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
 from tandem.worker.identity import root_name
 from tandem.worker.text import TextStream

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import h11
 
-from router.front.http_connection import Application, HttpConnection
+from router.http_server.connection import Application, HttpConnection
 from tools.http_judges.echo import SAW, application, saw
 from tools.http_judges.verdict import Verdict, read_answers
 
@@ -43,7 +43,7 @@ class _Memory(asyncio.Transport):
 
 
 class _Owner:
-    """`router.front.http_connection.Owner`."""
+    """`router.http_server.connection.Owner`."""
 
     def __init__(self) -> None:
         self.app: Application = application

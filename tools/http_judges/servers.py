@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import uvloop
 
-from router.front.http_server import HttpServer
-from tandem.cli.ports import free_port
+from router.http_server.server import HttpServer
+from tandem.apps.cli.ports import free_port
 from tools.http_judges.echo import SAW, application, saw
 
 _START_S: Final = 20.0

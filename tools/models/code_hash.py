@@ -15,9 +15,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 _FILES: Final = (
-    "kv_transfer/connectors/*.py",
+    "tandem/engine/vllm/connector/*.py",
     "tandem/core/config_facts.py",
-    "tandem/engine/model_directory.py",
+    "tandem/model/directory.py",
     *(
         f"tandem/engine/vllm/{name}.py"
         for name in (

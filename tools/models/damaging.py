@@ -25,8 +25,8 @@ def _damaged() -> int | None:
 
 
 def _install() -> None:
-    from kv_transfer.connectors.host_copies import Copied, HostCopies
-    from kv_transfer.connectors.orders import PageTarget
+    from tandem.engine.vllm.connector.host_copies import Copied, HostCopies
+    from tandem.engine.vllm.connector.orders import PageTarget
 
     load = HostCopies.load
 

@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tandem.cli.platform import Platform
-from tandem.cli.supervisor import ROUTER
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.supervisor import ROUTER
 from tests.vllm.serving import Serving, serving
 from tools.models.asking import ask, without_connector
 from tools.models.catalogue import Entry

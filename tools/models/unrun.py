@@ -11,11 +11,11 @@ import msgspec
 from tandem.core.errors import TandemError
 from tandem.core.shape_reading import shape_of
 from tandem.core.sizing import fit
-from tandem.engine.model_directory import open_model
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.arguments import Sockets, engine_arguments
 from tandem.engine.vllm.dry_run import H100, resolve
 from tandem.engine.vllm.settings import Parallelism, VllmSettings
+from tandem.model.directory import open_model
 from tools.models.catalogue import Entry
 from tools.models.configs import CARDS, LARGE_CONTEXT
 from tools.models.trial_types import Checked

@@ -13,7 +13,7 @@ from itertools import compress
 from operator import is_not
 from typing import Final, NamedTuple
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement.decision import Placement, PlacementRequest
 from router.placement.scorers.ask import NO_PROMISES, Promised
 from tandem.core.kv import NAME_BYTES, BlockNames

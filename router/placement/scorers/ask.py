@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kv_transfer.index import Held
+from kv_transfer.index.protocol import Held
 from router.placement.costs import CostModel
 from router.placement.decision import PlacementRequest
 from router.placement.learning.prefill_costs import PrefillTerms

@@ -13,7 +13,7 @@ import numpy as np
 from tandem.core.messages import Alternative, TokenLogprob
 from tandem.core.request import Sampling
 from tandem.core.simple_tokenizer import BYTE_IDS
-from tandem.engine.plan import Columns, Draw, Drawn, Lane
+from tandem.engine.scheduler.plan import Columns, Draw, Drawn, Lane
 from tandem.engine.simulated.content import GOLDEN, U64, Words, scramble, scramble_one
 from tandem.engine.simulated.model import SimulatedModel
 

@@ -10,7 +10,7 @@ from tandem.core.messages import ITL_TARGET
 from tandem.core.simple_tokenizer import BYTE_IDS, VOCAB_SIZE
 from tandem.engine.digest import DIGEST
 from tandem.engine.protocol import EngineInfo
-from tandem.engine.step_budget import StepLoad
+from tandem.engine.scheduler.step_budget import StepLoad
 
 _CONTENT_VERSION: Final = "1"
 

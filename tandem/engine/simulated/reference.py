@@ -6,7 +6,7 @@ import numpy as np
 
 from tandem.core.kv import pack_tokens, unpack_tokens
 from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.plan import Draw
+from tandem.engine.scheduler.plan import Draw
 from tandem.engine.simulated.content import Content
 from tandem.engine.simulated.drawing import Drawing
 from tandem.engine.simulated.model import SimulatedModel

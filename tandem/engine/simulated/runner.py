@@ -7,16 +7,16 @@ from typing import Final, cast
 import numpy as np
 
 from tandem.engine.digest import Digester
-from tandem.engine.plan import BlockRef, Columns, Drawn, Row, Step, StepResult
 from tandem.engine.protocol import BlockMemory, EngineInfo
+from tandem.engine.scheduler.plan import BlockRef, Columns, Drawn, Row, Step, StepResult
+from tandem.engine.scheduler.standstill import Sight
+from tandem.engine.scheduler.step_budget import StepLoad
 from tandem.engine.simulated.content import Content, Words
 from tandem.engine.simulated.drawing import Drawing
 from tandem.engine.simulated.following import Following, Run
 from tandem.engine.simulated.memory import WatchedMemory
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.sums import SlotSums
-from tandem.engine.standstill import Sight
-from tandem.engine.step_budget import StepLoad
 
 _FEW: Final = 6
 """Up to so many rows are quicker one by one than as arrays."""
@@ -26,7 +26,7 @@ _BRANCHES: Final = 20
 
 
 class SimulatedRunner:
-    """See `tandem.engine.plan.Runner`. `compute` is the synchronous core; `execute` adds the time."""
+    """See `tandem.engine.scheduler.plan.Runner`. `compute` is the synchronous core; `execute` adds the time."""
 
     def __init__(self, model: SimulatedModel, memory: BlockMemory | None = None) -> None:
         self._model = model

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from tandem.engine.plan import Row
+from tandem.engine.scheduler.plan import Row
 from tandem.engine.torch.grouping import group_by_blocks
 
 Int64 = np.dtype[np.int64]

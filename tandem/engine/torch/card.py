@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.core.errors import TandemError
-from tandem.service.parent_death import die_with
+from tandem.process.parent_death import die_with
 
 _BOUND_S: Final = 120.0
 _RESERVE: Final = 1 << 30

@@ -6,8 +6,8 @@ import torch
 
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester
-from tandem.engine.plan import Draw, Drawn, Step, StepResult
 from tandem.engine.protocol import BlockMemory
+from tandem.engine.scheduler.plan import Draw, Drawn, Step, StepResult
 from tandem.engine.torch.batch import Batch, Shape, build_batch
 from tandem.engine.torch.model import Model
 from tandem.engine.torch.pool import KvPool, host_tensor

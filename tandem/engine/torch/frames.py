@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from tandem.core.errors import TandemError
-from tandem.engine.plan import Step, StepResult
+from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.torch.spec import ComputeSpec
 
 LENGTH_BYTES: Final = 4

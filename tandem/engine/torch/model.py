@@ -2,13 +2,13 @@
 
 import torch
 
-from tandem.engine.model_config import ModelConfig
 from tandem.engine.torch.attention import PagedAttention
 from tandem.engine.torch.batch import Batch
 from tandem.engine.torch.moe import linear
 from tandem.engine.torch.pool import KvPool
 from tandem.engine.torch.rope import RopeTable, rotate
 from tandem.engine.torch.weights import LayerWeights, Weights
+from tandem.model.config import ModelConfig
 
 
 class Model:

@@ -11,13 +11,13 @@ from tandem.core.kv import Layout
 from tandem.core.messages import ITL_TARGET
 from tandem.engine.digest import DIGEST
 from tandem.engine.memory import HostMemory
-from tandem.engine.model_config import DTYPES, ModelConfig
-from tandem.engine.model_directory import ModelDirectory, open_model
 from tandem.engine.protocol import EngineInfo
 from tandem.engine.torch.card import Card, host_free, kv_bytes, read_card
 from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.torch.spec import STORED, ComputeSpec
-from tandem.service.logs import event
+from tandem.model.config import DTYPES, ModelConfig
+from tandem.model.directory import ModelDirectory, open_model
+from tandem.process.logs import event
 
 ENGINE = "tandem-torch"
 PACKING = "block-major"

@@ -17,15 +17,15 @@ from typing import cast
 
 import tandem
 from tandem.core.errors import TandemError
-from tandem.engine.activity import activity_of, own_activity_of
 from tandem.engine.memory import HostMemory
-from tandem.engine.plan import Step, StepResult
 from tandem.engine.protocol import EngineInfo
-from tandem.engine.standstill import LOOK_EVERY_S, Lookout, Sight
+from tandem.engine.scheduler.activity import activity_of, own_activity_of
+from tandem.engine.scheduler.plan import Step, StepResult
+from tandem.engine.scheduler.standstill import LOOK_EVERY_S, Lookout, Sight
 from tandem.engine.torch.frames import LENGTH_BYTES, Answer, Done, Failure, Loaded, frame, read_answer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
-from tandem.service.parent_death import die_with
+from tandem.process.parent_death import die_with
 
 _CLOSE_S = 3.0
 _CHILD = "tandem.engine.torch.child"
@@ -64,7 +64,7 @@ class _Frames(asyncio.Protocol):
 
 
 class ProcessRunner:
-    """See `tandem.engine.plan.Runner`."""
+    """See `tandem.engine.scheduler.plan.Runner`."""
 
     def __init__(self, settings: TorchSettings) -> None:
         self._settings = settings
@@ -134,7 +134,7 @@ class ProcessRunner:
         return answer.result
 
     def watch(self, seen: Callable[[Sight], None]) -> None:
-        """See `tandem.engine.plan.Runner`."""
+        """See `tandem.engine.scheduler.plan.Runner`."""
         self._seen = seen
 
     def _look_later(self) -> None:

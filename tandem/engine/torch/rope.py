@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from tandem.engine.rope_config import Rope
+from tandem.model.rope_config import Rope
 
 
 def frequencies(rope: Rope, dim: int) -> tuple[torch.Tensor, float]:

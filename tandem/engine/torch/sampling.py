@@ -14,7 +14,7 @@ import torch
 from tandem.core.entropy import position_unit
 from tandem.core.errors import TandemError
 from tandem.core.messages import Alternative, TokenLogprob
-from tandem.engine.plan import Draw, Drawn
+from tandem.engine.scheduler.plan import Draw, Drawn
 
 _NUCLEUS_FIRST = 1024
 """How many of the likeliest tokens top-p looks at before it sorts the whole vocabulary."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.core.kv import Layout
-from tandem.engine.model_directory import ModelDirectory
+from tandem.model.directory import ModelDirectory
 
 STORED: Final = ("F32", "BF16", "F16")
 """Types of stored weights that are read, as safetensors files spell them."""

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tandem.core.errors import TandemError
 from tandem.engine.memory import HostMemory
-from tandem.engine.plan import Step, StepResult
 from tandem.engine.protocol import EngineInfo
-from tandem.engine.standstill import Sight
+from tandem.engine.scheduler.plan import Step, StepResult
+from tandem.engine.scheduler.standstill import Sight
 from tandem.engine.torch.computer import Computer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
 
 
 class ThreadRunner:
-    """See `tandem.engine.plan.Runner`. torch releases the GIL inside operators, not between them."""
+    """See `tandem.engine.scheduler.plan.Runner`. torch releases the GIL inside operators, not between them."""
 
     def __init__(self, settings: TorchSettings) -> None:
         self._settings = settings

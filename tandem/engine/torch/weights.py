@@ -14,10 +14,10 @@ from typing import Final
 import torch
 
 from tandem.core.errors import TandemError
-from tandem.engine.checkpoint import Checkpoint
-from tandem.engine.model_config import ModelConfig
 from tandem.engine.torch.moe import DenseMlp, ExpertMlp
 from tandem.engine.torch.norm import RmsNorm
+from tandem.model.checkpoint import Checkpoint
+from tandem.model.config import ModelConfig
 
 DTYPES: Final = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16})
 _STORED: Final = MappingProxyType({"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16})

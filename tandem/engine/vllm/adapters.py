@@ -5,8 +5,8 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import Adapter
-from tandem.engine.checkpoint import open_file, read_object
 from tandem.engine.vllm.arguments import AdapterDirectory
+from tandem.model.checkpoint import open_file, read_object
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"

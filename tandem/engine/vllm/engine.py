@@ -14,10 +14,10 @@ import msgspec
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
-from tandem.engine.activity import activity_of
 from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, Listener, StepReport, Work
+from tandem.engine.scheduler.activity import activity_of
+from tandem.engine.scheduler.standstill import LOOK_EVERY_S, Activity
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.standstill import LOOK_EVERY_S, Activity
 from tandem.engine.vllm.failure import EngineGone
 from tandem.engine.vllm.image_reader import ImageReader
 from tandem.engine.vllm.ledger import Ledger

@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from tandem.engine.vllm.arguments import Sockets
 from tandem.engine.vllm.names import EventBatch, decode_batch
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 _log = logging.getLogger(__name__)
 _REPLAY_S: Final = 2.0

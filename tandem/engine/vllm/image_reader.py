@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import Work
-from tandem.engine.standstill import GAP_MAX_S
+from tandem.engine.scheduler.standstill import GAP_MAX_S
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.requests import Expanded
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from tandem.core.errors import TandemError
 from tandem.core.request import Branch
-from tandem.engine.admission import refuse_impossible
-from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
+from tandem.engine.scheduler.admission import refuse_impossible
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.work_deadlines import Wait, WorkDeadlines
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.notices import Notice, notice_of
 from tandem.engine.vllm.orders import Maker, Order
@@ -30,7 +31,6 @@ from tandem.engine.vllm.settings import Runner
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import for_sequence
 from tandem.engine.vllm.unread import Unread
-from tandem.engine.work_deadlines import Wait, WorkDeadlines
 
 _WAITS: Final[Mapping[str, Wait]] = {
     "computes": Wait.NOTHING,

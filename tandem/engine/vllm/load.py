@@ -5,8 +5,8 @@ from typing import Any
 
 from tandem.core.messages import Load
 from tandem.engine.counts import Speculation, speculation_of
-from tandem.engine.step_model import StepLoad, StepTimeModel
-from tandem.engine.throughput import Throughput
+from tandem.engine.scheduler.step_model import StepLoad, StepTimeModel
+from tandem.engine.scheduler.throughput import Throughput
 from tandem.engine.vllm.notices import notice_of
 from tandem.engine.vllm.running import WorkRun
 

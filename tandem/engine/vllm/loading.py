@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from tandem.core.config_facts import CacheKinds
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.engine.activity import family_of
 from tandem.engine.protocol import EngineInfo
+from tandem.engine.scheduler.activity import family_of
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments, facts_of, with_threads
 from tandem.engine.vllm.exchange import Exchange, decide
@@ -29,7 +29,7 @@ from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.telling import Hearing
 from tandem.engine.vllm.turns import turn
-from tandem.service.logs import event
+from tandem.process.logs import event
 
 if TYPE_CHECKING:
     from tandem.engine.vllm.client import VllmClient

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.engine.model_directory import ModelDirectory, open_model
 from tandem.engine.vllm.adapters import open_adapters
 from tandem.engine.vllm.arguments import AdapterDirectory, numbers_identity
 from tandem.engine.vllm.settings import VllmSettings
+from tandem.model.directory import ModelDirectory, open_model
 
 
 @dataclass(frozen=True)

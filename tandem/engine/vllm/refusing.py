@@ -1,8 +1,8 @@
 """Works that a vLLM engine does not take, whatever else it has to do. Pure."""
 
 from tandem.core.errors import TandemError
-from tandem.engine.admission import refuse_impossible
 from tandem.engine.protocol import EngineInfo, Work
+from tandem.engine.scheduler.admission import refuse_impossible
 from tandem.engine.vllm.requests import refuse_under_speculation
 from tandem.engine.vllm.settings import Runner
 

@@ -2,8 +2,8 @@
 
 from tandem.core.request import Branch
 from tandem.engine.protocol import Work, WorkStats
+from tandem.engine.scheduler.work_deadlines import Wait
 from tandem.engine.vllm.requests import draws_again, request_id
-from tandem.engine.work_deadlines import Wait
 
 _REASONS_MAX = 16
 

@@ -44,7 +44,7 @@ from tandem.engine.vllm.stage_space import StageSpace
 from tandem.engine.vllm.stage_work import Opened, Sources
 
 _CONNECTOR: Final = "TandemConnector"
-_CONNECTOR_MODULE: Final = "kv_transfer.connectors.vllm"
+_CONNECTOR_MODULE: Final = "tandem.engine.vllm.connector.vllm"
 
 
 def _nothing(*_: object) -> None:

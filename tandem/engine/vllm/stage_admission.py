@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from tandem.engine.blocks import BlockPool
-from tandem.engine.leases import LeaseTable
+from tandem.engine.scheduler.blocks import BlockPool
+from tandem.engine.scheduler.leases import LeaseTable
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.engine.vllm.stage_work import StagedWork
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from tandem.core.errors import TandemError
-from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import FirstTokens, Prefix, Work
-from tandem.engine.residence import Residence
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.residence import Residence
+from tandem.engine.scheduler.sharing import Sharing
 from tandem.engine.settings import SchedulerSettings
-from tandem.engine.sharing import Sharing
 from tandem.engine.vllm.conduit_messages import (
     Closed,
     DrawFirst,

@@ -8,7 +8,7 @@ computed. They are found by later works of this worker and fetched by others, as
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.engine.blocks import BlockPool
+from tandem.engine.scheduler.blocks import BlockPool
 from tandem.engine.vllm.conduit_messages import OutputSlots, ToRank
 from tandem.engine.vllm.stage_params import NO_SLOT
 

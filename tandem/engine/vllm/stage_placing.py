@@ -1,8 +1,8 @@
 """What a work gets when it is its turn: slots, its blocks that are here, and a fetch for what others bring."""
 
-from tandem.engine.outbox import Outbox
 from tandem.engine.protocol import FetchJob, FetchTarget
-from tandem.engine.residence import Residence
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.residence import Residence
 from tandem.engine.vllm.conduit_messages import INDICES_MAX, DrawFirst, First, Landed, NoMore, ToRank
 from tandem.engine.vllm.stage_admission import StageAdmission
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandem.engine.standstill import GAP_MAX_S, STOPPED, Activity, overdue_after_s
+from tandem.engine.scheduler.standstill import GAP_MAX_S, STOPPED, Activity, overdue_after_s
 from tandem.engine.vllm.pulse import BEAT_EVERY_S, Sign
 
 _MISSED_S: Final = 5 * BEAT_EVERY_S

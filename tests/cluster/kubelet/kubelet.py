@@ -12,7 +12,7 @@ from tandem.kube.cluster import Selector
 from tandem.kube.kinds import POD, Json
 from tandem.kube.reflector import Reflector
 from tandem.kube.store import Key
-from tandem.service.system import SystemClock, SystemEntropy
+from tandem.process.system import SystemClock, SystemEntropy
 from tests.cluster.kubelet import node
 from tests.cluster.kubelet.pod import Means, Pod
 

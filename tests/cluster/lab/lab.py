@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from tandem.cli.ports import free_port
+from tandem.apps.cli.ports import free_port
 from tests.cluster.lab import certificates, servers
 from tests.cluster.lab.http import Json, Unreachable, ask
 from tests.cluster.lab.network import GATEWAY

@@ -1,1 +1,0 @@
-"""Connectors: how other engines hand their KV blocks to, and take them from, this project."""

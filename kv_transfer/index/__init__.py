@@ -1,0 +1,1 @@
+"""Which worker or store has which KV blocks: in memory, in numpy arrays, in Redis. `protocol` is the seam."""

@@ -1,0 +1,39 @@
+"""The seam between the Redis index and whatever speaks to a Redis node: commands in, answers or typed failures out.
+
+`kv_transfer.index.redis_client` is the real one. `tests/contract/test_redis_connection.py` defines the behaviour, for
+the simulation's stand-in too.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+Argument = str | bytes | int
+"""A part of a command."""
+
+
+class RedisFailed(Exception):
+    """The node refused the command, or the connection is lost."""
+
+
+class ScriptUnknown(RedisFailed):
+    """`EVALSHA` named a script that the node has not been told, or has forgotten."""
+
+
+class RedisConnection(Protocol):
+    """Connections to one node, made when they are needed. Nothing here bounds a wait: whoever asks does."""
+
+    async def ask(self, *command: Argument) -> object:
+        """The answer: numbers, bytes, or lists of them. Raises `RedisFailed`, `OSError`."""
+        ...
+
+    async def run_id(self) -> str:
+        """Which run of which server this is; raises as `ask`. Another run may have other data."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the node."""
+        ...
+
+
+Connect = Callable[[str], RedisConnection]
+"""Opens the node at a URL. Nothing is sent yet."""

@@ -1,0 +1,114 @@
+"""The router's side of the Redis index: who has the leading blocks of a prompt, beyond those it has links to.
+
+One round trip per prompt, within a few milliseconds, or none: whatever goes wrong, the answer is that nobody else
+has anything, and the request goes on with what the links tell.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, cast
+
+import msgspec
+
+from kv_transfer.index.redis_connection import Connect
+from kv_transfer.index.redis_nodes import RedisNodes
+from kv_transfer.index.redis_scripts import HOLDERS, LOOK_UP
+from kv_transfer.index.redis_settings import RedisSettings
+from kv_transfer.index.redis_wire import Elsewhere, read_answer
+from tandem.core.errors import TandemError
+from tandem.core.kv import packed_names
+from tandem.core.metrics import Meter
+from tandem.process.logs import event
+
+_log = logging.getLogger(__name__)
+
+_NOBODY: Final[frozenset[str]] = frozenset()
+_OWN: Final = ""
+"""The service that the settings name."""
+_IDLE_ROUNDS: Final = 60
+"""For so many looks at holders a service is remembered that no request has asked for."""
+_SERVICES_MAX: Final = 4096
+NAMES_MAX: Final = 512
+"""Names looked up for one prompt; of a longer one evenly spaced ones."""
+
+
+class RedisIndex:
+    """Look-ups of one router. Each service's blocks are told of under a name of its own; the empty one is that of the
+    settings. Holders of another are known about a second after it was first asked for."""
+
+    def __init__(self, settings: RedisSettings, meter: Meter, connect: Connect) -> None:
+        self._settings = settings
+        self._meter = meter
+        self._holders: dict[str, frozenset[str]] = {_OWN: _NOBODY}
+        self._idle: dict[str, int] = {}
+        """For each service besides the own, how many looks ago it was asked for."""
+        self._asking = 0
+        """Look-ups under way: fewer than there are connections, so that none waits for one."""
+        self._nodes = RedisNodes(settings, (LOOK_UP, HOLDERS), meter, connect)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a look-up has a chance."""
+        return self._nodes.usable
+
+    def holders(self, service: str = _OWN) -> frozenset[str]:
+        """Who told of a service's blocks lately; nobody while it is not usable."""
+        if service:
+            self._idle[service] = 0
+        return self._holders.get(service, _NOBODY) if self._nodes.usable else _NOBODY
+
+    async def run(self) -> None:
+        """Keep the connection, and the list of holders, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._nodes.run(), name="redis nodes")
+            group.create_task(self._watch(), name="redis holders")
+
+    async def _watch(self) -> None:
+        while True:
+            await self._nodes.ready()
+            try:
+                self._holders = {each: await self._holders_of(each) for each in (_OWN, *self._asked_for())}
+            except TandemError as error:
+                event(_log, "redis_holders_unknown", reason=error.message)
+            await asyncio.sleep(self._settings.probe_every_s)
+
+    def _asked_for(self) -> tuple[str, ...]:
+        """The services of late requests, as many as there may be, the latest first."""
+        known = sorted(self._idle.items(), key=lambda each: each[1])[:_SERVICES_MAX]
+        self._idle = {service: rounds + 1 for service, rounds in known if rounds < _IDLE_ROUNDS}
+        return tuple(self._idle)
+
+    async def _holders_of(self, service: str) -> frozenset[str]:
+        prefix = self._settings.prefix_of(service)
+        answer = await self._nodes.evaluate(HOLDERS, (prefix,), self._settings.publish_s)
+        return frozenset(each.decode() for each in cast(Sequence[bytes], answer))
+
+    async def longest(self, names: Sequence[bytes], service: str = _OWN) -> dict[str, Elsewhere]:
+        """How far each holder of a service's blocks gets, by its id. Of more than `NAMES_MAX` names those between two
+        that were looked up are taken for held when the second is: a name stands for its whole prefix, and what turns
+        out to be missing is computed."""
+        if not names or not self._nodes.usable or self._asking >= self._settings.connections_max - 1:
+            self._meter.add("tandem_redis_look_ups_total", 1.0, "skipped")
+            return {}
+        stride = -(-len(names) // NAMES_MAX)
+        asked = names[stride - 1 :: stride]
+        self._asking += 1
+        try:
+            answer = await self._nodes.evaluate(
+                LOOK_UP, (self._settings.prefix_of(service), packed_names(asked)), self._settings.look_up_s
+            )
+            found = read_answer(cast(Sequence[bytes], answer), len(asked))
+        except TandemError:
+            self._meter.add("tandem_redis_look_ups_total", 1.0, "failed")
+            return {}
+        except (ValueError, msgspec.MsgspecError) as error:
+            event(_log, "redis_answer_unreadable", level=logging.WARNING, reason=str(error))
+            self._meter.add("tandem_redis_look_ups_total", 1.0, "unreadable")
+            return {}
+        finally:
+            self._asking -= 1
+        self._meter.add("tandem_redis_look_ups_total", 1.0, "found" if found else "nothing")
+        if stride == 1:
+            return found
+        return {holder: each._replace(held=each.held.times(stride)) for holder, each in found.items()}

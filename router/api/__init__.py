@@ -1,0 +1,1 @@
+"""The public interfaces: REST and gRPC, from bytes to a validated, tokenized request and back to events."""

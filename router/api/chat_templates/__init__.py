@@ -1,0 +1,1 @@
+"""Chat templates: checked, then rendered in a process of their own that may be killed."""

@@ -1,0 +1,1 @@
+"""The public gRPC service: `protos/inference.proto` decoded, bounded and answered."""

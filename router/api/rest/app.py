@@ -1,0 +1,367 @@
+"""The OpenAI REST interface as a plain ASGI application.
+
+POST /v1/chat/completions   POST /v1/completions   GET /v1/models[/{id}]   GET /v1/requests/{id}[/events]
+GET /v1/workers            GET /v1/revisions             GET /v1/explain/fleet
+POST, GET /v1/cache/prefixes   GET, DELETE /v1/cache/prefixes/{id}
+GET /health                 GET /ready             GET /metrics
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, Final
+
+import msgspec
+
+from router.alarms import Alarm, Alarms
+from router.api.arrival import Arrival
+from router.api.asked_models import by_name
+from router.api.auth import Caller, Keys
+from router.api.door import ApiRequest, FrontDoor
+from router.api.errors import check_method
+from router.api.exchange import Answer, Exchange
+from router.api.model_listing import model_object
+from router.api.openai.answer import ChatFormat, CompletionFormat, Format, Label
+from router.api.openai.decode import decode_chat, decode_completion
+from router.api.openai.defaults import NEUTRAL
+from router.api.openai.schema import ChatRequest
+from router.api.openai.scoring import scoring_of
+from router.api.openai.spoken import SpokenFormat
+from router.api.prefixes.prefix_rest import PREFIXES, PrefixRest
+from router.api.rest.body import ClientGone, Receive, check_encoding, discard_body, gone, read_body
+from router.api.rest.call import Call
+from router.api.rest.cors import Cors
+from router.api.rest.numbered import NumberedAnswer
+from router.api.rest.probes import METRICS, Probes
+from router.api.rest.spoken_stream import SpokenNumbered, SpokenStream
+from router.api.rest.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
+from router.api.resumption import Rejoining, facts, form_of, place_of, source_of
+from router.fleet.listing import WorkerListing
+from router.fleet.split_listing import FleetOutlook
+from router.generation import Generation, ServedModel
+from router.http_server.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
+from tandem.core.errors import TandemError
+
+Scope = MutableMapping[str, Any]
+Decode = Callable[[bytes], ApiRequest]
+
+_MODELS: Final = "/v1/models/"
+_REQUESTS: Final = "/v1/requests/"
+_EVENTS: Final = "/events"
+_PROBES: Final = ("/health", "/ready", METRICS)
+
+
+class _NoRevisions(msgspec.Struct, frozen=True):
+    """Of a router whose core does not count."""
+
+    object: str = "list"
+    data: tuple[str, ...] = ()
+
+
+def _no_revisions(models: tuple[str, ...]) -> msgspec.Struct:
+    return _NoRevisions()
+
+
+def _no_outlooks(models: tuple[str, ...]) -> tuple[FleetOutlook, ...]:
+    return ()
+
+
+class RestApp:
+    """The application. `metrics` renders the process's metrics for Prometheus (here for operators; `probes` is the
+    application of a port where everybody may have them), `workers` lists all workers,
+    `revisions` what became of requests per revision of these models, or of all if none is named, `outlooks` likewise
+    which of their workers take prompts for others."""
+
+    def __init__(
+        self,
+        door: FrontDoor,
+        keys: Keys,
+        metrics: Callable[[], bytes],
+        workers: Callable[[], Iterable[WorkerListing]] = tuple,
+        revisions: Callable[[tuple[str, ...]], msgspec.Struct] = _no_revisions,
+        outlooks: Callable[[tuple[str, ...]], Iterable[FleetOutlook]] = _no_outlooks,
+    ) -> None:
+        self._door = door
+        self._keys = keys
+        self.probes = Probes(door.not_ready, metrics)
+        self._workers = workers
+        self._revisions = revisions
+        self._outlooks = outlooks
+        self._prefixes = PrefixRest(door, keys)
+        self._alarms: Alarms | None = None
+        self._cors = Cors(door.settings.cors_origins) if door.settings.cors_origins else None
+        self._posts: dict[str, tuple[str, Decode]] = {
+            "/v1/chat/completions": ("chatcmpl", decode_chat),
+            "/v1/completions": ("cmpl", decode_completion),
+        }
+        self._gets: dict[str, Callable[[Call], None]] = {
+            "/v1/models": self._list_models,
+            "/v1/workers": self._list_workers,
+            "/v1/revisions": self._list_revisions,
+            "/v1/explain/fleet": self._explain_fleet,
+            **dict.fromkeys(_PROBES, self._probe),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "start the server with lifespan and websockets off"
+        watch = _Watch()
+        outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
+        call = Call(scope["path"], dict(scope["headers"]), receive, outlet)
+        method = scope["method"]
+        try:
+            if self._cors is not None:
+                outlet.besides = self._cors.headers(call.headers.get(b"origin"))
+            if method == "OPTIONS" and outlet.besides:
+                self._preflight(call)
+            else:
+                await self._route(method, call, watch)
+        except TandemError as error:
+            respond_error(outlet, error, ())
+        except ClientGone:
+            pass
+        finally:
+            # The one reference that leads back here: without it everything of a request goes at once.
+            watch.exchange = None
+            await outlet.close()
+
+    async def _route(self, method: str, call: Call, watch: "_Watch") -> None:
+        post = self._posts.get(call.path)
+        if post is not None:
+            check_method(method, ("POST",), call.path)
+            await self._generate(call, watch, *post)
+            return
+        if call.path.startswith(PREFIXES):
+            await self._prefixes.serve(method, call)
+            return
+        show = self._gets.get(call.path)
+        events = call.path.startswith(_REQUESTS) and call.path.endswith(_EVENTS)
+        if show is None and not events and not call.path.startswith((_MODELS, _REQUESTS)):
+            raise TandemError("not_found", f"there is nothing at {call.path}")
+        check_method(method, ("GET",) if events else ("GET", "HEAD"), call.path)
+        if show is not None:
+            show(call)
+        elif events:
+            await self._resume(call, watch, call.path.removeprefix(_REQUESTS).removesuffix(_EVENTS))
+        elif call.path.startswith(_REQUESTS):
+            self._one_request(call, call.path.removeprefix(_REQUESTS))
+        else:
+            self._one_model(call, call.path.removeprefix(_MODELS))
+
+    def _preflight(self, call: Call) -> None:
+        """A browser asks whether a page may ask."""
+        assert self._cors is not None
+        call.outlet.besides = self._cors.preflight(call.headers.get(b"origin"))
+        call.outlet.whole(204, (), b"")
+
+    # -- generating --
+
+    async def _generate(self, call: Call, watch: "_Watch", kind: str, decode: Decode) -> None:
+        arrival = self._door.arrivals.arrive(call.header(b"x-request-id"), call.header(b"traceparent"), kind)
+        headers = ((b"x-request-id", arrival.request_id.encode()),)
+        try:
+            generations, answer = await self._read(call, arrival, kind, decode, headers)
+        except TandemError as error:
+            self._door.refused(arrival, error)
+            await self._refuse(call, error, headers)
+        except (ClientGone, asyncio.CancelledError):
+            self._door.left(arrival)
+            raise
+        else:
+            watch.exchange = exchange = self._door.start(arrival, generations, answer)
+            await self._settle(call, exchange, generations[0].timeout_s)
+
+    async def _read(
+        self, call: Call, arrival: Arrival, kind: str, decode: Decode, headers: tuple[Header, ...]
+    ) -> tuple[tuple[Generation, ...], Answer]:
+        """What to generate, and where to. The body and what was decoded of it are let go: answers last for minutes,
+        and of megabytes of metadata nobody needs a byte any more."""
+        arrival.caller = self._caller(call)
+        key = call.header(b"idempotency-key")
+        with self._door.reading(arrival, retried=key is not None) as share:
+            check_encoding(call.headers.get(b"content-encoding"))
+            announced = call.headers.get(b"content-length")
+            prompts = 1 if kind == "chatcmpl" else self._door.settings.sequences_max
+            most = self._door.body_bytes_max(announced, prompts)
+            body = await read_body(call.receive, announced, self._door.settings, share, most)
+            await self._door.check_shape(body)
+            self._door.claim(arrival, key, kind, body)
+            request = decode(body)
+            generations = await self._door.prepare(arrival, request)
+        return generations, self._answer(call.outlet, arrival, request, generations, headers)
+
+    async def _resume(self, call: Call, watch: "_Watch", request_id: str) -> None:
+        """The rest of a resumable stream."""
+        caller = self._caller(call)
+        resumed = await self._door.find(request_id, caller)
+        generation = resumed.generation
+        after = place_of(call.header(b"last-event-id"), generation.n)
+        headers = ((b"x-request-id", request_id.encode()),)
+        known = facts(generation)
+        form = form_of(known, request_id, self._door.renderer(generation.model), source_of(generation))
+        chars = resumed.chars(after)
+        answer = _numbered(call.outlet, form, headers, known.include_usage, after, chars)
+        rejoining = Rejoining(resumed, after, answer)
+        watch.exchange = exchange = self._door.rejoin(caller, resumed, rejoining, answer)
+        left_s = generation.received + generation.timeout_s - self._door.services.clock.now()
+        await self._settle(call, exchange, max(0.0, left_s))
+
+    async def _refuse(self, call: Call, error: TandemError, headers: tuple[Header, ...]) -> None:
+        if error.code != "body_too_large":
+            respond_error(call.outlet, error, headers)
+            return
+        begin_error(call.outlet, error, (*headers, (b"connection", b"close")))
+        await discard_body(call.receive, self._door.settings)
+        call.outlet.end(b"")
+
+    def _answer(
+        self,
+        outlet: Outlet,
+        arrival: Arrival,
+        request: ApiRequest,
+        generations: tuple[Generation, ...],
+        headers: tuple[Header, ...],
+    ) -> Answer:
+        generation = generations[0]
+        include_usage = bool(request.stream_options is not None and request.stream_options.include_usage)
+        label = Label(arrival.request_id, int(arrival.received_wall), request.model, include_usage)
+        scoring = scoring_of(request, [each.prompt for each in generations])
+        if scoring is not None:
+            label = msgspec.structs.replace(label, scoring=scoring)
+        if request.return_token_ids:
+            label = msgspec.structs.replace(label, prompts=tuple(each.prompt for each in generations))
+        vocabulary = self._door.services.renderers[generation.model]
+        form: Format
+        if arrival.speech is not None:
+            form = SpokenFormat(label, vocabulary, arrival.speech, source_of(generation))
+        elif isinstance(request, ChatRequest):
+            form = ChatFormat(label, vocabulary)
+        else:
+            form = CompletionFormat(label, vocabulary)
+        if request.resumable:
+            start = (0,) * (request.n or 1)
+            return _numbered(outlet, form, headers, include_usage, start, start)
+        if request.stream and isinstance(form, SpokenFormat):
+            return SpokenStream(outlet, form, headers, request.n or 1, include_usage)
+        if request.stream:
+            return StreamedAnswer(outlet, form, headers, request.n or 1, include_usage)
+        return CollectedAnswer(outlet, form, headers, request.n or 1)
+
+    async def _settle(self, call: Call, exchange: Exchange, timeout_s: float) -> None:
+        """Wait for the end of the response or of the client, whichever comes first."""
+
+        def late() -> None:
+            exchange.fail(TandemError("deadline_exceeded", f"the request was not finished within {timeout_s:g} s"))
+
+        alarm = Alarm(self._shared_alarms(), late)
+        alarm.set(self._door.services.clock.now() + timeout_s + self._door.settings.settle_s)
+        try:
+            await gone(call.receive)
+        finally:
+            alarm.retire()
+            exchange.abandon("client disconnected")
+
+    def _shared_alarms(self) -> Alarms:
+        """Those of all requests, on the loop that serves them."""
+        if self._alarms is None:
+            self._alarms = Alarms(asyncio.get_running_loop(), self._door.services.clock)
+        return self._alarms
+
+    # -- showing --
+
+    def _caller(self, call: Call) -> Caller:
+        return self._keys.caller(call.header(b"authorization"))
+
+    def _list_models(self, call: Call) -> None:
+        caller = self._caller(call)
+        models = [
+            self._listed(name, model)
+            for name, model in by_name(self._door.services.generator.models()).items()
+            if not caller.models or model.name in caller.models
+        ]
+        respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": models}), ())
+
+    def _listed(self, name: str, model: ServedModel) -> dict[str, Any]:
+        renderer = self._door.services.renderers.get(model.base)
+        return model_object(name, model, NEUTRAL if renderer is None else renderer.defaults)
+
+    def _list_workers(self, call: Call) -> None:
+        caller = self._caller(call)
+        listed = [worker for worker in self._workers() if not caller.models or worker.model in caller.models]
+        if not caller.operator:
+            listed = [worker.for_tenants() for worker in listed]
+        respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": listed}), ())
+
+    def _list_revisions(self, call: Call) -> None:
+        caller = self._caller(call)
+        caller.check_operator("what all tenants together have asked for")
+        respond(call.outlet, 200, msgspec.json.encode(self._revisions(tuple(caller.models))), ())
+
+    def _explain_fleet(self, call: Call) -> None:
+        outlooks = tuple(self._outlooks(tuple(self._caller(call).models)))
+        respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": outlooks}), ())
+
+    def _one_model(self, call: Call, name: str) -> None:
+        caller = self._caller(call)
+        model = by_name(self._door.services.generator.models()).get(name)
+        caller.check_model(name if model is None else model.name)
+        if model is not None:
+            respond(call.outlet, 200, msgspec.json.encode(self._listed(name, model)), ())
+            return
+        raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
+
+    def _one_request(self, call: Call, request_id: str) -> None:
+        caller = self._caller(call)
+        standing = self._door.standing(request_id, caller)
+        if standing is not None:
+            now = {"id": request_id, "status": "running", **msgspec.structs.asdict(standing)}
+            respond(call.outlet, 200, msgspec.json.encode(now), ())
+            return
+        spans = self._door.story(request_id, caller)
+        if not spans:
+            raise TandemError("not_found", f"the request {request_id!r} is not known here")
+        respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "status": "ended", "spans": spans}), ())
+
+    def _probe(self, call: Call) -> None:
+        if call.path == METRICS:
+            self._caller(call).check_operator("what all tenants together do")
+        page = self.probes.page(call.path)
+        assert page is not None, "there is a page for each of these paths"
+        length = (b"content-length", b"%d" % len(page.body))
+        call.outlet.whole(page.status, (*page.headers, length), page.body)
+
+
+class _Watch:
+    """Connects an outlet, which exists first, with the exchange whose client turns out to be slow."""
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+
+    def slow(self) -> None:
+        if self.exchange is not None:
+            self.exchange.fail(TandemError("slow_client", "the client does not read its stream fast enough"))
+
+
+def _numbered(
+    outlet: Outlet,
+    form: Format,
+    headers: tuple[Header, ...],
+    include_usage: bool,
+    after: tuple[int, ...],
+    chars: tuple[int, ...],
+) -> NumberedAnswer:
+    if isinstance(form, SpokenFormat):
+        return SpokenNumbered(outlet, form, headers, include_usage, after, chars)
+    return NumberedAnswer(outlet, form, headers, include_usage, after, chars)
+
+
+def _connection(scope: Scope) -> Connection:
+    """The server's own way to this connection; or, to cut it, ending the handler, which makes servers close it."""
+    offered: Connection | None = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+    if offered is not None:
+        return offered
+    task = asyncio.current_task()
+    assert task is not None, "an ASGI application runs in a task"
+
+    def cancel() -> None:
+        task.cancel("the client does not read")
+
+    return Connection(cancel)

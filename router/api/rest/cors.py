@@ -1,0 +1,42 @@
+"""Which web pages may ask from a browser, and what it is told of that (the Fetch standard's CORS protocol). Pure.
+
+Keys travel in `Authorization`, which a page has to hold itself: cookies are never asked for.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from router.http_server.outlet import Header
+
+ANY: Final = "*"
+_EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, retry-after")
+_PREFLIGHT: Final[tuple[Header, ...]] = (
+    (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
+    (
+        b"access-control-allow-headers",
+        b"authorization, content-type, idempotency-key, last-event-id, traceparent, x-request-id, *",
+    ),
+    (b"access-control-max-age", b"600"),
+)
+
+
+class Cors:
+    """`origins` as in the settings."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._any = ANY in origins
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def headers(self, origin: bytes | None) -> tuple[Header, ...]:
+        """What a response to a page of this origin says besides; nothing where it may not read it."""
+        if self._any and origin is not None:
+            return ((b"access-control-allow-origin", b"*"), _EXPOSED)
+        if origin is None or origin not in self._origins:
+            return ()
+        return ((b"access-control-allow-origin", origin), (b"vary", b"origin"), _EXPOSED)
+
+    def preflight(self, origin: bytes | None) -> tuple[Header, ...]:
+        """The same of the question before the request. A browser adds headers of SDKs (`x-stainless-…`) only where
+        they are named: `*` stands for all but `authorization`, so both are said."""
+        allowed = self.headers(origin)
+        return (*allowed, *_PREFLIGHT) if allowed else ()

@@ -1,0 +1,212 @@
+"""The two shapes of an HTTP answer: a stream of server-sent events, and one JSON body."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from router.api.errors import error_headers, error_json, for_client
+from router.api.exchange import PACE_EVERY, Exchange, Part
+from router.api.openai.answer import DONE, Choice, Format
+from router.generation import Usage
+from router.http_server.outlet import Header, Outlet
+from tandem.core.errors import TandemError
+from tandem.core.messages import TokenLogprob
+
+_encode: Final = msgspec.json.Encoder().encode
+_JSON: Final = (b"content-type", b"application/json")
+_STREAM: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+def respond(outlet: Outlet, status: int, body: bytes, headers: Sequence[Header]) -> None:
+    """A whole JSON response."""
+    outlet.whole(status, (_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
+
+
+def respond_error(outlet: Outlet, error: TandemError, headers: Sequence[Header]) -> None:
+    """An error as a whole response."""
+    shown = for_client(error)
+    respond(outlet, shown.kind.http, error_json(shown), [*error_headers(shown), *headers])
+
+
+def begin_error(outlet: Outlet, error: TandemError, headers: Sequence[Header]) -> None:
+    """Like `respond_error`, but the response is left open for the caller to `end`."""
+    body = error_json(for_client(error))
+    outlet.start(error.kind.http, [_JSON, (b"content-length", b"%d" % len(body)), *headers])
+    outlet.write(body)
+
+
+class StreamedAnswer:
+    """Server-sent events. The response starts with the first output, so that a failure before it has a status."""
+
+    def __init__(
+        self, outlet: Outlet, form: Format, headers: Sequence[Header], sequences: int, include_usage: bool
+    ) -> None:
+        """`sequences` is n, the sequences of each generation."""
+        self._outlet = outlet
+        self._form = form
+        self._headers = headers
+        self._sequences = sequences
+        self._include_usage = include_usage
+
+    def part(self, exchange: Exchange, number: int) -> Part:
+        return _StreamedPart(self, exchange, number, self._outlet, self._form, self._sequences)
+
+    def begin(self) -> None:
+        """Send status and headers unless they are sent."""
+        if not self._outlet.started:
+            self._outlet.start(200, [*_STREAM, *self._headers], streamed=True)
+
+    def finish(self, usage: Usage) -> None:
+        self.begin()
+        self._outlet.end((self._form.usage(usage) if self._include_usage else b"") + DONE)
+
+    def fail(self, error: TandemError) -> None:
+        if self._outlet.started:
+            self._outlet.end(b"data: " + error_json(for_client(error)) + b"\n\n")
+        else:
+            respond_error(self._outlet, error, self._headers)
+
+
+class _StreamedPart(Part):
+    """The sink of one generation of a stream: every output is one event, written in the same call."""
+
+    __slots__ = ("_answer", "_form", "_heads", "_offsets", "_outlet", "_tail")
+
+    def __init__(
+        self, answer: StreamedAnswer, exchange: Exchange, number: int, outlet: Outlet, form: Format, sequences: int
+    ) -> None:
+        super().__init__(exchange, number, sequences)
+        self._answer = answer
+        self._form = form
+        self._outlet = outlet
+        self._heads = [b""] * sequences
+        """What stands before the text of a sequence; empty until its first event. A stream is looked at once in a
+        step, when nothing of it is in the processor's cache any more: the fewer objects a token needs, the better."""
+        self._tail = form.tail
+        self._offsets = [0] * sequences
+
+    def output(
+        self,
+        sequence: int,
+        position: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        self.delivered += len(tokens)
+        if position % PACE_EVERY < 2:
+            self.exchange.pace(self.base + sequence, position)
+        head = self._heads[sequence]
+        if head and finish is None and text and not logprobs:
+            body, wire = head + _encode(text) + self._tail, self._outlet.wire
+            if wire is None or not wire.write(body):
+                self._outlet.write_on(body)
+        else:
+            self._more_than_text(sequence, tokens, text, logprobs, finish, stop_reason)
+
+    def _more_than_text(
+        self,
+        sequence: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        if self.exchange.ended:
+            return
+        index = self.base + sequence
+        body = b""
+        if not self._heads[sequence]:
+            self._heads[sequence] = self._form.head(index)
+            self.exchange.first_output()
+            self._answer.begin()
+            body = self._form.opening(index)
+        if logprobs or finish is not None:
+            shown = self._form.logprobs(tokens, logprobs, self._offsets[sequence]) if logprobs else None
+            body += self._form.piece(index, text, shown, finish, stop_reason)
+        elif text:
+            body += self._heads[sequence] + _encode(text) + self._tail
+        self._offsets[sequence] += len(text)
+        if body:
+            self._outlet.write(body)
+
+
+class CollectedAnswer:
+    """One JSON body with all choices."""
+
+    def __init__(self, outlet: Outlet, form: Format, headers: Sequence[Header], sequences: int) -> None:
+        self._outlet = outlet
+        self._form = form
+        self._headers = headers
+        self._sequences = sequences
+        self._parts: list[_CollectedPart] = []
+
+    def part(self, exchange: Exchange, number: int) -> Part:
+        part = _CollectedPart(exchange, number, self._sequences)
+        self._parts.append(part)
+        return part
+
+    def finish(self, usage: Usage) -> None:
+        choices = [choice for part in self._parts for choice in part.choices()]
+        self._parts.clear()
+        respond(self._outlet, 200, self._form.whole(choices, usage), self._headers)
+
+    def fail(self, error: TandemError) -> None:
+        respond_error(self._outlet, error, self._headers)
+
+
+class _Collected(msgspec.Struct):
+    """What has come of one sequence."""
+
+    texts: list[str]
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish: str = "stop"
+    stop_reason: str | int | None = None
+
+
+class _CollectedPart(Part):
+    """The sink of one generation whose output is wanted as a whole."""
+
+    __slots__ = ("_collected",)
+
+    def __init__(self, exchange: Exchange, number: int, sequences: int) -> None:
+        super().__init__(exchange, number, sequences)
+        self._collected = [_Collected([], [], []) for _ in range(sequences)]
+
+    def output(
+        self,
+        sequence: int,
+        position: int,
+        tokens: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        finish: str | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        self.delivered += len(tokens)
+        if position % PACE_EVERY < 2:
+            self.exchange.pace(self.base + sequence, position)
+        collected = self._collected[sequence]
+        if not collected.tokens:
+            self.exchange.first_output()
+        collected.texts.append(text)
+        collected.tokens.extend(tokens)
+        collected.logprobs.extend(logprobs)
+        if finish is not None:
+            collected.finish, collected.stop_reason = finish, stop_reason
+
+    def choices(self) -> list[Choice]:
+        """The sequences in order."""
+        return [
+            Choice(self.base + number, "".join(one.texts), one.tokens, one.logprobs, one.finish, one.stop_reason)
+            for number, one in enumerate(self._collected)
+        ]

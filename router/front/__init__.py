@@ -1,1 +1,0 @@
-"""What clients meet: REST and gRPC, from bytes to a validated, tokenized request and back to events."""

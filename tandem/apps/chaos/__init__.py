@@ -1,0 +1,1 @@
+"""Real processes under load, struck on purpose, and every answer judged."""

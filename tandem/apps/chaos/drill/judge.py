@@ -1,0 +1,112 @@
+"""Whether a client heard the right answer, and if not, what was wrong with it. Pure.
+
+Texts are compared in words: with the simulated engine a word is a token, with a real one it is about one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from tandem.apps.chaos.drill.hearing import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, Heard
+
+
+@dataclass(frozen=True)
+class Right:
+    """The right answer: texts and finish reasons by choice, and the output tokens of all choices."""
+
+    texts: Mapping[int, str]
+    finishes: Mapping[int, str]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What was wrong, counted: tokens, and requests without an end. `why` is a sentence, empty when all was right."""
+
+    lost: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    without_end: int = 0
+    why: str = ""
+
+    def __add__(self, other: "Faults") -> "Faults":
+        return Faults(
+            self.lost + other.lost,
+            self.duplicated + other.duplicated,
+            self.wrong + other.wrong,
+            self.without_end + other.without_end,
+            "; ".join(filter(None, (self.why, other.why))),
+        )
+
+
+def judge(heard: Heard, right: Right, may_break: bool) -> Faults:
+    """Compare an answer with the right one. With `may_break` a connection that broke is an end like any other, and
+    what came before has to be a beginning of the right answer."""
+    if heard.end in (WITHOUT_END, RUNNING):
+        return Faults(without_end=1, why=f"{_name(heard)} has no end: {heard.reason or 'still running'}")
+    broken = may_break and heard.end in (BROKEN, REFUSED)
+    faults = Faults()
+    for index in range(heard.ask.n):
+        faults += compare(right.texts.get(index, ""), heard.texts.get(index, ""), ends=not broken)
+    if broken:
+        return _explained(faults, heard)
+    if heard.end == DONE and faults == Faults():
+        faults = _figures(heard, right)
+    if heard.end != DONE:
+        faults += Faults(lost=0 if faults.lost else 1)
+    return _explained(faults, heard)
+
+
+def _figures(heard: Heard, right: Right) -> Faults:
+    """Texts are right: so must be the counts and the reasons for which they end."""
+    more = (heard.tokens or 0) - right.tokens
+    reasons = sum(heard.finishes.get(index) != reason for index, reason in right.finishes.items())
+    return Faults(lost=max(0, -more), duplicated=max(0, more), wrong=reasons)
+
+
+def _explained(faults: Faults, heard: Heard) -> Faults:
+    if faults == Faults():
+        return faults
+    how = heard.end + (f" ({heard.reason})" if heard.reason else "")
+    counts = f"{faults.lost} lost, {faults.duplicated} duplicated, {faults.wrong} wrong"
+    return Faults(faults.lost, faults.duplicated, faults.wrong, 0, f"{_name(heard)}: {counts}; it is {how}")
+
+
+def _name(heard: Heard) -> str:
+    return f"{heard.request_id} ({heard.ask.name}, n={heard.ask.n})"
+
+
+def compare(right: str, heard: str, *, ends: bool) -> Faults:
+    """Two texts. Unless the answer `ends`, a beginning of the right text is right."""
+    if heard == right or (not ends and right.startswith(heard)):
+        return Faults()
+    expected, came = right.split(), heard.split()
+    if right.startswith(heard):
+        return Faults(lost=max(1, len(expected) - len(came)))
+    before = _common(expected, came)
+    after = _common(expected[before:][::-1], came[before:][::-1])
+    lost = duplicated = wrong = 0
+    matcher = SequenceMatcher(
+        None, expected[before : len(expected) - after], came[before : len(came) - after], autojunk=False
+    )
+    for change, start, end, begin, stop in matcher.get_opcodes():
+        if change == "delete":
+            lost += end - start if ends or before + end < len(expected) else 0
+        elif change == "replace":
+            wrong += max(end - start, stop - begin)
+        elif change == "insert" and _repeats(came, before + begin, before + stop):
+            duplicated += stop - begin
+        elif change == "insert":
+            wrong += stop - begin
+    return Faults(lost, duplicated, wrong if lost or duplicated or wrong else 1)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """How many words both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _repeats(words: list[str], begin: int, stop: int) -> bool:
+    """Whether these words say once more what stands right before or right after them."""
+    size = stop - begin
+    return words[begin:stop] in (words[max(0, begin - size) : begin], words[stop : stop + size])

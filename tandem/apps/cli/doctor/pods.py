@@ -1,0 +1,60 @@
+"""What the operator's pod of a pool may do, of what matters for memory that is pinned, and whether the kubelet would
+start it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from control_plane.objects.installation import Installation, completed
+from control_plane.objects.pods import CONTAINER, asks_for_rdma, pod_template
+from tandem.apps.cli.doctor.cases import Case
+
+_CAPABILITY: Final = "IPC_LOCK"
+_ROOT: Final = 0
+
+
+@dataclass(frozen=True)
+class PodRights:
+    """Of a worker's container. `user` in words. `ipc_lock`: whether RLIMIT_MEMLOCK does not hold for it, which takes
+    the capability and root: Kubernetes gives a capability to others in name only."""
+
+    rdma: bool
+    user: str
+    ipc_lock: bool
+
+
+def rights_of(case: Case) -> PodRights:
+    """As rendered, with the pool's `template` merged over it."""
+    template = _rendered(case)
+    worker = next(each for each in template["spec"]["containers"] if each["name"] == CONTAINER)
+    own = worker.get("securityContext") or {}
+    user = _of_container("runAsUser", template, worker)
+    added = (own.get("capabilities") or {}).get("add") or ()
+    may = user == _ROOT and (bool(own.get("privileged")) or not {_CAPABILITY, "ALL"}.isdisjoint(added))
+    return PodRights(asks_for_rdma(template), "the image's user" if user is None else f"user {user}", may)
+
+
+def refused_user(case: Case) -> str | None:
+    """Which container the kubelet would not start for its user, and why; None for none. Those that fetch the model
+    and those that the template adds count, too."""
+    template = _rendered(case)
+    containers = (*template["spec"].get("initContainers", ()), *template["spec"].get("containers", ()))
+    for container in containers:
+        user, confined = (_of_container(field, template, container) for field in ("runAsUser", "runAsNonRoot"))
+        if user == _ROOT and confined:
+            name = container.get("name")
+            return f"container {name} has runAsUser: 0 and runAsNonRoot: true, with which no kubelet starts it"
+    return None
+
+
+def _rendered(case: Case) -> Mapping[str, Any]:
+    installation = Installation()
+    service = completed(case.service, installation)
+    pool = next(each for each in service.spec.pools if each.name == case.pool.name)
+    return pod_template(service, pool, "r", installation)
+
+
+def _of_container(field: str, template: Mapping[str, Any], container: Mapping[str, Any]) -> Any:
+    """What a security context says: the container's own, then its pod's."""
+    own, pod = container.get("securityContext") or {}, template["spec"].get("securityContext") or {}
+    return own.get(field, pod.get(field))

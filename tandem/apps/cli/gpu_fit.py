@@ -1,0 +1,92 @@
+"""Whether a worker fits the GPUs it is given, before it starts: the arithmetic in words, or why there is none."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tandem.apps.cli.model_here import CONFIG, model_config, model_directory
+from tandem.core.errors import TandemError
+from tandem.core.quantization import type_of_method
+from tandem.core.sizing import ITEM_BYTES, Shape, activation_bytes, fit, indivisible
+from tandem.devices.assigning import Assignment
+from tandem.engine.settings import SchedulerSettings
+from tandem.spec.engine import EngineSpec
+from tandem.spec.quantity import quantity
+
+_PLAIN: Final = ("float32", "bfloat16", "float16")
+"""Types that are computed with; weights of others are quantized."""
+
+
+def check_fit(source: str, engine: EngineSpec, given: Assignment) -> str:
+    """One line on what the worker needs and has. Raises `bad_setting` where it cannot fit."""
+    directory = model_directory(source)
+    config = None if directory is None else model_config(directory)
+    if directory is None or config is None:
+        return f"memory not checked: {CONFIG} of {source} is not on this machine yet"
+    return fit_of(config, weight_file_bytes(directory), engine, given)
+
+
+def fit_of(config: Mapping[str, Any], file_bytes: int, engine: EngineSpec, given: Assignment) -> str:
+    """As `check_fit`, of a model's `config.json` and the size of its weights' files; 0 where they are not there."""
+    sizes = [gpu.memory for gpu in given.gpus]
+    if any(size is None for size in sizes):
+        return "memory not checked: the driver does not say how much the GPU has"
+    # Imported on use: most platforms have no GPU, and the control plane takes a while to load.
+    from control_plane.operator.model_facts import facts_of
+
+    facts = facts_of(config)
+    shape, shards = facts.shape, engine.parallelism
+    if shape is None:
+        return f"memory not checked: {facts.unread}"
+    if problem := indivisible(shape, shards.tensor, shards.pipeline):
+        raise TandemError("bad_setting", f"{given.name}: {problem}", param="parallelism")
+    weights = _weight_bytes(shape, engine, facts.dtype, file_bytes)
+    if weights is None:
+        return "memory not checked: the weights are not here yet, and quantized ones cannot be computed"
+    dtype = next((each for each in (engine.dtype, facts.dtype) if each in _PLAIN), "bfloat16")
+    scheduler = SchedulerSettings()
+    found = fit(
+        shape,
+        float(min(size for size in sizes if size is not None)),
+        tensor=shards.tensor * (shards.data if shards.expert else 1),
+        pipeline=shards.pipeline,
+        kv_dtype="fp8" if (engine.kv_dtype or "").startswith("fp8") else dtype,
+        context=engine.context_tokens or facts.context or 1,
+        share=given.share,
+        weights=weights,
+        activations=activation_bytes(
+            shape,
+            tokens=scheduler.max_batched_tokens,
+            sequences=scheduler.max_sequences,
+            tensor=shards.tensor,
+            dtype=dtype,
+        ),
+    )
+    if not found.fits or found.kv_tokens < 1:
+        raise TandemError(
+            "bad_setting",
+            f"{given.name} does not fit {', '.join(map(str, given.gpus))}: {found.reason}. Give it more GPUs "
+            "(parallelism), a larger gpuMemoryShare, fewer contextTokens, or run fewer workers",
+            param="gpu_memory_share",
+        )
+    asked = None if engine.kv_memory is None else quantity(engine.kv_memory)
+    beside = "" if asked is None else f"; kvMemory asks for {asked / 1e9:.2f} GB of KV"
+    return f"{found.reason}{beside}"
+
+
+def weight_file_bytes(directory: Path) -> int:
+    """Of all safetensors files, quantized or not."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def _weight_bytes(shape: Shape, engine: EngineSpec, stated: str | None, file_bytes: int) -> float | None:
+    """As they lie in memory: the files', unless they are turned into another type when they are loaded. None where
+    that is not known."""
+    quantized = stated not in _PLAIN
+    if file_bytes and engine.quantization is None and (quantized or engine.dtype in (None, "auto", stated)):
+        return float(file_bytes)
+    if engine.quantization is not None:
+        dtype = type_of_method(engine.quantization)
+    else:
+        dtype = stated if quantized or engine.dtype in (None, "auto") else engine.dtype
+    return None if dtype not in ITEM_BYTES else float(shape.weight_bytes(str(dtype)))

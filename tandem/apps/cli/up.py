@@ -1,0 +1,142 @@
+"""`tandem up`: a router and its workers on this machine, from a `ModelService` file or flags."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from tandem.apps.chaos.drill import pace
+from tandem.apps.cli.board import Board, LineBoard, TableBoard
+from tandem.apps.cli.one_machine import stays_unified, unchecked_hand_over, without_effect
+from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.rolling.edits import Edits
+from tandem.apps.cli.run_directory import tail
+from tandem.apps.cli.supervisor import Supervisor
+from tandem.apps.cli.up_options import UpOptions, parse
+from tandem.core.errors import TandemError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
+    options = parse(arguments)
+    service = options.service
+    for line in (without_effect(service), unchecked_hand_over(service), stays_unified(service)):
+        if line is not None:
+            print(line, file=sys.stderr)
+    platform = Platform(options.service, os.environ, drills=options.drills)
+    for note in platform.notes:
+        _print(note)
+    with cleaning_up(platform):
+        asyncio.run(_up(platform, options))
+    return 0
+
+
+@contextmanager
+def cleaning_up(platform: Platform) -> Iterator[None]:
+    """Remove the run directory at the end; when something failed, show the end of its log and keep all logs."""
+    try:
+        yield
+    except TandemError as error:
+        if error.code == "cancelled":
+            platform.directory.remove()
+            raise KeyboardInterrupt from error
+        _show_log(platform, error)
+        raise
+    except BaseException:
+        platform.directory.remove()
+        raise
+    platform.directory.remove()
+
+
+async def _up(platform: Platform, options: UpOptions) -> None:
+    board = _board(platform, options.plain)
+
+    async def serve(supervisor: Supervisor) -> None:
+        asked = asyncio.Event()
+        _on_signals(supervisor, asked, board)
+        await platform.ready(supervisor, options.start_s)
+        board.say(f"{platform.service.model_name} is served at {platform.url}/v1\n\n{platform.curl()}\n")
+        board.say(f"the router's health and metrics: http://{platform.router.metrics}/metrics\n")
+        if options.drills:
+            board.say(pace.notice(platform.url, options.service.spec.engine))
+        following = asyncio.create_task(_follow(platform, options, supervisor, board), name="follow edits")
+        try:
+            await asked.wait()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    with board:
+        await platform.run(board, serve)
+    _print("stopped")
+
+
+async def _follow(platform: Platform, options: UpOptions, supervisor: Supervisor, board: Board) -> None:
+    """Carry out edits of the file, if there is one. A mistake here must not end what is being served."""
+    if options.file is None or options.reread is None:
+        return
+    try:
+        await platform.follow(supervisor, Edits(options.file, options.reread, options.service), board.say)
+    except Exception as error:  # noqa: BLE001  (whatever it is, serving goes on)
+        board.say(f"edits of {options.file} are not followed any more: {type(error).__name__}: {error}")
+
+
+def _board(platform: Platform, plain: bool) -> Board:
+    console = Console()
+    if console.is_terminal and not plain:
+        return TableBoard(console, platform.members, lambda: platform.watch.line)
+    return LineBoard(_print)
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        _silence()  # whoever read us is gone; serving goes on
+
+
+def _silence() -> None:
+    """From now on everything printed goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+
+
+def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: Board) -> None:
+    def signalled() -> None:
+        if asked.is_set():
+            supervisor.hurry()
+            board.say("stopping now")
+        else:
+            asked.set()
+            supervisor.stop()
+            board.say("stopping; running streams may end first, another Ctrl-C stops at once")
+
+    def hung_up() -> None:
+        _silence()
+        asked.set()
+        supervisor.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signalled)
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
+
+
+def _show_log(platform: Platform, error: TandemError) -> None:
+    """Where all logs are, and the end of the failed process's own where it tells more than the error."""
+    if error.param is not None and error.code == "engine_failed":
+        last = tail(platform.control.log_of(error.param))
+        if adds_to(error.message, last):
+            print(f"--- last lines of {error.param}'s log\n{last}\n---", file=sys.stderr)
+    print(f"logs: {platform.directory.logs}", file=sys.stderr)
+
+
+def adds_to(message: str, log: str) -> bool:
+    """Whether a log holds a line that neither is an event for the supervisor nor repeats the message."""
+    lines = (line for line in log.splitlines() if line.strip())
+    return any(message not in line and not line.startswith('{"event"') for line in lines)

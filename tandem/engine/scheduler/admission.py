@@ -1,0 +1,215 @@
+"""Who may enter the batch: the most urgent waiting sequence, when its blocks fit."""
+
+from dataclasses import dataclass
+
+from tandem.core.errors import TandemError
+from tandem.engine.protocol import EngineInfo, FetchJob, FetchTarget, Work
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.residence import Residence
+from tandem.engine.scheduler.sequence import Fetch, Job, Sequence
+from tandem.engine.scheduler.step_rules import Way, blocks_for, may_enter, may_export, spare_blocks
+from tandem.engine.settings import SchedulerSettings
+
+
+def refuse_impossible(work: Work, info: EngineInfo) -> None:
+    """Raise for a work that can never run here: `invalid_request`, `context_length_exceeded`, `out_of_blocks`."""
+    prompt = len(work.prompt) // 4
+    if prompt == 0 or not work.branches:
+        raise TandemError("invalid_request", "a work needs at least one prompt token and one branch", param="prompt")
+    if work.stopping.max_tokens <= max(len(branch.forced) for branch in work.branches):
+        raise TandemError(
+            "invalid_request", "nothing is left to generate after the forced tokens", param="max_tokens"
+        )
+    total = prompt + work.stopping.max_tokens
+    if total > info.context_tokens:
+        raise TandemError(
+            "context_length_exceeded",
+            f"the prompt has {prompt} tokens and max_tokens is {work.stopping.max_tokens}: together {total}, "
+            f"but the context of {info.model} is {info.context_tokens}",
+            param="max_tokens",
+        )
+    # The last drawn token's KV is never needed; prefill draws one token and stops.
+    generated = max(len(branch.forced) for branch in work.branches) if work.mode == "prefill" else total - prompt - 1
+    blocks = blocks_for(prompt + generated, info.layout.block_tokens)
+    # Branches of an exported prompt may have to copy its pinned tail.
+    blocks += work.mode == "prefill" and len(work.branches) > 1 and generated > 0
+    if blocks > info.blocks:
+        raise TandemError("out_of_blocks", f"the work needs up to {blocks} KV blocks, the pool has {info.blocks}")
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What the sequence that is next waits for: so many available blocks, or room for so many more sequences."""
+
+    sequence: Sequence
+    blocks: int
+    width: int
+
+
+class Admission:
+    """Moves sequences from the queues into the batch and reserves their blocks."""
+
+    def __init__(self, residence: Residence, settings: SchedulerSettings, outbox: Outbox) -> None:
+        self._residence = residence
+        self._settings = settings
+        self._outbox = outbox
+        self._blocked: tuple[Sequence, int, bool] | None = None
+        self._blocked_by: Shortage | None = None
+        self.shortage: Shortage | None = None
+        """Why nobody could be admitted when that was tried last, if it was for want of blocks or of room."""
+
+    def next(self, budget_left: bool, now: float) -> Sequence | None:
+        """Admit the most urgent sequence that may enter now; None when none may.
+
+        Without budget only those enter that are to be fetched for. Nobody overtakes a sequence that waits for blocks.
+        """
+        residence = self._residence
+        if not (residence.computable or residence.fetchable or residence.bringable):
+            self.shortage = None
+            return None
+        while (sequence := self._candidate(budget_left)) is not None:
+            if not self._fits(sequence):
+                return None
+            if self._sets_aside(sequence):
+                continue
+            if not self._reserve(sequence):
+                return None
+            self._residence.unqueue(sequence)
+            self._enter(sequence, now)
+            break
+        self.shortage = None
+        return sequence
+
+    def _candidate(self, budget_left: bool) -> Sequence | None:
+        """A prefill that waits for exports to shrink does not hold up fetches: two workers that pull from each
+        other would otherwise wait for one another."""
+        residence, fetch_ahead = self._residence, self._settings.fetch_ahead
+        bringable = residence.bringable.head()
+        ahead = 0 if budget_left or bringable is None else self._brought_ahead()
+        heads: tuple[tuple[Way, Sequence | None], ...] = (
+            ("fetch", residence.fetchable.head()),
+            ("bring", bringable),
+            ("compute", residence.computable.head()),
+        )
+        waiting = [
+            head for way, head in heads if head is not None and may_enter(way, budget_left, ahead, fetch_ahead)
+        ]
+        waiting.sort(key=lambda head: head.job.order)
+        return next((head for head in waiting if self._may_export(head)), None)
+
+    def _sets_aside(self, sequence: Sequence) -> bool:
+        """Whether the first block this work would have to fetch is being fetched for another one: it will be found
+        here. Should that fetch fail, this work tries for itself, so that nobody waits for one failure after another.
+        """
+        residence, job = self._residence, sequence.job
+        if not residence.bringing or sequence not in residence.bringable:
+            return False
+        matched = len(residence.pool.match(sequence.names))
+        name = sequence.names[matched] if matched < job.bring else b""
+        maker = residence.bringing.get(name)
+        if maker is None or job.waited_for not in (None, maker):
+            return False
+        residence.set_aside(job, name)
+        job.explain("waited for a shared prefix being fetched")
+        return True
+
+    def _brought_ahead(self) -> int:
+        """Works that are being fetched for, or wait for a share of a step's budget."""
+        batch = self._residence.batch
+        fetching = (sequence.job.fetch for sequence in batch.parked if sequence.being_fetched)
+        return len(batch.prefilling) + sum(fetch is not None and not fetch.hand_off for fetch in fetching)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        batch = self._residence.batch
+        width = sequence.job.live if sequence.is_trunk else 1
+        if batch.width and batch.width + width > self._settings.max_sequences:
+            self.shortage = Shortage(sequence, 0, width)
+            return False
+        if self._blocked == self._block_state(sequence):
+            self.shortage = self._blocked_by
+            return False
+        return True
+
+    def _may_export(self, sequence: Sequence) -> bool:
+        """Whether exports leave room for what this sequence will export."""
+        residence = self._residence
+        if not sequence.job.leased or sequence is not sequence.job.root:
+            return True
+        exported = residence.leases.owed + residence.export_due
+        blocks = blocks_for(sequence.length, residence.block_tokens)
+        if may_export(exported, blocks, residence.pool.blocks, self._settings.export_share):
+            return True
+        self._explain(sequence, "waits: exports hold their share of the blocks")
+        return False
+
+    def _block_state(self, sequence: Sequence) -> tuple[Sequence, int, bool]:
+        """As long as this stays the same, a sequence that did not fit still does not."""
+        residence = self._residence
+        return (sequence, residence.pool.available, residence.batch.width > 0)
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Give the sequence all blocks of its known tokens, those of its prefix found here shared."""
+        residence = self._residence
+        pool, size = residence.pool, residence.block_tokens
+        sequence.extend_names(sequence.job.work.root, size)
+        state, available = self._block_state(sequence), pool.available
+        matched = pool.match(sequence.names)
+        for slot in matched:
+            pool.ref(slot)
+        needed = blocks_for(sequence.length, size) - len(matched)
+        spare = spare_blocks(self._settings.watermark, pool.blocks, residence.batch.width > 0)
+        if needed + spare > pool.available:
+            # What is found here but used by nobody counts as available until it is shared.
+            wanted = needed + spare + available - pool.available
+            pool.release_table(matched)
+            self._blocked = state
+            width = sequence.job.live if sequence.is_trunk else 1
+            self.shortage = self._blocked_by = Shortage(sequence, wanted, width)
+            self._explain(sequence, f"waits: {wanted} blocks wanted, {pool.available} available")
+            return False
+        self._blocked = None
+        sequence.grow(matched)
+        sequence.grow(pool.allocate(needed))
+        self._account(sequence, len(matched), needed)
+        return True
+
+    def _account(self, sequence: Sequence, matched: int, needed: int) -> None:
+        residence, job = self._residence, sequence.job
+        sequence.computed = matched * residence.block_tokens
+        if job.admitted is None:
+            job.tokens_reused += min(sequence.computed, sequence.known)
+        if job.leased and sequence is job.root:
+            residence.settle_export_due(job, -needed)
+            for block in range(matched):
+                residence.leases.export(job.work.lease_id, sequence.names[block], sequence.table[block])
+
+    def _enter(self, sequence: Sequence, now: float) -> None:
+        job = sequence.job
+        if job.admitted is None:
+            job.admitted = now
+            self._start_fetch(job, sequence, now)
+        self._residence.settle(sequence)
+
+    def _start_fetch(self, job: Job, root: Sequence, now: float) -> None:
+        """Ask for the blocks that are not here: all of them that somebody else computes, otherwise those worth it.
+
+        A hand-off without blocks is asked for too: its pull tells prefill to let go.
+        """
+        residence, hand_off = self._residence, job.handed_over
+        size = residence.block_tokens
+        names = job.export_names(size) if hand_off else tuple(root.names[: job.bring])
+        targets = tuple(
+            FetchTarget(
+                index, names[index], slot := root.table[index], residence.pool.generation(slot),
+                min(size, root.known - index * size),
+            )
+            for index in range(root.computed // size, len(names))
+        )  # fmt: skip
+        if targets:
+            residence.begin_fetch(job, Fetch(targets, now, hand_off=hand_off, bring=job.bring))
+        if targets or hand_off:
+            self._outbox.fetch(FetchJob(job.work.work_id, targets, hand_off))
+
+    def _explain(self, sequence: Sequence, reason: str) -> None:
+        sequence.job.explain(reason)
+        self._outbox.explain(reason)

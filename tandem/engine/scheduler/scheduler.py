@@ -1,0 +1,387 @@
+"""The scheduler: batching, chunking, preemption, prefix sharing, blocks and exports as one synchronous class.
+
+`plan(now)` says what to compute next, `apply(result, now)` takes the answer; commands may come between the two.
+Slots are handed out in `plan` alone, and never while a step runs, so a slot that a command frees during a step
+is not written by anybody else before that step has ended.
+"""
+
+from collections import Counter
+from itertools import chain
+from math import inf
+from typing import Final
+
+from tandem.core.errors import TandemError
+from tandem.core.messages import Load
+from tandem.engine.protocol import EngineInfo, FirstTokens, Prefix, StepReport, Work
+from tandem.engine.scheduler.acceptance import Acceptance
+from tandem.engine.scheduler.admission import Admission, refuse_impossible
+from tandem.engine.scheduler.engine_load import load_of
+from tandem.engine.scheduler.idle_fetches import IdleFetches
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.plan import Step, StepResult
+from tandem.engine.scheduler.residence import Residence
+from tandem.engine.scheduler.sequence import Job, Phase, Sequence
+from tandem.engine.scheduler.sharing import Sharing
+from tandem.engine.scheduler.step_budget import StepBudget
+from tandem.engine.scheduler.step_draft import Draft, Entry
+from tandem.engine.scheduler.step_planner import StepPlanner
+from tandem.engine.scheduler.throughput import Throughput
+from tandem.engine.scheduler.work_deadlines import WorkDeadlines
+from tandem.engine.settings import SchedulerSettings
+
+_PREFILL: Final = Phase.PREFILL
+_DECODE: Final = Phase.DECODE
+_DONE: Final = Phase.DONE
+
+_TELL_PROGRESS_S: Final = 0.25
+
+
+class Scheduler:
+    """Owns every work of one engine. Not thread-safe; never blocks; reads no clock."""
+
+    def __init__(self, info: EngineInfo, settings: SchedulerSettings) -> None:
+        self.info = info
+        self.settings = settings
+        self.residence = Residence(info.blocks, info.layout.block_tokens, settings)
+        self.leases = self.residence.leases
+        self._outbox = Outbox()
+        self._budget = StepBudget(settings)
+        admission = Admission(self.residence, settings, self._outbox)
+        self._planner = StepPlanner(self.residence, admission, self._budget, info.columns)
+        self._idle_fetches = IdleFetches(self.residence, admission, self._outbox, settings)
+        self.sharing = Sharing(self.residence, self._outbox, settings)
+        """What peers are given that nobody here computes for them."""
+        self._throughput = Throughput()
+        self._jobs: dict[int, Job] = {}
+        self._acceptance = Acceptance(self._jobs, self.residence, self._outbox, self._close)
+        self._deadlines = WorkDeadlines(self._jobs, settings.queue_s)
+        self._told_progress = -inf
+        self._flight: Draft | None = None
+        self._steps = 0
+
+    # -- commands --
+
+    def submit(self, work: Work, now: float) -> None:
+        """Queue a work. Raises `invalid_request`, `context_length_exceeded`, `out_of_blocks`, `queue_full`, and
+        `cancelled` when its lease has already been released."""
+        assert work.work_id not in self._jobs, f"work {work.work_id} is here already"
+        assert work.mode in ("prefill", "decode", "local"), work.mode
+        refuse_impossible(work, self.info)
+        if self.residence.waiting >= self.settings.max_waiting:
+            raise TandemError("queue_full", f"{self.settings.max_waiting} sequences are waiting already")
+        if work.mode == "prefill" and self.leases.buried(work.lease_id):
+            raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
+        if work.mode == "prefill" and self.leases.exists(work.lease_id):
+            raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
+        size = self.info.layout.block_tokens
+        job = Job(work, self.residence.next_arrival(), now, self.info.eos_token_ids, size)
+        self._jobs[work.work_id] = job
+        self.residence.enqueue(job.root)
+        if job.leased:
+            self.leases.open(work.lease_id, work.lease_s, job.export_names(size))
+        self._deadlines.watch(job, now)
+
+    def cancel(self, work_id: int, now: float, sequence: int | None = None) -> None:
+        """Free a work, or one sequence of it."""
+        job = self._jobs.get(work_id)
+        if job is None:
+            return
+        if sequence is None:
+            self._end(job, now, completed=False)
+            return
+        branch = job.branches.get(sequence)
+        if branch is not None and not branch.done:
+            self._close(branch, now)
+
+    def provide_first(self, work_id: int, sequence: int, token: int, now: float, relay: bool = False) -> None:
+        """The next position of a branch of a decode work. Repeats, and positions drawn here, are ignored."""
+        job = self._jobs.get(work_id)
+        branch = job.branches.get(sequence) if job is not None else None
+        if job is None or branch is None or branch.done or job.work.mode != "decode":
+            return
+        if branch.outputs != branch.forced:
+            return
+        branch.awaits_first = False
+        self._prefill_over(job, now)
+        self.residence.blocks_ready(job)
+        self._acceptance.accept(branch, token, None, now, emit=relay, relayed=relay)
+        if branch.phase is Phase.PARKED:
+            self.residence.settle(branch)
+
+    def sample_first(self, work_id: int, now: float) -> None:
+        """Draw here what has not been provided; what a fetch does not bring is computed, and none begins any more."""
+        job = self._jobs.get(work_id)
+        if job is None or job.work.mode != "decode":
+            return
+        self._prefill_over(job, now)
+        self.residence.prefill_lost(job)
+        for branch in job.branches.values():
+            branch.awaits_first = False
+            if branch.phase is Phase.PARKED:
+                self.residence.settle(branch)
+        self._idle_fetches.prefill_lost(job)
+
+    def _prefill_over(self, job: Job, now: float) -> None:
+        """Nobody else computes the prompt of a decode work any more: its own waiting counts from now."""
+        if job.waits_for_prefill:
+            job.prefill_over = now
+            self._deadlines.watch_wait(job)
+
+    # -- blocks under transfer --
+
+    def prefix(self, work_id: int) -> Prefix | None:
+        """The full blocks that a work which waits begins with; None when it waits no longer, or is private."""
+        job = self._jobs.get(work_id)
+        if job is None or job.admitted is not None or job.work.private:
+            return None
+        names = tuple(job.root.names[: job.root.known // self.info.layout.block_tokens])
+        return Prefix(names, len(self.residence.pool.match(names)))
+
+    def bring(self, work_id: int, blocks: int) -> None:
+        """Have what is missing of a waiting work's first `blocks` blocks fetched before the rest is computed."""
+        job = self._jobs.get(work_id)
+        if job is not None and not job.work.private:
+            self.residence.bring(job, blocks)
+
+    def landed(self, work_id: int, index: int, digests: bytes, now: float) -> None:
+        """Block `index` of the work's fetch is in its slot and verified."""
+        if work_id < 0:
+            self.sharing.guests.landed(work_id, index, digests)
+            return
+        job = self._jobs.get(work_id)
+        if job is not None:
+            self.residence.landed(job, index, digests, now)
+            self._tell_landed(job, now)
+            self._note_prefilled(job, now)
+
+    def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
+        """The fetch is over; `late` slots stay in quarantine."""
+        if work_id < 0:
+            self.sharing.guests.ended(work_id, late)
+            return
+        job = self._jobs.get(work_id)
+        if job is not None and reason is not None:
+            job.explain(f"fetch ended: {reason}")
+        self.residence.fetch_ended(work_id, job, late)
+        if job is not None:
+            self._note_prefilled(job, now)
+
+    def quarantine_over(self, slots: tuple[int, ...]) -> None:
+        """No late byte can reach these slots any more."""
+        for slot in slots:
+            self.residence.pool.unquarantine(slot)
+
+    def condemn(self, slot: int, now: float) -> None:
+        """The bytes of a complete block are damaged: nobody uses it any more, and who has used it fails."""
+        self.residence.pool.condemn(slot)
+        for job in tuple(self._jobs.values()):
+            if any(slot in sequence.table for sequence in job.sequences):
+                self._fail(job, "kv_corrupt", "a KV block that it attends to was damaged in memory", now)
+
+    def release_lease(self, lease_id: str) -> None:
+        """The peer wants nothing more under this lease, or it must never open."""
+        self.leases.release(lease_id)
+
+    # -- steps --
+
+    def plan(self, now: float) -> tuple[Step | None, StepReport | None]:
+        """The next step, or None when nothing can be computed now; and what planning brought about."""
+        assert self._flight is None, "the last step has not been applied"
+        self.leases.expire(now)
+        for job, reason in self._deadlines.passed(now):
+            self._fail(job, "deadline_exceeded", reason, now)
+        draft = self._planner.draft(now)
+        for _ in range(8):
+            if not draft.empty or not (self.residence.ready_again or draft.preempted):
+                break
+            draft = self._planner.draft(now)
+        for job in self._idle_fetches.give_way(now):
+            self._deadlines.watch_wait(job)
+        self.sharing.admit(works_wait=self._planner.admission.shortage is not None)
+        step = None
+        if not draft.empty:
+            self._steps += 1
+            self._note_computing(draft, now)
+            step = draft.step(self._steps, self.residence.take_landed(), self.info.layout.block_tokens)
+            self._flight = draft
+        return step, self.take_report()
+
+    def apply(self, result: StepResult, now: float) -> StepReport | None:
+        """Take the result of the step that `plan` gave last."""
+        draft, self._flight = self._flight, None
+        assert draft is not None, "no step runs"
+        assert result.number == self._steps, f"step {self._steps} runs, not {result.number}"
+        if not draft.unmeasured:
+            load = draft.load()
+            self._budget.observe(load, result.compute_s)
+            self._throughput.observe(load, result.compute_s)
+        for source, _ in draft.copies.values():
+            self.residence.pool.release(source)
+        taken = self._fill(draft, result)
+        for entry in draft.entries.values():
+            phase, count = entry.sequence.phase, len(entry.complete)
+            if phase is _DECODE or phase is _PREFILL:
+                if count or entry.prefill:
+                    self._advance(entry, result.digests[taken : taken + count], now)
+                else:
+                    entry.sequence.computed = entry.end
+            taken += count
+        self._note_computed(draft, now)
+        self._acceptance.columns(draft.generating, result.tokens, now)
+        self._acceptance.drawn(result.drawn, now)
+        for entry in draft.entries.values():
+            if entry.prefill and entry.sequence.phase is _PREFILL:
+                self.residence.settle(entry.sequence)
+        return self.take_report()
+
+    def _advance(self, entry: Entry, digests: tuple[bytes, ...], now: float) -> None:
+        """Count what a row computed and publish the blocks it completed."""
+        sequence, start = entry.sequence, entry.row.start
+        sequence.computed = entry.end
+        for block, words in zip(entry.complete, digests, strict=True):
+            self.residence.complete(sequence, block, words)
+        if not entry.prefill:
+            return
+        job = sequence.job
+        job.chunks += 1
+        if start < sequence.known:
+            job.tokens_computed += min(entry.end, sequence.known) - start
+            if not entry.row.write:
+                job.count_again()
+        if sequence is job.root:
+            self._note_prefilled(job, now)
+            if sequence.is_trunk and sequence.computed == sequence.length:
+                self.residence.fork(sequence)
+
+    def _fill(self, draft: Draft, result: StepResult) -> int:
+        """Publish the blocks that columns have completed; gives how many there were."""
+        for (sequence, block), digests in zip(draft.filled.items(), result.digests, strict=False):
+            if sequence.phase is _DECODE:
+                self.residence.complete(sequence, block, digests)
+        return len(draft.filled)
+
+    # -- ends --
+
+    def _close(self, branch: Sequence, now: float) -> None:
+        """A branch is over; with the last one the work is."""
+        if branch.phase is Phase.UNBORN:
+            branch.phase = Phase.DONE
+        elif branch is not branch.job.root:
+            self.residence.drop(branch, Phase.DONE)
+        branch.job.live -= 1
+        if branch.job.live == 0:
+            self._end(branch.job, now, completed=bool(branch.job.first))
+
+    def _end(self, job: Job, now: float, completed: bool) -> None:
+        """Let go of everything but, after a prefill that decode is to go on from, the exported blocks."""
+        del self._jobs[job.work.work_id]
+        for sequence in job.sequences:
+            if sequence.phase is Phase.UNBORN:
+                sequence.phase = Phase.DONE
+            elif not sequence.done:
+                self.residence.drop(sequence, Phase.DONE)
+        self.residence.settle_export_due(job, job.export_due)
+        wanted = any(finish is None for _, _, finish in job.first)
+        if job.leased and completed and wanted:
+            self.leases.sampled(job.work.lease_id, FirstTokens(tuple(sorted(job.first))))
+            self.leases.produced(job.work.lease_id, now)
+        elif job.leased:
+            self.leases.release(job.work.lease_id)
+        self._outbox.end(job.work.work_id, job.stats(now))
+
+    def _fail(self, job: Job, code: str, message: str, now: float) -> None:
+        self._outbox.fail(job.work.work_id, code, message)
+        self._end(job, now, completed=False)
+
+    def _note_computing(self, draft: Draft, now: float) -> None:
+        for entry in draft.entries.values():
+            if entry.prefill and entry.sequence.job.computing is None:
+                entry.sequence.job.computing = now
+
+    def _note_computed(self, draft: Draft, now: float) -> None:
+        """Prompts have got on, and with them everything that waits for its place, or its turn, behind them."""
+        prompts = [entry.sequence.job for entry in draft.entries.values() if entry.prefill]
+        if not prompts:
+            return
+        self._deadlines.moved(now)
+        self._tell_progress(prompts, now)
+
+    def _tell_progress(self, prompts: list[Job], now: float) -> None:
+        if now - self._told_progress < _TELL_PROGRESS_S:
+            return
+        self._told_progress = now
+        self._get_on([job for job in self._jobs.values() if job.waits_its_turn or job in prompts], now)
+
+    def _tell_landed(self, job: Job, now: float) -> None:
+        """Blocks that land are progress of their own work, and of no other."""
+        if now - job.told_landed >= _TELL_PROGRESS_S:
+            job.told_landed = now
+            self._get_on([job], now)
+
+    def _get_on(self, jobs: list[Job], now: float) -> None:
+        self._outbox.progress((job.work_id, job.tokens_computed) for job in jobs)
+        for job in jobs:
+            if job.leased:
+                self.leases.move(job.work.lease_id, now)
+
+    def _note_prefilled(self, job: Job, now: float) -> None:
+        if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):
+            job.prefilled = now
+
+    # -- figures --
+
+    def take_report(self) -> StepReport | None:
+        """What happened since the last report; None when nothing did."""
+        return self._outbox.take(self.residence.pool.take_changes())
+
+    def next_wake(self, now: float) -> float | None:
+        """When `plan` must be called again even if nobody commands anything; None for never."""
+        if self.residence.ready_again:
+            return now
+        soonest = min(self._deadlines.next(), self.leases.next_expiry, self._idle_fetches.next_look(now))
+        return soonest if soonest != float("inf") else None
+
+    def load(self) -> Load:
+        """How busy this engine is."""
+        budget = self._budget
+        return load_of(self.residence, self._throughput, budget.prompt_cost, budget.longest_s, budget.fit)
+
+    def set_itl_target(self, itl_target_s: float | None) -> None:
+        """What a step may take beside running sequences, in seconds, from now on; None stands for the settings'."""
+        self._budget.set_itl_target(itl_target_s)
+
+    def overdue_s(self, now: float) -> float:
+        """By how much the work that is most overdue has missed its deadline; 0 when none has."""
+        return max((now - job.work.deadline for job in self._jobs.values()), default=0.0)
+
+    @property
+    def predicted_s(self) -> float:
+        """How long the step that runs is expected to take; zero between steps."""
+        return self._budget.predicted_s(self._flight.load()) if self._flight is not None else 0.0
+
+    def give_up(self, reason: str, now: float) -> None:
+        """Fail every work: this engine does not get on, and another may."""
+        for job in tuple(self._jobs.values()):
+            self._fail(job, "worker_lost", reason, now)
+
+    def snapshot(self) -> tuple[bytes, ...]:
+        """Names of all full blocks available now."""
+        return self.residence.pool.snapshot()
+
+    def check(self) -> None:
+        """Assert the invariants: no slot leaks, is used twice, or is held by something that is gone."""
+        refs = Counter(self.leases.pins())
+        tables = [sequence.table for sequence in self.residence.batch]
+        if self._flight is not None:
+            tables.append([source for source, _ in self._flight.copies.values()])
+        tables.append(self.sharing.guests.slots())
+        refs.update(chain.from_iterable(tables))
+        self.residence.pool.check(refs)
+        for sequence in self.residence.batch:
+            assert self._jobs[sequence.job.work.work_id] is sequence.job, "a sequence outlives its work"
+        waiting = self.residence.waiting
+        # Submits are refused at the first bound; what is preempted beyond it was admitted within the second.
+        assert waiting <= self.settings.max_waiting + self.settings.max_sequences, f"{waiting} sequences wait"
+        self.leases.check()
+        self.residence.check_bringing(self._jobs)
+        assert self.residence.export_due == sum(job.export_due for job in self._jobs.values())

@@ -1,0 +1,353 @@
+"""A work inside the scheduler, and its sequences: the state that plans are made from.
+
+A *sequence* is a run of known tokens with a block table, of which the first `computed` positions have their KV.
+A work with one branch has one sequence. A work with several has a *trunk* too: the tokens all branches have in
+common, computed once; when its KV is complete the branches fork off, sharing its blocks.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from enum import IntEnum
+from math import inf
+
+from tandem.core.kv import chain_names, pack_tokens, tail_name
+from tandem.core.request import Branch
+from tandem.engine.protocol import FetchTarget, Work, WorkStats
+from tandem.engine.scheduler.plan import Draw, Lane
+from tandem.engine.scheduler.step_rules import order_of
+from tandem.engine.scheduler.work_deadlines import Wait
+
+_REASONS_MAX = 16
+
+
+class Phase(IntEnum):
+    """Where a sequence is. Blocks are held in PARKED, PREFILL and DECODE only."""
+
+    UNBORN = 0
+    """A branch whose trunk is not complete."""
+    WAITING = 1
+    """In the queue: not admitted yet, or preempted."""
+    PARKED = 2
+    """Admitted, but waits for a fetch or for its next position from elsewhere."""
+    PREFILL = 3
+    """More than its last token is to be computed, or the last again for its logits."""
+    DECODE = 4
+    """One token per step."""
+    DONE = 5
+
+
+class Sequence:
+    """Known tokens, their names and their blocks. `index` is the branch's number, -1 for a trunk."""
+
+    __slots__ = (
+        "awaits_first",
+        "computed",
+        "cow",
+        "ends",
+        "filled",
+        "forced",
+        "index",
+        "job",
+        "known",
+        "lane",
+        "last",
+        "length",
+        "names",
+        "outputs",
+        "outputs_max",
+        "phase",
+        "plain_from",
+        "seed",
+        "table",
+        "table_packed",
+        "tokens",
+    )
+
+    def __init__(self, job: "Job", index: int, seed: int, tokens: bytes, forced: int) -> None:
+        self.job = job
+        self.index = index
+        self.seed = seed
+        self.lane = Lane(job.work_id, index, seed, job.sampling)
+        # Of the work, here too: these are asked for with every token.
+        self.outputs_max, self.ends = job.max_tokens, job.ends
+        self.plain_from = job.min_tokens if job.plain else sys.maxsize
+        """Outputs from which on logits, seed and position alone decide the next."""
+        self.tokens = bytearray(tokens)
+        self.last = tokens[-4:]
+        """The last known token, packed."""
+        self.length = len(tokens) // 4
+        self.known = self.length
+        """Tokens that came with the work: prompt and forced output."""
+        self.forced = forced
+        self.outputs = forced
+        self.computed = 0
+        self.table: list[int] = []
+        self.table_packed: bytes | None = None
+        self.names: list[bytes] = []
+        self.filled: set[int] = set()
+        """Own blocks that a fetch filled beyond a hole; `computed` jumps over them."""
+        self.phase = Phase.UNBORN
+        self.awaits_first = False
+        """The next position is drawn elsewhere: this engine must not draw it."""
+        self.cow = False
+        """The partial last block may be shared: look before writing to it."""
+
+    @property
+    def is_trunk(self) -> bool:
+        return self.index < 0
+
+    @property
+    def done(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def being_fetched(self) -> bool:
+        """Somebody else writes to its blocks now."""
+        fetch = self.job.fetch
+        return fetch is not None and bool(fetch.pending) and self is self.job.root
+
+    @property
+    def beyond_bring(self) -> int:
+        """Tokens to compute when everything that is to be fetched comes."""
+        return self.length - (self.job.bring * self.job.block_tokens if self is self.job.root else 0)
+
+    @property
+    def beyond_fetch(self) -> int:
+        """Tokens to compute once the fetch that runs has ended; none where somebody else computes them."""
+        fetch = self.job.fetch
+        if fetch is None or fetch.hand_off or not self.being_fetched:
+            return 0
+        return self.length - self.computed - sum(target.tokens for target in fetch.pending.values())
+
+    def append(self, token: int) -> int:
+        """The next output position is known; gives its number."""
+        self.last = packed = token.to_bytes(4, "little")
+        self.tokens += packed
+        self.length += 1
+        self.outputs = position = self.outputs + 1
+        return position
+
+    def packed(self, start: int, end: int) -> bytes:
+        return bytes(self.tokens[4 * start : 4 * end])
+
+    def packed_table(self) -> bytes:
+        """The block table as packed uint32."""
+        if self.table_packed is None:
+            self.table_packed = array("I", self.table).tobytes()
+        return self.table_packed
+
+    def grow(self, slots: Items[int]) -> None:
+        self.table += slots
+        self.table_packed = None
+
+    def replace(self, block: int, slot: int) -> None:
+        self.table[block] = slot
+        self.table_packed = None
+
+    def drop_blocks(self) -> list[int]:
+        """Forget all KV; gives the slots that were held."""
+        table, self.table = self.table, []
+        self.table_packed = None
+        self.computed = 0
+        self.filled.clear()
+        self.cow = False
+        return table
+
+    def extend_names(self, root: bytes, block_tokens: int) -> None:
+        """Name every full block of the known tokens."""
+        names, size = self.names, 4 * block_tokens
+        named = len(names) * size
+        if len(self.tokens) - named >= size:
+            names += chain_names(names[-1] if names else root, bytes(self.tokens[named:]), block_tokens)
+
+    def draw(self) -> Draw:
+        """How the next position is to be sampled."""
+        job, position = self.job, self.outputs + 1
+        if position > job.min_tokens and not job.needs_history:
+            return Draw(job.work_id, self.index, self.seed, position, job.sampling)
+        work = job.work
+        prompt = output = b""
+        if self.job.needs_history:
+            prompt, output = work.prompt, bytes(self.tokens[len(work.prompt) :])
+        forbidden = self.job.end_tokens if position <= work.stopping.min_tokens else ()
+        return Draw(work.work_id, self.index, self.seed, position, work.sampling, prompt, output, forbidden)
+
+
+class Job:
+    """One work while the scheduler has it."""
+
+    def __init__(
+        self, work: Work, arrival: int, now: float, eos_token_ids: tuple[int, ...], block_tokens: int
+    ) -> None:
+        self.work = work
+        self.block_tokens = block_tokens
+        self.order = order_of(work.priority, arrival)
+        eos = () if work.stopping.ignore_eos else eos_token_ids
+        self.work_id = work.work_id
+        self.prefills = work.mode == "prefill"
+        self.sampling = work.sampling
+        self.min_tokens = work.stopping.min_tokens
+        self.max_tokens = work.stopping.max_tokens
+        self.end_tokens = tuple(dict.fromkeys((*eos, *work.stopping.stop_token_ids)))
+        self.ends = frozenset(self.end_tokens)
+        self.stop_tokens = frozenset(work.stopping.stop_token_ids)
+        self.needs_history = work.sampling.needs_history
+        self.plain = not (self.needs_history or work.sampling.logit_bias or work.sampling.logprobs is not None)
+        self.branches = {branch.sequence: self._sequence(branch) for branch in work.branches}
+        self.root = self._root(work)
+        """The sequence that is computed or fetched first: the trunk, or the only branch."""
+        self.root.extend_names(work.root, block_tokens)
+        self.root.phase = Phase.WAITING
+        self.live = len(self.branches)
+        self.first: list[tuple[int, int, str | None]] = []
+        self.fetch: Fetch | None = None
+        self.leased = work.mode == "prefill" and work.lease_id != ""
+        self.submitted = now
+        self.queued = now
+        """When it began to wait for its place, the last time."""
+        self.bring = 0
+        """So many leading full blocks are fetched, if they are not here when it is admitted."""
+        self.waited_for: int | None = None
+        """The work whose fetch it waited for, or does, to find blocks here that it would have to fetch itself."""
+        self.ready = False
+        """Of a decode work: prefill has drawn its first position, so all its blocks can be fetched."""
+        self.prefill_lost = False
+        """Of a decode work: nobody has its blocks, they are computed here."""
+        self.prefill_over = -inf
+        """Of a decode work: when prefill had drawn its first position, or was known to be lost."""
+        self.room_made = self.idle_turns = 0
+        """How often it gave its blocks back to one that could use them at once, and after having been idle."""
+        self.withdrawn = False
+        """Its blocks went to others; it waits for its fetch to end, and then for new ones."""
+        self.admitted: float | None = None
+        self.computing: float | None = None
+        self.prefilled: float | None = None
+        self.first_token: float | None = None
+        self.told_landed = -inf
+        """When was told last that blocks of it have landed."""
+        self.tokens_computed = self.tokens_reused = self.tokens_pulled = 0
+        self.chunks = self.preemptions = 0
+        self.export_due = 0
+        """Blocks reserved for the root that are still to be exported."""
+        self._reasons: dict[str, None] = {}
+
+    def _sequence(self, branch: Branch) -> Sequence:
+        tokens = self.work.prompt + pack_tokens(branch.forced)
+        sequence = Sequence(self, branch.sequence, branch.seed, tokens, len(branch.forced))
+        sequence.awaits_first = self.work.mode == "decode"
+        return sequence
+
+    def _root(self, work: Work) -> Sequence:
+        if len(self.branches) == 1:
+            return next(iter(self.branches.values()))
+        return Sequence(self, -1, 0, work.prompt + _common_prefix([b.forced for b in work.branches]), 0)
+
+    @property
+    def wait(self) -> Wait:
+        """What it waits for; its own fetches have bounds elsewhere."""
+        return Wait.PLACE if self.admitted is None else Wait.NOTHING
+
+    @property
+    def waits_its_turn(self) -> bool:
+        """Whether it needs tokens computed, or a place first: it stands behind whatever prompts are computed now."""
+        waiting = (Phase.WAITING, Phase.PREFILL)
+        return self.wait is Wait.PLACE or any(sequence.phase in waiting for sequence in self.sequences)
+
+    @property
+    def waits_since(self) -> float:
+        return max(self.queued, self.prefill_over)
+
+    @property
+    def waits_for_prefill(self) -> bool:
+        """Whether a prefill worker computes its prompt and is not known to be done."""
+        return self.work.mode == "decode" and self.prefill_over == -inf
+
+    @property
+    def begun(self) -> bool:
+        """Whether its client has some of the answer: drawn by prefill, or in an attempt before."""
+        return self.work.mode != "prefill" and any(branch.outputs for branch in self.branches.values())
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether somebody else computes its blocks."""
+        return self.work.mode == "decode" and not self.prefill_lost
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """Branches, and the trunk where there is one."""
+        if self.root.is_trunk:
+            yield self.root
+        yield from self.branches.values()
+
+    def export_names(self, block_tokens: int) -> tuple[bytes, ...]:
+        """Names of all blocks of the root's known tokens, the partial tail last."""
+        full = self.root.known // block_tokens
+        names = tuple(self.root.names[:full])
+        return names if self.root.known % block_tokens == 0 else (*names, self.tail_name(block_tokens))
+
+    def tail_name(self, block_tokens: int) -> bytes:
+        """The hand-off name of the root's partial last block."""
+        root, full = self.root, self.root.known // block_tokens
+        parent = root.names[full - 1] if full else self.work.root
+        return tail_name(parent, root.packed(full * block_tokens, root.known))
+
+    def count_again(self) -> None:
+        """The last token, found or fetched, has been computed all the same."""
+        if self.tokens_reused:
+            self.tokens_reused -= 1
+        elif self.tokens_pulled and self.work.mode != "decode":
+            self.tokens_pulled -= 1
+
+    def explain(self, reason: str) -> None:
+        """Keep a reason for the work's trace; the first few different ones."""
+        if len(self._reasons) < _REASONS_MAX:
+            self._reasons[reason] = None
+
+    def stats(self, now: float) -> WorkStats:
+        return WorkStats(
+            tokens_computed=self.tokens_computed,
+            tokens_reused=self.tokens_reused,
+            tokens_pulled=self.tokens_pulled,
+            submitted=self.submitted,
+            admitted=self.admitted,
+            computing=self.computing,
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            finished=now,
+            chunks=self.chunks,
+            preemptions=self.preemptions,
+            reasons=tuple(self._reasons),
+        )
+
+
+class Fetch:
+    """Blocks of a work that somebody is bringing. `pending` are the targets that have not landed, `moved` is when the
+    last one did, or when it began; `stopped`, that its end has been asked for. With `hand_off` the blocks beyond the
+    first `bring` are being computed elsewhere."""
+
+    def __init__(self, targets: Items[FetchTarget], now: float, *, hand_off: bool, bring: int) -> None:
+        self.moved = now
+        self.hand_off = hand_off
+        self.pending = {target.index: target for target in targets}
+        self.stopped = False
+        self.untouched = True
+        """Whether nothing has landed yet of what only the hand-off can bring."""
+        self._bring = bring
+
+    def land(self, index: int, now: float) -> FetchTarget | None:
+        """Block `index` is there; None when it was not awaited."""
+        target = self.pending.pop(index, None)
+        if target is not None:
+            self.moved = now
+            self.untouched = self.untouched and index < self._bring
+        return target
+
+
+def _common_prefix(outputs: Items[tuple[int, ...]]) -> bytes:
+    shortest = min(outputs, key=len)
+    length = 0
+    while length < len(shortest) and all(tokens[length] == shortest[length] for tokens in outputs):
+        length += 1
+    return pack_tokens(shortest[:length])

@@ -1,0 +1,64 @@
+"""The `Copies` seam: how a rank's pages come from the engine's blocks to slots of the stage and back.
+
+Copies are begun inside a step and never waited for there. What the seam promises about order:
+- a save reads what the step has computed up to the call, and nothing later;
+- a load writes behind everything that was computed before the step, and behind a fence of the step;
+- after a fence nothing is computed before all saves that were begun are over.
+What is begun is over when its `Copying` says so, in any order between saves and loads.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tandem.engine.vllm.connector.orders import PageTarget
+
+
+class Copying(Protocol):
+    """Copies that were begun together. `bytes` of this rank are moved."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def over(self) -> bool:
+        """Whether all bytes are where they belong. Never waits; once true it stays true."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long they took, once over."""
+        ...
+
+
+class Copies(Protocol):
+    """What a rank copies with. Held against the order above in `tests/unit`: `test_copies_schedules.py` and
+    `test_device_copies.py`."""
+
+    @property
+    def groups(self) -> Sequence[range]:
+        """The rank's layers in the groups in which they are saved: one where nothing goes on beside the computing."""
+        ...
+
+    def map_slots(self, memory: memoryview) -> None:
+        """Use this memory as slots, before anything else is asked. Raises `bad_setting` when a device cannot."""
+        ...
+
+    def begin_step(self, *, fence: bool) -> None:
+        """A step is about to compute."""
+        ...
+
+    def blank(self, blocks: Sequence[int]) -> None:
+        """Zero all pages of the engine's blocks, before the step computes."""
+        ...
+
+    def save(self, targets: Sequence[PageTarget], layers: range) -> Copying:
+        """Begin to copy these layers of blocks to their slots."""
+        ...
+
+    def load(self, targets: Sequence[PageTarget]) -> Copying:
+        """Begin to copy slots to blocks, all layers."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what was begun, and let go of the memory. Idempotent."""
+        ...

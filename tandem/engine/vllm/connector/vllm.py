@@ -1,0 +1,119 @@
+"""vLLM's KV connector: vLLM imports this module by name in its EngineCore and in every rank, and builds the class
+once for each role.
+
+It follows vLLM 0.32's interface (`KVConnectorBase_V1`); all it decides is decided elsewhere: `vllm_scheduler` says
+what is loaded and saved, `vllm_worker` does it. Settings come in `kv_connector_extra_config`: `socket`, the path of
+the stage's conduit.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tandem.engine.vllm.connector.orders import StepOrders
+from tandem.engine.vllm.connector.vllm_rank import open_worker
+from tandem.engine.vllm.connector.vllm_scheduler import SchedulerSide
+from tandem.engine.vllm.connector.vllm_worker import WorkerSide
+from tandem.engine.vllm.internals import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+
+if TYPE_CHECKING:
+    import torch
+
+    from tandem.engine.vllm.internals import (
+        AttentionMetadata,
+        ForwardContext,
+        KVCacheBlocks,
+        KVCacheConfig,
+        Request,
+        SchedulerOutput,
+        VllmConfig,
+    )
+
+
+class StepMetadata(KVConnectorMetadata):
+    """The orders of one step, in the form vLLM carries to its workers."""
+
+    def __init__(self, orders: StepOrders) -> None:
+        self.orders = orders
+
+
+class TandemConnector(KVConnectorBase_V1):
+    """Both roles. vLLM keeps the blocks of a request that is over until nothing copies from them any more: a request
+    is reported as sent when that is so. Those of a preempted one are protected by an order on the device alone."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+            # On a CPU vLLM turns both off for latents: a chunk there does not attend to what was before it.
+            whole = not (cache.enable_prefix_caching or scheduler.enable_chunked_prefill)
+            self._scheduler = SchedulerSide(cache.block_size, whole=whole)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """What is saved lies in the stage before a request ends; nothing is handed over by finishing."""
+        return False
+
+    @property
+    def _scheduling(self) -> SchedulerSide:
+        assert self._scheduler is not None, "the scheduler's role was asked of a worker"
+        return self._scheduler
+
+    # -- scheduler --
+
+    def on_new_request(self, request: "Request") -> None:
+        self._scheduling.add(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+        return self._scheduling.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        self._scheduling.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
+        return StepMetadata(self._scheduling.orders(scheduler_output))
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._scheduling.finished(request, block_ids), None
+
+    # -- worker --
+
+    def register_kv_caches(self, kv_caches: "Mapping[str, torch.Tensor]") -> None:
+        """Connect to the stage. Raises a `TandemError` for a cache that cannot be exchanged: the engine stops."""
+        self._worker = open_worker(self._vllm_config, self._kv_cache_config, kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata)
+        if self._worker is not None:
+            self._worker.begin_step(connector_metadata.orders)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Loads begin in `wait_for_save`, when the step's own computing has been launched."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No layer of a running request is ever loaded."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any
+    ) -> None:
+        """Where copies go on beside the computing, a block's first layers are saved while its last are computed."""
+        if self._worker is not None:
+            self._worker.layer_computed(layer_name)
+
+    def wait_for_save(self) -> None:
+        if self._worker is not None:
+            self._worker.end_step()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if self._worker is None:
+            return None, None
+        return self._worker.report(finished_req_ids)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.failed_blocks() if self._worker is not None else set()
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
