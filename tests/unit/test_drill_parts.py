@@ -8,10 +8,10 @@ from tandem.apps.chaos.drill.asks import shapes
 from tandem.apps.chaos.drill.catch import is_in
 from tandem.apps.chaos.drill.cells import KINDS, STAGES, Cell, check_allowed, victim
 from tandem.apps.chaos.drill.options import parse
-from tandem.apps.chaos.drill.pace import worker_settings
 from tandem.apps.chaos.drill.pages import linked, read_worker
 from tandem.apps.chaos.drill.result import Report, Round, summarize
 from tandem.apps.chaos.drill.table import markdown, round_line, verdict
+from tandem.apps.cli.drill_settings import worker_settings
 from tandem.apps.cli.main import COMMANDS
 from tandem.apps.cli.registry import MemberEntry
 from tandem.core.errors import TandemError

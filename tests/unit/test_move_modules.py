@@ -26,7 +26,9 @@ def test_a_package_may_take_the_name_of_a_module_that_moves_into_it() -> None:
 
 
 def test_texts_name_modules_by_dots_and_by_paths() -> None:
-    text = "see `front.app.Rest`, `front/app.py`, `front/` and kv/index.py; not confront.app, front.apple, a/front-door"
+    text = (
+        "see `front.app.Rest`, `front/app.py`, `front/` and kv/index.py; not confront.app, front.apple, a/front-door"
+    )
     assert rewritten(text, TABLE, python=False) == (
         "see `api.rest.app.Rest`, `api/rest/app.py`, `api/` and kv/index/protocol.py; "
         "not confront.app, api.apple, a/front-door"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem.apps.chaos.drill import pace
+from tandem.apps.cli import drill_settings as pace
 from tandem.apps.cli.gpus import UNBOUND, Bound, Gpus
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.one_machine import source_here

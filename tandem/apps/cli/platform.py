@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tandem.apps.bench.client import Target
-from tandem.apps.chaos.drill import pace
+from tandem.apps.cli import drill_settings as pace
 from tandem.apps.cli.board import Board
 from tandem.apps.cli.control import ControlServer
 from tandem.apps.cli.gpus import Gpus

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from tandem.apps.chaos.drill import pace
+from tandem.apps.cli import drill_settings as pace
 from tandem.apps.cli.board import Board, LineBoard, TableBoard
 from tandem.apps.cli.one_machine import stays_unified, unchecked_hand_over, without_effect
 from tandem.apps.cli.platform import Platform
