@@ -18,6 +18,7 @@ from router.api.chat_templates.render import FileRenderer, Renderer, SimpleRende
 from router.api.chat_templates.template_helper import HelperTemplates
 from router.api.chat_templates.templates import Templates
 from router.api.door import FrontDoor, Services, nothing_coming
+from router.api.errors import explain
 from router.api.grpc.public_grpc import PublicGrpc
 from router.api.rest.app import RestApp
 from router.discovery.kubernetes import Connect, KubernetesDiscovery, Watching
@@ -188,7 +189,7 @@ def builder(
             lambda models: dispatcher.standings().of(models),
             dispatcher.outlooks,
         )
-        rest = HttpServer(app, bounds, meter)
+        rest = HttpServer(app, bounds, meter, explain)
         watch = LoopWatch(meter, clock.now, time.thread_time)
         grpc = PublicGrpc(door, keys, bounds.grpc)
         insides = Insides(fleet, dispatcher, door, rest, app.probes, grpc, discovery, shared, watch)

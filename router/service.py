@@ -85,10 +85,10 @@ class RouterService:
         if self._insides.discovery is not None:
             await self._insides.discovery.open()
         where = self._addresses
-        self.port = await self._insides.http.start(where.host, where.port)
+        self.port = await self._listen(where.host, where.port)
         if where.peer_port is not None:
             assert where.peer_context is not None, "the port of peers asks for certificates"
-            self.peer_port = await self._insides.http.start(where.host, where.peer_port, where.peer_context)
+            self.peer_port = await self._listen(where.host, where.peer_port, where.peer_context)
         if where.probes is not None:
             self._events.emit("metrics", address=await self._serve_probes(where.probes))
         grpc_port = None
@@ -98,11 +98,20 @@ class RouterService:
             "listening", address=f"{where.host}:{self.port}", grpc_port=grpc_port, peer_port=self.peer_port
         )
 
+    async def _listen(
+        self, host: str, port: int, context: ssl.SSLContext | None = None, probes: Probes | None = None
+    ) -> int:
+        try:
+            return await self._insides.http.start(host, port, context, probes)
+        except OSError as error:
+            problem = f"cannot listen on {host}:{port}: {error.strerror}"
+            raise TandemError("bad_setting", problem, param="port") from error
+
     async def _serve_probes(self, bind: str) -> str:
         host, _, port = bind.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65535:
             raise TandemError("bad_setting", f"metrics_bind = {bind!r}: expected host:port", param="metrics_bind")
-        bound = await self._insides.http.start(host.strip("[]"), int(port), probes=self._insides.probes)
+        bound = await self._listen(host.strip("[]"), int(port), probes=self._insides.probes)
         return f"{host}:{bound}"
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:

@@ -5,9 +5,8 @@ from typing import Final
 
 import msgspec
 
+from router.http_server.refusal import Explained, Header, Reason, Refusal
 from tandem.core.errors import TandemError
-
-Header = tuple[bytes, bytes]
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
@@ -88,6 +87,21 @@ def retry_after_s(error: TandemError) -> int | None:
     if error.kind.http not in (429, 503):
         return None
     return max(1, math.ceil(error.retry_after_s if error.retry_after_s is not None else 1.0))
+
+
+_REFUSED: Final[dict[Reason, str]] = {
+    "bad_request": "invalid_request",
+    "unknown_coding": "unsupported_encoding",
+    "too_many": "queue_full",
+    "stopping": "draining",
+    "fault": "internal",
+}
+
+
+def explain(refusal: Refusal) -> Explained:
+    """What the HTTP server refuses, as an error of the API."""
+    error = TandemError(_REFUSED[refusal.reason], refusal.problem)
+    return Explained(error_json(error), error_headers(error))
 
 
 def error_headers(error: TandemError) -> list[Header]:

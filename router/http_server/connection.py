@@ -11,19 +11,16 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from router.api.errors import error_headers, error_json
-from router.api.rest.body import Receive
-from router.http_server.exchange import HttpExchange, Message, Request
+from router.http_server.exchange import HttpExchange, Message, Receive, Request
 from router.http_server.head import head_fault
 from router.http_server.outlet import CONNECTION_EXTENSION, Connection, Send
+from router.http_server.refusal import Explain, Refusal, answer
 from router.http_server.wire import Wire
-from tandem.core.errors import TandemError
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +32,6 @@ _HEAD_BYTES_MAX: Final = 65_536
 _LAST_BYTES_S: Final = 30.0
 """How long a finished response may wait for a client that does not read it."""
 _PIPELINED_MAX: Final = 16
-_STATUS: Final = {"unsupported_encoding": HTTPStatus.NOT_IMPLEMENTED}
-"""Of a message that cannot be read at all, rather than a body (RFC 9112, 6.1)."""
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -46,6 +41,9 @@ class Owner(Protocol):
 
     @property
     def app(self) -> Application: ...
+
+    @property
+    def explain(self) -> Explain: ...
 
     def opened(self, connection: "HttpConnection") -> None: ...
 
@@ -82,7 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self._current: HttpExchange | None = None
         self._latest: HttpExchange | None = None
         self._pipeline: deque[HttpExchange] = deque()
-        self._last: TandemError | None = None
+        self._last: Refusal | None = None
         """What is said at the end, after all answers."""
         self.congested = False
 
@@ -265,13 +263,13 @@ class HttpConnection(asyncio.Protocol):
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > _HEAD_BYTES_MAX:
-            raise TandemError("invalid_request", f"the head of a request has at most {_HEAD_BYTES_MAX} bytes")
+            raise Refusal("bad_request", f"the head of a request has at most {_HEAD_BYTES_MAX} bytes")
 
     def _check_head(self) -> None:
         """Raises what is answered instead of this request, before the connection ends."""
         if len(self._pipeline) >= _PIPELINED_MAX:
             problem = f"at most {_PIPELINED_MAX} requests wait on a connection; send this one again on another"
-            raise TandemError("queue_full", problem, retry_after_s=1.0)
+            raise Refusal("too_many", problem)
         fault = head_fault(self._parser.get_http_version(), self._headers)
         if fault is not None:
             raise fault
@@ -319,7 +317,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange.disconnected:
             return
         if not exchange.started:
-            self._last_words(TandemError("internal", "the router has a fault"))
+            self._last_words(Refusal("fault", "the router has a fault"))
         else:
             self.abort()
 
@@ -329,8 +327,8 @@ class HttpConnection(asyncio.Protocol):
         cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
         broken = None if self._latest is None or self._latest.whole else self._latest
         problem = "this is no HTTP request" if broken is None else f"the body of the request cannot be read: {error}"
-        refusal = TandemError("invalid_request", problem)
-        if isinstance(cause, TandemError):
+        refusal = Refusal("bad_request", problem)
+        if isinstance(cause, Refusal):
             refusal = cause
         elif cause is not None and not isinstance(cause, httptools.HttpParserInvalidURLError):
             _log.error("http_callback_failed", exc_info=cause)
@@ -354,11 +352,8 @@ class HttpConnection(asyncio.Protocol):
         if self._latest is not None:
             self._latest.close_after()
 
-    def _last_words(self, error: TandemError) -> None:
-        body, status = error_json(error), _STATUS.get(error.code, HTTPStatus(error.kind.http))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-        head += b"".join(b"%b: %b\r\n" % each for each in error_headers(error))
-        self.write(b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, status.phrase.encode(), head, body))
+    def _last_words(self, refusal: Refusal) -> None:
+        self.write(answer(refusal, self._owner.explain))
         self._close()
 
     def _close(self) -> None:

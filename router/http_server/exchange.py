@@ -1,11 +1,12 @@
 """One HTTP request and its response, as the ASGI application sees them: `receive` and `send`."""
 
 import asyncio
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 _BODY_BYTES_AHEAD: Final = 65_536
 """Of a body the application has not asked for yet, how much is read before TCP makes the client wait."""

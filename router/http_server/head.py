@@ -4,20 +4,20 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from tandem.core.errors import TandemError
+from router.http_server.refusal import Refusal
 
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
 """A name, an IPv4 address or an IPv6 address in brackets, and a port (RFC 3986, 3.2.2). It may be empty."""
 
 
-def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> TandemError | None:
+def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
     """How a request with such a head is refused, None if it is not. Names of headers are in lower case."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     for value in codings:
         if value.strip(b" \t").lower() != b"chunked":
             shown = value.decode("latin-1")
             problem = f"Transfer-Encoding {shown!r} is not understood: `chunked` alone is"
-            return TandemError("unsupported_encoding", problem)
+            return Refusal("unknown_coding", problem)
     hosts = [value for name, value in headers if name == b"host"]
     problem = ""
     if version not in ("1.0", "1.1"):
@@ -30,4 +30,4 @@ def head_fault(version: str, headers: Sequence[tuple[bytes, bytes]]) -> TandemEr
         problem = "the Host header is no host"
     elif codings and version == "1.0":
         problem = "an HTTP/1.0 request has no Transfer-Encoding header"
-    return TandemError("invalid_request", problem) if problem else None
+    return Refusal("bad_request", problem) if problem else None

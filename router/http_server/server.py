@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from router.http_server.connection import Application, HttpConnection
 from router.http_server.connections_max import ConnectionsMax
+from router.http_server.refusal import Explain, Refusal, answer, plainly
 from router.http_server.turned import Turned
-from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter, NullMeter
 
 _BACKLOG: Final = 2048
@@ -29,8 +29,16 @@ class HttpServer:
     connections, or descriptors, from those of another.
     """
 
-    def __init__(self, app: Application, bounds: ConnectionsMax | None = None, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        app: Application,
+        bounds: ConnectionsMax | None = None,
+        meter: Meter | None = None,
+        explain: Explain = plainly,
+    ) -> None:
+        """`explain` puts what the server itself refuses into the application's words."""
         self._app = app
+        self.explain = explain
         self._bounds = ConnectionsMax(CONNECTIONS_MAX) if bounds is None else bounds
         self._meter = NullMeter() if meter is None else meter
         self._listeners: list[_Listener] = []
@@ -41,7 +49,7 @@ class HttpServer:
     ) -> int:
         """Listen, as often as wanted, with `context` over TLS; gives the port (port 0 lets the system choose).
         `probes` is served there instead of the application. What is over TLS or for probes has the smaller bound.
-        Raises `bad_setting` when the port cannot be had."""
+        Raises `OSError` when the port cannot be had."""
         bounds = self._bounds
         public = context is None and probes is None
         most, turned = (bounds.public, bounds.turned) if public else (bounds.probes, max(1, bounds.probes // 4))
@@ -96,6 +104,7 @@ class _Listener:
         turned_max: int,
     ) -> None:
         self.app = app
+        self.explain = server.explain
         self.port: int = listener.getsockname()[1]
         self.told = asyncio.Event()
         """Set while nobody who was turned away is still there."""
@@ -128,8 +137,7 @@ class _Listener:
         for _ in range(_BACKLOG):
             if (accepted := self._accepted()) is None:
                 break
-            reason = TandemError("draining", "the router is stopping", retry_after_s=1.0)
-            self._begin(accepted, Turned(self, reason))
+            self._turn_away(accepted, Refusal("stopping", "the router is stopping"))
         self._socket.close()
         for connection in list(self._connections):
             connection.shutdown()
@@ -198,7 +206,10 @@ class _Listener:
                 continue
             self._server.refused()
             reason = f"the router has {self._connections_max} connections open, which is its bound"
-            self._begin(accepted, Turned(self, TandemError("queue_full", reason, retry_after_s=1.0)))
+            self._turn_away(accepted, Refusal("too_many", reason))
+
+    def _turn_away(self, accepted: socket.socket, refusal: Refusal) -> None:
+        self._begin(accepted, Turned(self, answer(refusal, self.explain)))
 
     def _accepted(self) -> socket.socket | None:
         """The next connection in the kernel's queue. Raises `OSError` where there is no descriptor for it."""
@@ -253,8 +264,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise TandemError("bad_setting", f"cannot listen on {host}:{port}: {error.strerror}", param="port") from error
+        raise
     listener.setblocking(False)
     return listener

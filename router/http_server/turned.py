@@ -3,9 +3,6 @@
 import asyncio
 from typing import Final, Protocol, cast
 
-from router.api.errors import error_headers, error_json
-from tandem.core.errors import TandemError
-
 _LINGER_S: Final = 0.5
 
 
@@ -18,11 +15,12 @@ class Owner(Protocol):
 
 
 class Turned(asyncio.Protocol):
-    """Answers the first bytes that arrive with 503 and `error`, and closes. Who says nothing is told at the end."""
+    """Answers the first bytes that arrive with `answer`, a whole response, and closes. A client that says nothing is
+    told at the end."""
 
-    def __init__(self, owner: Owner, error: TandemError, linger_s: float = _LINGER_S) -> None:
+    def __init__(self, owner: Owner, answer: bytes, linger_s: float = _LINGER_S) -> None:
         self._owner = owner
-        self._answer = _answer(error)
+        self._answer = answer
         self._linger_s = linger_s
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -57,10 +55,3 @@ class Turned(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._transport.abort)
-
-
-def _answer(error: TandemError) -> bytes:
-    body = error_json(error)
-    named = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error_headers(error)]
-    head = b"".join(b"%b: %b\r\n" % header for header in named)
-    return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"connection: close\r\n\r\n" + body

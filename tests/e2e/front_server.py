@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from router.api.auth import Keys
 from router.api.chat_templates.render import Renderer, SimpleRenderer
 from router.api.door import FrontDoor, Services
+from router.api.errors import explain
 from router.api.grpc.public_grpc import PublicGrpc
 from router.api.rest.app import RestApp
 from router.api.settings import FrontSettings
@@ -51,7 +52,7 @@ async def serving(
         ),
         settings,
     )
-    http = HttpServer(RestApp(door, keys or Keys(), meter.render))
+    http = HttpServer(RestApp(door, keys or Keys(), meter.render), explain=explain)
     public = PublicGrpc(door, keys or Keys())
     try:
         port, grpc_port = await http.start("127.0.0.1", 0), await public.start("127.0.0.1", 0)

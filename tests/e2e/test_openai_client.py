@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from router.api.auth import load_keys
 from router.api.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
 from router.http_server.outlet import OutletLimits
-from router.http_server.server import HttpServer
 from tandem.core.errors import TandemError
 from tests.e2e.front_server import Served, serving
 from tests.unit.front_stage import CONTEXT, MODEL, Script, silent
@@ -251,9 +251,12 @@ def _drain(connection: socket.socket) -> bytes:
     return last
 
 
-async def test_a_port_in_use_is_one_clear_sentence(served: Served) -> None:
+async def test_a_port_in_use_is_one_clear_sentence() -> None:
     async with serving(Script()) as other:
-        server = HttpServer(None)  # type: ignore[arg-type]
-        with pytest.raises(TandemError, match=f"cannot listen on 127.0.0.1:{other.port}") as failed:
-            await server.start("127.0.0.1", other.port)
-        assert (failed.value.code, failed.value.param) == ("bad_setting", "port")
+        flags = ("--host=127.0.0.1", f"--port={other.port}", "--workers=127.0.0.1:9")
+        router = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router", *flags, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        said, _ = await router.communicate()
+    assert router.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{other.port}" in said.decode()

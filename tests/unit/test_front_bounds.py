@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from router.api.body_budget import BodyBudget, BodyShare
+from router.api.errors import explain
 from router.api.rest.body import read_body
 from router.api.settings import FrontSettings
 from router.generation import Generation, Sink
@@ -74,7 +75,7 @@ def test_a_stream_that_nobody_ends_is_ended_here_with_an_error_event() -> None:
 
 async def test_connections_over_the_bound_are_told_so_and_let_go() -> None:
     stage = Stage(VirtualLoop(), Script())
-    server = HttpServer(stage.app, ConnectionsMax(2))
+    server = HttpServer(stage.app, ConnectionsMax(2), explain=explain)
     port = await server.start("127.0.0.1", 0)
     kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     try:
@@ -157,7 +158,7 @@ async def test_who_is_turned_away_without_a_word_is_told_and_lets_the_next_in() 
 
 async def test_who_waits_to_be_accepted_when_the_router_stops_is_told() -> None:
     stage = Stage(VirtualLoop(), Script())
-    server = HttpServer(stage.app)
+    server = HttpServer(stage.app, explain=explain)
     port = await server.start("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", port), timeout=5.0) as client:
         # The loop has not run since: the connection is in the kernel's queue.

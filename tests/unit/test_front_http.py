@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from router.api.rest.body import Receive
+from router.api.errors import explain
 from router.http_server import connection as http_connection
-from router.http_server.exchange import Message
+from router.http_server.exchange import Message, Receive
 from router.http_server.outlet import CONNECTION_EXTENSION, Send
 from router.http_server.server import HttpServer
 
@@ -79,7 +79,7 @@ class App:
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[App, HttpServer, int]]:
     app: Any = App()
-    server = HttpServer(app)
+    server = HttpServer(app, explain=explain)
     port = await server.start("127.0.0.1", 0)
     try:
         yield app, server, port
@@ -336,7 +336,7 @@ async def test_a_client_that_hangs_up_is_noticed_while_it_waits() -> None:
         await _respond(send, b"nobody")
 
     app: Any = listens
-    server = HttpServer(app)
+    server = HttpServer(app, explain=explain)
     port = await server.start("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(_request("/a"))
@@ -353,7 +353,7 @@ async def test_a_long_body_waits_for_the_application() -> None:
         await _respond(send, b"%d" % len(await _body(receive)))
 
     app: Any = late
-    server = HttpServer(app)
+    server = HttpServer(app, explain=explain)
     port = await server.start("127.0.0.1", 0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
@@ -391,7 +391,7 @@ def test_streams_take_the_short_way_on_uvloop_too() -> None:
 
     async def main() -> bytes:
         made: Any = app
-        server = HttpServer(made)
+        server = HttpServer(made, explain=explain)
         wires = await _ask(await server.start("127.0.0.1", 0), _request("/"))
         try:
             return (await _answer(wires))[2]

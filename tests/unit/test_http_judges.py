@@ -72,7 +72,7 @@ async def test_a_broken_request_does_not_cost_the_answers_before_it() -> None:
 def test_faults_of_a_head_are_told(version: str, headers: list[tuple[bytes, bytes]], word: str) -> None:
     fault = head_fault(version, headers)
     assert fault is not None
-    assert word in fault.message
+    assert word in fault.problem
 
 
 @pytest.mark.parametrize("host", [b"x", b"", b"x:80", b"[::1]:8000", b"127.0.0.1:1", b"a.b-c_d", b" x\t"])

@@ -8,6 +8,7 @@ from typing import Any, Final
 import h11
 
 from router.http_server.connection import Application, HttpConnection
+from router.http_server.refusal import Explain, plainly
 from tools.http_judges.echo import SAW, application, saw
 from tools.http_judges.verdict import Verdict, read_answers
 
@@ -47,6 +48,7 @@ class _Owner:
 
     def __init__(self) -> None:
         self.app: Application = application
+        self.explain: Explain = plainly
         self.tasks: set[asyncio.Task[None]] = set()
 
     def opened(self, connection: HttpConnection) -> None: ...

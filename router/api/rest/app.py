@@ -27,7 +27,7 @@ from router.api.openai.schema import ChatRequest
 from router.api.openai.scoring import scoring_of
 from router.api.openai.spoken import SpokenFormat
 from router.api.prefixes.prefix_rest import PREFIXES, PrefixRest
-from router.api.rest.body import ClientGone, Receive, check_encoding, discard_body, gone, read_body
+from router.api.rest.body import ClientGone, check_encoding, discard_body, gone, read_body
 from router.api.rest.call import Call
 from router.api.rest.cors import Cors
 from router.api.rest.numbered import NumberedAnswer
@@ -38,6 +38,7 @@ from router.api.resumption import Rejoining, facts, form_of, place_of, source_of
 from router.fleet.listing import WorkerListing
 from router.fleet.split_listing import FleetOutlook
 from router.generation import Generation, ServedModel
+from router.http_server.exchange import Receive
 from router.http_server.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
 from tandem.core.errors import TandemError
 

@@ -1,15 +1,14 @@
 """Reading a request body with bounds on size and patience."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from router.api.body_budget import BodyShare
 from router.api.settings import FrontSettings
 from router.http_server.eager import Finished, Waiting, begin
+from router.http_server.exchange import Receive
 from tandem.core.errors import TandemError
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class ClientGone(Exception):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from router.api.rest.body import Receive
+from router.http_server.exchange import Receive
 from router.http_server.outlet import Outlet
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from router.api.errors import check_method, error_headers, error_json
-from router.api.rest.body import Receive
+from router.http_server.exchange import Receive
 from router.http_server.outlet import Header, Send
 from tandem.core.errors import TandemError
 
