@@ -37,7 +37,7 @@ from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, ticket
-from tests.unit.stage_ranks import StageWorld, page_format
+from tests.worlds.stage_ranks import StageWorld, page_format
 
 try:
     from tandem.engine.digest_threads import DigestThreads

@@ -40,7 +40,7 @@ from tandem.engine.protocol import FetchJob, FetchTarget
 from tandem.process.system import SystemClock
 from tandem.process.tls import client_context, server_context
 from tests.contract.block_space import KEYRING, TestSpace, pull_open, ready_lease, remote_kv
-from tests.contract.certificates import shared_certificates
+from tests.worlds.certificates import shared_certificates
 
 ROUNDS: Final = 7
 LIMIT: Final = 0.8

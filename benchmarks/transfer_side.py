@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks import transfer
 from tandem.engine.digest import Digester
-from tests.contract.certificates import shared_certificates
+from tests.worlds.certificates import shared_certificates
 
 _MEASURE_S: Final = 0.25
 

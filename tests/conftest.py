@@ -1,7 +1,9 @@
 """What holds for all tests."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis.internal.conjecture import engine
 
@@ -22,3 +24,24 @@ settings.register_profile(
 )
 settings.load_profile("tandem")
 engine.MAX_SHRINKING_SECONDS = SHRINKING_S
+
+_HERE = Path(__file__).parent
+_MARKS = {
+    "cluster": ("cluster", "slow"),
+    "contract": (),
+    "e2e": ("slow",),
+    "helm": (),
+    "sim": ("slow",),
+    "unit": (),
+    "vllm": ("vllm", "slow"),
+    "vllm_versions": ("vllm",),
+}
+"""What the tests of a folder are."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test is marked by its folder; a folder that is not listed is a mistake."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            for mark in _MARKS[item.path.relative_to(_HERE).parts[0]]:
+                item.add_marker(mark)

@@ -25,7 +25,7 @@ _WAITS: Final = re.compile(
     r"\b(socket|sockets|thread|threads|threading|Thread\w*|to_thread|run_in_executor|start_server|open_connection"
     r"|grpc|httpx|urllib|redis|subprocess|multiprocessing|Popen|spawn|listen|listening|serving|connect)\b"
 )
-_NAMED: Final = ("unit/test_front_rest.py", "e2e/test_openai_client.py")
+_NAMED: Final = ("unit/router/api/test_front_rest.py", "e2e/test_openai_client.py")
 """Files that a review named for verdicts by the clock, whether or not they wait for anything themselves."""
 _SPIN: Final = "import time\nend = time.monotonic() + float({seconds})\nwhile time.monotonic() < end: pass"
 _LONGEST_S: Final = 4 * 3600.0

@@ -34,10 +34,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any(path == _HERE or _HERE in path.parents for path in asked) else True
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: takes minutes; part of `make test-cluster-full` only")
-
-
 @pytest.fixture(scope="session")
 def pods_run() -> None:
     """Skips where pods cannot be run as processes; where they can, this process has a network of its own."""

@@ -12,7 +12,7 @@ import yaml
 
 from tests.cluster.lab.admin import Admin, path_of
 from tests.cluster.lab.lab import Lab
-from tests.e2e.processes import Running
+from tests.worlds.processes import Running
 
 pytestmark = pytest.mark.timeout(300)
 CHARTS = Path("deploy/helm/tandem-crds/templates")

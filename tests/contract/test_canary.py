@@ -25,7 +25,7 @@ from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tandem.worker.simple_decoder import SimpleDecoder
-from tests.unit.worker_stage import KEYRING, begin, running
+from tests.worlds.worker_stage import KEYRING, begin, running
 
 MODEL = SimulatedModel(blocks=64, context_tokens=1024, base_s=0.0005)
 NOBODY = "127.0.0.2"

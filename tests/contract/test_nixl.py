@@ -14,7 +14,7 @@ from kv_transfer.transport.nixl_preflight import expected
 from tandem.core.errors import TandemError
 from tandem.process.system import SystemClock
 from tests.contract.block_space import KEYRING, TestSpace, block_layout
-from tests.contract.transport_stage import DEADLINES
+from tests.worlds.transport_stage import DEADLINES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -27,7 +27,7 @@ needs_nixl = pytest.mark.skipif(
 @pytest.mark.parametrize("scenario", ["killed", "frozen", "late"])
 async def test_a_holder_that_dies_or_freezes_neither_hangs_a_pull_nor_writes_late(scenario: str) -> None:
     environment = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
-    command = (sys.executable, "-m", "tests.contract.nixl_peers", scenario)
+    command = (sys.executable, "-m", "tests.worlds.nixl_peers", scenario)
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -33,7 +33,7 @@ from tandem.apps.simulation.redis_node import RedisNode
 from tandem.apps.simulation.redis_scripts import SCRIPTS
 from tandem.link.memory_link import InstantPolicy
 from tandem.process.system import SystemClock
-from tests.unit.redis_stage import RedisServer, needs_redis, settings
+from tests.worlds.redis_stage import RedisServer, needs_redis, settings
 
 pytestmark = [needs_redis, pytest.mark.timeout(60)]
 PREFIX = b"t:"

@@ -7,7 +7,7 @@ import pytest
 
 from kv_transfer.tiers.tiers import Lost, Pinning, Restored
 from tandem.process.system import SystemClock
-from tests.contract.tier_stage import BLOCK, KINDS, ON_DISK, MemoryDisk, named, stage, until
+from tests.worlds.tier_stage import BLOCK, KINDS, ON_DISK, MemoryDisk, named, stage, until
 
 pytestmark = pytest.mark.timeout(60)
 

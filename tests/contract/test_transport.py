@@ -15,8 +15,8 @@ from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import FIRST, content, name_of, ready_lease, ticket
-from tests.contract.certificates import HAS_OPENSSL
-from tests.contract.transport_stage import PATIENT, collect, eventually, one_by_one, past_alive, stage
+from tests.worlds.certificates import HAS_OPENSSL
+from tests.worlds.transport_stage import PATIENT, collect, eventually, one_by_one, past_alive, stage
 
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 KINDS = (

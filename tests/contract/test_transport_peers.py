@@ -23,8 +23,8 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Handle
 from tandem.engine.protocol import FirstTokens
 from tests.contract.block_space import name_of, ready_lease
-from tests.contract.certificates import HAS_OPENSSL
-from tests.contract.transport_stage import (
+from tests.worlds.certificates import HAS_OPENSSL
+from tests.worlds.transport_stage import (
     AT_LAST_S,
     PATIENT,
     Stage,
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.timeout(60)
 @asynccontextmanager
 async def holder_process(kind: str, ready: int) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str], None]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.contract.kv_holder", kind, str(ready), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        sys.executable, "-m", "tests.worlds.kv_holder", kind, str(ready), stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
     try:
         assert process.stdout is not None

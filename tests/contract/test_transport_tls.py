@@ -27,8 +27,8 @@ from tandem.engine.protocol import FetchJob, FetchTarget
 from tandem.process.system import SystemClock
 from tandem.process.tls_settings import TlsSettings
 from tests.contract.block_space import KEYRING, SlotSink, content, name_of, ready_lease, remote_kv
-from tests.contract.certificates import HAS_OPENSSL, issue, make_certificates
-from tests.contract.transport_stage import (
+from tests.worlds.certificates import HAS_OPENSSL, issue, make_certificates
+from tests.worlds.transport_stage import (
     AT_LAST_S,
     DEADLINES,
     LIMITS,

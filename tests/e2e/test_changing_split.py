@@ -9,8 +9,8 @@ from router.split.plan import Planner
 from router.split.values import Split, Standing, WorkTimes
 from tandem.core.request import Stopping
 from tandem.core.slo import Slo
-from tests.e2e.asking import Ask
-from tests.e2e.platform import ANSWER_S, platform, until
+from tests.worlds.asking import Ask
+from tests.worlds.platform import ANSWER_S, platform, until
 from tools.equality.models import demo
 from tools.equality.runs import Setting, truth
 

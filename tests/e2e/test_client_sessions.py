@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from benchmarks.live import page, parse_page, total
-from tests.e2e.up_stage import Up, root, up
+from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
 

@@ -22,7 +22,7 @@ from tandem.kube.memory_cluster import MemoryCluster
 from tandem.process.logs import EventLines
 from tandem.process.system import SystemClock
 from tandem.process.telemetry import open_telemetry
-from tests.e2e.processes import Running
+from tests.worlds.processes import Running
 
 pytestmark = pytest.mark.timeout(180)
 OLD, NEW = "0000000001", "0000000002"

@@ -20,7 +20,7 @@ from tandem.apps.cli.change_story import sentences
 from tandem.apps.cli.control import Wish
 from tandem.apps.cli.control_client import ask_for
 from tandem.apps.cli.registry import PlatformEntry, find
-from tests.e2e.up_stage import Up, environment_in, nothing_in, root, up
+from tests.worlds.up_stage import Up, environment_in, nothing_in, root, up
 
 __all__ = ["root"]
 

@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from protos import inference_pb2 as pb
-from tests.e2e.front_server import serving
-from tests.unit.front_stage import Script
-from tests.unit.grpc_messages_drawn import drawn
+from tests.worlds.front_server import serving
+from tests.worlds.front_stage import Script
+from tests.worlds.grpc_messages_drawn import drawn
 
 _MESSAGES = 600
 _FAULTS = ("INTERNAL", "UNKNOWN")

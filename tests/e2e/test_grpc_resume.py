@@ -10,9 +10,9 @@ import pytest
 from protos import inference_pb2 as pb
 from router.api.settings import FrontSettings
 from router.http_server.outlet import OutletLimits
-from tests.e2e.front_server import Served, serving
 from tests.e2e.test_grpc_client import eventually, request, stub
-from tests.unit.test_front_resume import TOKENS, ResumableScript
+from tests.unit.router.api.test_front_resume import TOKENS, ResumableScript
+from tests.worlds.front_server import Served, serving
 
 
 async def resume(served: Served, name: str, positions: tuple[int, ...]) -> list[pb.GenerateChunk]:

@@ -17,8 +17,8 @@ from tandem.engine.protocol import BlockMemory
 from tandem.engine.scheduler.plan import Runner
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.process import ProcessRunner
-from tests.e2e.asking import Answer, Ask
-from tests.e2e.breakage import (
+from tests.worlds.asking import Answer, Ask
+from tests.worlds.breakage import (
     FlippingProxy,
     HeldRunner,
     MeddlingHolder,
@@ -27,7 +27,7 @@ from tests.e2e.breakage import (
     flip,
     misnamed,
 )
-from tests.e2e.platform import Platform, PlatformSettings, Worker, platform
+from tests.worlds.platform import Platform, PlatformSettings, Worker, platform
 from tools.equality.models import demo
 from tools.equality.runs import Setting
 from tools.equality.single import SingleEngine

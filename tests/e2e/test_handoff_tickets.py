@@ -14,8 +14,8 @@ from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import FirstTokens, Work
 from tandem.process.system import SystemClock
 from tandem.worker.identity import root_name
-from tests.e2e.asking import GREEDY
-from tests.e2e.platform import Platform, Worker, platform, until
+from tests.worlds.asking import GREEDY
+from tests.worlds.platform import Platform, Worker, platform, until
 from tools.equality.models import demo
 from tools.equality.runs import Setting
 

@@ -12,7 +12,7 @@ from router.http_server.connections_max import ConnectionsMax, connections_withi
 from tandem.apps.bench.client import Target
 from tandem.apps.cli.ask import ask
 from tandem.process.system import DESCRIPTORS_KEPT
-from tests.e2e.processes import START_S, Running
+from tests.worlds.processes import START_S, Running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bounds descriptors with ulimit")
 DESCRIPTORS = 256

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tandem.apps.cli.ask import ask
-from tests.e2e.up_stage import Up, root, up
+from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
 

@@ -27,10 +27,10 @@ from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_frames import GREETING, Answer, Greeting, Streams, pack_frame, pack_greeting
 from tandem.link.tcp_server import TcpLinkServer
 from tandem.process.tls_settings import TlsSettings
-from tests.contract.certificates import HAS_OPENSSL, make_certificates
-from tests.e2e.platform import until
 from tests.e2e.test_link_commands_drawn import staged, tracebacks
-from tests.unit.link_messages_drawn import flipped
+from tests.worlds.certificates import HAS_OPENSSL, make_certificates
+from tests.worlds.link_messages_drawn import flipped
+from tests.worlds.platform import until
 
 KEYS = LinkKeys([bytes(range(32))])
 PAIR_S = 0.5

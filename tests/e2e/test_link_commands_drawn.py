@@ -51,9 +51,9 @@ from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tandem.worker.simple_decoder import SimpleDecoder
-from tests.e2e.platform import until
-from tests.unit.link_messages_drawn import Drawing
-from tests.unit.worker_stage import KEYRING, Router, build_decode, dial, prompt, submit
+from tests.worlds.link_messages_drawn import Drawing
+from tests.worlds.platform import until
+from tests.worlds.worker_stage import KEYRING, Router, build_decode, dial, prompt, submit
 
 MODEL = SimulatedModel(blocks=512, context_tokens=4096, base_s=0.0002, sequence_s=0.0, token_s=0.0, context_s=0.0)
 SOON = Deadlines(

@@ -17,8 +17,8 @@ from router.api.settings import FrontSettings
 from router.generation import Generation, Sink, Usage
 from router.http_server.outlet import OutletLimits
 from tandem.core.errors import TandemError
-from tests.e2e.front_server import Served, serving
-from tests.unit.front_stage import CONTEXT, MODEL, Script, silent
+from tests.worlds.front_server import Served, serving
+from tests.worlds.front_stage import CONTEXT, MODEL, Script, silent
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 

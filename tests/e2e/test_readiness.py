@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tandem.apps.cli.ask import ask
-from tests.e2e.up_stage import Up, environment_in, root, up
+from tests.worlds.up_stage import Up, environment_in, root, up
 
 __all__ = ["root"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and relies on the parent-death signal")

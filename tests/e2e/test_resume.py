@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.processes import Heard, Running, Site, begun, site, url_of
+from tests.worlds.processes import Heard, Running, Site, begun, site, url_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -22,8 +22,8 @@ from tandem.engine.simulated.reference import reference_tokens
 from tandem.link.link_proof import LinkKeys
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.process.system import SystemClock
-from tests.unit.test_worker_wire import Worker
-from tests.unit.worker_stage import Router, dial, prompt, submit
+from tests.unit.tandem.worker.test_worker_wire import Worker
+from tests.worlds.worker_stage import Router, dial, prompt, submit
 
 MODEL = SimulatedModel()
 BLOCKS = 128

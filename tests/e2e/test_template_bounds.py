@@ -12,10 +12,10 @@ from tandem.apps.bench.client import Target
 from tandem.apps.cli.ask import ask
 from tandem.model.directory import ModelDirectory, open_model
 from tandem.process.system import SystemClock
-from tests.e2e.front_server import serving
-from tests.unit.chat_models import FAMILIES, tokenizer_of, write_files
-from tests.unit.front_stage import Script, chat_body
-from tests.unit.test_template_helper import BURNS, GROWS
+from tests.unit.router.api.test_template_helper import BURNS, GROWS
+from tests.worlds.chat_models import FAMILIES, tokenizer_of, write_files
+from tests.worlds.front_server import serving
+from tests.worlds.front_stage import Script, chat_body
 
 
 @pytest.mark.parametrize(("source", "word"), [(BURNS, "burn"), (GROWS, "grow")])

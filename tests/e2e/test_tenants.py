@@ -14,7 +14,7 @@ from tandem.core.tiers import TIERS
 from tandem.link.link_proof import LinkKeys
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.process.system import SystemEntropy
-from tests.e2e.up_stage import Up, root, up
+from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
 

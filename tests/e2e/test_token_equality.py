@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tandem.core.request import Stopping
-from tests.e2e.asking import Answer, Ask, Spoken
-from tests.e2e.platform import platform
+from tests.worlds.asking import Answer, Ask, Spoken
+from tests.worlds.platform import platform
 from tools.equality.asks import few_waves, unmixed
 from tools.equality.compare import Tally
 from tools.equality.models import demo

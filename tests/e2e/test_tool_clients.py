@@ -11,12 +11,12 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
 from protos import inference_pb2 as pb
-from tests.e2e.front_server import Served, serving
 from tests.e2e.test_grpc_client import generate, refusal
 from tests.e2e.test_grpc_resume import resume
-from tests.unit.front_stage import MODEL
-from tests.unit.test_front_tools_resume import TEXT, PieceScript
-from tests.unit.tool_stage import CALL, THINKING_TEMPLATE, WEATHER, ToolScript, renderer, saying
+from tests.unit.router.api.test_front_tools_resume import TEXT, PieceScript
+from tests.worlds.front_server import Served, serving
+from tests.worlds.front_stage import MODEL
+from tests.worlds.tool_stage import CALL, THINKING_TEMPLATE, WEATHER, ToolScript, renderer, saying
 
 TOOL: ChatCompletionFunctionToolParam = WEATHER  # type: ignore[assignment]
 ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Weather in Oslo?"}]

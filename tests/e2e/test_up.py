@@ -11,7 +11,7 @@ import pytest
 
 from tandem.apps.bench.client import Target
 from tandem.apps.cli.ask import ask
-from tests.e2e.up_stage import START_S, Up, gone, nothing_in, root, up
+from tests.worlds.up_stage import START_S, Up, gone, nothing_in, root, up
 
 __all__ = ["root"]
 

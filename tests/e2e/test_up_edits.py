@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.up_stage import Up, root, up
+from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
 

@@ -25,10 +25,10 @@ from tandem.engine.torch.settings import TorchSettings
 from tandem.model.directory import open_model
 from tandem.process.system import SystemClock
 from tandem.worker.tokenizer import FileDecoder
-from tests.e2e.asking import Ask
-from tests.e2e.front_server import serving
-from tests.unit.front_stage import MODEL, Script, Started
-from tests.unit.model_copies import copy_of_demo, other_rope, rounded_to_int8, swapped_entries
+from tests.worlds.asking import Ask
+from tests.worlds.front_server import serving
+from tests.worlds.front_stage import MODEL, Script, Started
+from tests.worlds.model_copies import copy_of_demo, other_rope, rounded_to_int8, swapped_entries
 from tools.equality.single import SingleEngine
 
 PROMPTS = (

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tests.helm.charts import Json, containers, rendered, workloads
-from tests.unit.test_dockerfiles import FOLDER, ROOT, USER, Instruction, stages
+from tests.unit.deploy.test_dockerfiles import FOLDER, ROOT, USER, Instruction, stages
 
 CORE: Final = FOLDER / "core.Dockerfile"
 CHART: Final = ROOT / "deploy" / "helm" / "tandem"

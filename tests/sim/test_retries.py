@@ -19,7 +19,7 @@ from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, simulate
 from tandem.core.errors import TandemError
 from tandem.core.messages import Submit
-from tests.unit.router_world import Client, ScriptedWorker, World
+from tests.worlds.router_world import Client, ScriptedWorker, World
 
 HEDGED: Final = WorldSettings(
     router=RouterSettings(retry=RetrySettings(hedge_after_s=0.06)),

@@ -3,14 +3,8 @@
 import importlib.util
 import os
 
-import pytest
-
 _HERE = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if _HERE else ["test_*.py"]
 
 if _HERE:  # Nothing reaches beyond this machine then, and every engine keeps to one core.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", OMP_NUM_THREADS="1")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: takes minutes; part of `make test-vllm-long` only")

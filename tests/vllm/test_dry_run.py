@@ -13,7 +13,7 @@ from tandem.engine.vllm.dry_run import resolve
 from tandem.engine.vllm.settings import Parallelism, Speculative, VllmSettings
 from tandem.spec.pool import engine_of
 from tandem.spec.vllm import vllm_settings
-from tests.unit.test_deploy_examples import CONFIGS, pools
+from tests.unit.deploy.test_deploy_examples import CONFIGS, pools
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,

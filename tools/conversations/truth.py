@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.settings import TorchSettings
-from tests.e2e.asking import Ask
+from tests.worlds.asking import Ask
 from tools.conversations.plan import Conversation
 from tools.equality.models import Subject
 from tools.equality.single import SingleEngine

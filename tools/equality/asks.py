@@ -10,7 +10,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from tandem.core.request import Sampling, Stopping
-from tests.e2e.asking import GREEDY, Answer, Ask
+from tests.worlds.asking import GREEDY, Answer, Ask
 
 Prompt = Callable[[int, int], tuple[int, ...]]
 Wave = tuple[Ask, ...]

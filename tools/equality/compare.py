@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from tandem.core.messages import AttemptReport
-from tests.e2e.asking import Answer, Ask, Spoken
-from tests.e2e.tap import Seen
+from tests.worlds.asking import Answer, Ask, Spoken
+from tests.worlds.tap import Seen
 
 EDGES = (1e-7, 1e-6)
 """Relative changes of the temperature: they move logits about as much as float32 rounding does."""

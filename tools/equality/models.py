@@ -12,7 +12,7 @@ from tandem.core.entropy import SeededEntropy, below
 from tandem.worker.detokenizer import Decoder
 from tandem.worker.simple_decoder import SimpleDecoder
 from tandem.worker.tokenizer import FileDecoder
-from tests.unit.torch_drive import save_model
+from tests.worlds.torch_drive import save_model
 
 _STORY = (
     "The keeper of the lighthouse counted the boats and wrote their names into a book. Two of them came late, "

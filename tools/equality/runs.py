@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.settings import TorchSettings
-from tests.e2e.asking import Answer
-from tests.e2e.platform import Asked, Platform, PlatformSettings, platform
+from tests.worlds.asking import Answer
+from tests.worlds.platform import Asked, Platform, PlatformSettings, platform
 from tools.equality.asks import Wave, with_stops
 from tools.equality.compare import Tally, nudged
 from tools.equality.models import Subject

@@ -16,7 +16,7 @@ from tandem.process.system import SystemClock
 from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
 from tandem.worker.identity import root_name
 from tandem.worker.text import TextStream
-from tests.e2e.asking import Answer, Ask, Spoken
+from tests.worlds.asking import Answer, Ask, Spoken
 
 
 @dataclass

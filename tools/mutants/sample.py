@@ -277,7 +277,7 @@ def tests_of(file: str) -> list[str]:
     wanted = (f"from {module} import", f"import {module}\n", f"from {package} import {name}\n")
     return [
         str(path.relative_to(ROOT))
-        for path in sorted(ROOT.glob("tests/unit/test_*.py"))
+        for path in sorted(ROOT.glob("tests/unit/**/test_*.py"))
         if any(each in path.read_text() for each in wanted)
     ]
 

@@ -1,0 +1,123 @@
+"""What cannot be rolled out is refused before a pod starts, in a sentence, and what runs goes on."""
+
+from collections.abc import Callable
+
+from control_plane.observe.observed import ModelFacts
+from control_plane.operator.model_facts import facts_of
+from tandem.core.sizing import Shape
+from tandem.kube.kinds import DEPLOYMENT, ENGINE_POOL, LEADER_WORKER_SET, Json
+from tests.unit.control_plane.operator.test_operator_world import in_world
+from tests.worlds.operator_world import World, notes
+
+
+def test_a_bad_specification_stops_nothing_that_runs() -> None:
+    async def story(world: World) -> None:
+        await world.edit(lambda spec: spec["rollout"].update(maxSurge=0, maxUnavailable=0))
+        await world.settle()
+        assert world.condition("Stalled")["reason"] == "InvalidSpec"
+        assert "maxSurge and maxUnavailable" in world.condition("Stalled")["message"]
+        assert len(world.pods(ready=True)) == 5
+        await world.kill(1)
+        await world.settle()
+        assert world.condition("Available")["status"] == "True"
+
+    in_world(story)
+
+
+def test_a_model_that_does_not_fit_gets_no_pod() -> None:
+    def larger(spec: Json) -> None:
+        spec["engine"] = {"type": "torch"}
+        for pool in spec["pools"]:
+            pool["accelerator"] = {"type": "h100-sxm"}
+
+    async def story(world: World) -> None:
+        world.models.known = ModelFacts(Shape(80, 8192, 64, 8, 128, 28672, 128256))
+        await world.edit(larger)
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "DoesNotFit")
+        assert "Pool prefill does not fit: weights 141.11 GB over 1 accelerators" in stalled["message"]
+        assert len(world.of(DEPLOYMENT)) == 2, "the new revision has none"
+        assert world.condition("Available")["status"] == "True", "the old one goes on"
+        for pool in world.of(ENGINE_POOL):
+            held = {each["type"]: each["status"] for each in pool["status"]["conditions"]}
+            assert held["DoesNotFit"] == "True"
+        assert notes(world).count("DoesNotFit") == 3
+
+    in_world(story)
+
+
+def test_prefill_and_decode_workers_do_not_span_nodes() -> None:
+    def wide(spec: Json) -> None:
+        spec["engine"] = {"type": "vllm"}
+        for pool in spec["pools"]:
+            pool |= {"accelerator": {"type": "h100-sxm", "perNode": 8}, "parallelism": {"tensor": 16}}
+
+    async def story(world: World) -> None:
+        await world.edit(wide)
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "CannotHandOver")
+        assert stalled["message"].startswith(
+            "Workers of pool prefill span nodes, and ranks on other nodes cannot hand"
+        )
+        assert world.of(LEADER_WORKER_SET) == []
+        assert world.condition("Available")["status"] == "True", "the old one goes on"
+
+    in_world(story)
+
+
+def test_a_model_of_windows_alone_is_not_handed_over() -> None:
+    """Served with no more context than a window has, it is."""
+
+    def served(tokens: int | None) -> Callable[[Json], None]:
+        def edit(spec: Json) -> None:
+            spec["engine"] = {"type": "vllm"} | ({} if tokens is None else {"contextTokens": tokens})
+
+        return edit
+
+    async def story(world: World) -> None:
+        world.models.known = facts_of({"sliding_window": 4096, "max_position_embeddings": 32_768})
+        await world.edit(served(None))
+        await world.settle()
+        stalled = world.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "CannotHandOver")
+        assert stalled["message"].startswith("Workers of pool prefill would hand KV over, and cannot: all layers see")
+        await world.edit(served(4096))
+        await world.settle()
+        assert world.condition("Stalled")["status"] == "False"
+
+    in_world(story)
+
+
+def test_auto_workers_stay_unified_where_they_must_and_their_pool_says_so() -> None:
+    """A model of windows alone is not handed over: with fixed roles that is refused, workers of role auto serve."""
+
+    def edit(engine: Json, **pool: Json | int | str) -> Callable[[Json], None]:
+        def edited(spec: Json) -> None:
+            spec["engine"] = engine
+            spec["pools"] = [{"name": "all", "role": "auto", "replicas": 2, **pool}]
+
+        return edited
+
+    def said(world: World) -> tuple[str, str, str]:
+        pool = next(each for each in world.of(ENGINE_POOL) if each["spec"]["pool"] == "all")
+        (found,) = (each for each in pool["status"]["conditions"] if each["type"] == "SplitFollowsLoad")
+        return found["status"], found["reason"], found["message"]
+
+    async def story(world: World) -> None:
+        world.models.known = facts_of({"sliding_window": 4096, "max_position_embeddings": 32_768})
+        await world.edit(edit({"type": "vllm"}))
+        await world.settle()
+        assert world.condition("Stalled")["status"] == "False"
+        assert said(world)[:2] == ("False", "CannotHandOver")
+        assert "all layers see a sliding window only" in said(world)[2]
+        assert "CannotHandOver" in notes(world)
+        await world.edit(edit({"type": "vllm", "contextTokens": 4096}))
+        await world.settle()
+        assert said(world)[:2] == ("False", "StepsFixed")
+        await world.edit(edit({"type": "simulated"}))
+        await world.settle()
+        assert said(world)[:2] == ("True", "RoutersChoose")
+
+    in_world(story)
