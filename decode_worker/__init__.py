@@ -12,6 +12,7 @@ What a decode worker does with a request (`Submit`, mode `decode`):
 Roles `unified` and `auto` are this program too. A unified worker takes whole requests (mode `local`); an auto worker
 computes prompts for other workers as well (mode `prefill`), when the router's planner says so.
 
-What only these roles do, against `prefill_worker`: they pull; they export only when they leave or are of role `auto`,
-so without a ticket key they serve their own canary and nobody else. Everything else lies in `tandem.worker`.
+What only these roles do, against `prefill_worker`: they pull. They export, too, what others reuse or take over, if
+they have the ticket key; without it they answer no pull but their own canary's. Everything else lies in
+`tandem.worker`.
 """

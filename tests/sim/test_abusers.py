@@ -9,7 +9,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.generation import Resumed
 from tandem.apps.simulation.abusers import MANNERS, TENANT, draw_abuse
 from tandem.apps.simulation.checks import Violation
-from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.traffic import SimRequest, TrafficProfile, draw_traffic
 from tandem.apps.simulation.world import Report, Script, WorldSettings, simulate
 from tandem.core.entropy import SeededEntropy

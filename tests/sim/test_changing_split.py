@@ -8,7 +8,8 @@ import pytest
 
 from router.fleet import service_split
 from tandem.apps.simulation.fabric import Fabric
-from tandem.apps.simulation.faults import FaultProfile, RestartRouter
+from tandem.apps.simulation.faults.drawing import FaultProfile
+from tandem.apps.simulation.faults.restart_router import RestartRouter
 from tandem.apps.simulation.world import WorldSettings, script, simulate
 from tandem.process.logs import event
 

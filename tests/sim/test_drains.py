@@ -11,7 +11,8 @@ from router.dispatch.running import RunningRequest
 from router.fleet.peer import Peer
 from router.placement import Placement
 from tandem.apps.simulation.checks import Violation
-from tandem.apps.simulation.faults import FaultProfile, Leave, draw_faults
+from tandem.apps.simulation.faults.drawing import FaultProfile, draw_faults
+from tandem.apps.simulation.faults.leave import Leave
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.engine.simulated.model import SimulatedModel

@@ -12,11 +12,14 @@ import pytest
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
 from tandem.apps.simulation.fabric import Fabric
-from tandem.apps.simulation.faults import FaultProfile, Freeze, Kill, RestartRouter, draw_faults
-from tandem.apps.simulation.redis_faults import RedisFault
-from tandem.apps.simulation.router_faults import FreezeRouter
+from tandem.apps.simulation.faults.drawing import FaultProfile, draw_faults
+from tandem.apps.simulation.faults.freeze import Freeze
+from tandem.apps.simulation.faults.freeze_router import FreezeRouter
+from tandem.apps.simulation.faults.kill import Kill
+from tandem.apps.simulation.faults.redis import RedisFault
+from tandem.apps.simulation.faults.restart_router import RestartRouter
+from tandem.apps.simulation.faults.tier import TierFault
 from tandem.apps.simulation.scenario import varied
-from tandem.apps.simulation.tier_faults import TierFault
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, Script, WorldSettings, features, script, simulate
 from tandem.engine.simulated.model import SimulatedModel

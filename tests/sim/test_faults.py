@@ -2,18 +2,20 @@
 
 import asyncio
 import os
+import pkgutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
+from tandem.apps.simulation import faults as package
 from tandem.apps.simulation.checks import Outcome
 from tandem.apps.simulation.demand import demand_of
-from tandem.apps.simulation.faults import KINDS, Fault, FaultProfile, draw_faults
+from tandem.apps.simulation.faults.drawing import KINDS, FaultProfile, draw_faults
 from tandem.apps.simulation.judge import Record, objection
 from tandem.apps.simulation.loop import Process, VirtualLoop, run
 from tandem.apps.simulation.network import NetworkProfile, SimNetwork
@@ -59,10 +61,17 @@ def test_blocks_are_changed_in_memory_and_on_their_way() -> None:
     assert sum(with_faults("corrupt", seed).corrupted for seed in range(4)) > 0
 
 
+def kinds_there_are() -> set[type]:
+    """Every fault that has a file."""
+    modules = [import_module(f"{package.__name__}.{each.name}") for each in pkgutil.iter_modules(package.__path__)]
+    found = (each for module in modules for each in vars(module).values() if isinstance(each, type))
+    return {each for each in found if is_dataclass(each) and hasattr(each, "apply")}
+
+
 def test_every_kind_is_drawn_and_so_is_every_kind_of_world() -> None:
     worlds = [varied(WORLD, seed) for seed in range(200)]
     faults = [fault for seed, world in enumerate(worlds) for fault in draw_faults(world.faults, seed, ("p0", "d0"))]
-    assert {type(fault) for fault in faults} == set(get_args(Fault))
+    assert {type(fault) for fault in faults} == kinds_there_are()
     assert {world.model.blocks for world in worlds} == {72, 160}
     assert {world.skew_s > 0 for world in worlds} == {True, False}
     assert {world.router.admission.requests_max < 100 for world in worlds} == {True, False}

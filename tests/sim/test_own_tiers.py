@@ -12,7 +12,7 @@ from kv_transfer import verifying
 from kv_transfer.tiers.memory_shelf import MemoryShelf
 from kv_transfer.tiers.settings import TierSettings
 from kv_transfer.tiers.shelf import Brought, Failed, Wanted
-from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, simulate
 from tandem.core.kv import Handle

@@ -7,8 +7,9 @@ import pytest
 
 from router.fleet.breaker import Breaker, Outcome, State
 from router.settings import PlacementSettings, RouterSettings
-from tandem.apps.simulation.faults import FaultProfile, draw_faults
-from tandem.apps.simulation.pair_faults import BreakPair, draw_pair_fault
+from tandem.apps.simulation.faults import break_pair
+from tandem.apps.simulation.faults.break_pair import BreakPair
+from tandem.apps.simulation.faults.drawing import FaultProfile, draw_faults
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, Script, WorldSettings, script, simulate
 from tandem.core.entropy import SeededEntropy
@@ -90,7 +91,7 @@ def test_other_faults_are_drawn_as_before() -> None:
 
 def test_a_drawn_fault_is_between_a_prefill_and_a_decode_worker_where_there_are_both() -> None:
     for seed in range(30):
-        fault = draw_pair_fault(1.0, ("p0", "p1", "d0"), SeededEntropy(seed))
+        fault = break_pair.draw(1.0, ("p0", "p1", "d0"), SeededEntropy(seed))
         assert {fault.holder[0], fault.receiver[0]} == {"p", "d"}
-    lonely = draw_pair_fault(1.0, ("d0",), SeededEntropy(1))
+    lonely = break_pair.draw(1.0, ("d0",), SeededEntropy(1))
     assert (lonely.holder, lonely.receiver) == ("d0", "d0")

@@ -13,7 +13,7 @@ from router.dispatch.hedging import Hedging
 from router.dispatch.running import RunningRequest
 from router.placement import Placement
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
-from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, simulate

@@ -8,7 +8,7 @@ import pytest
 from router.dispatch.answer_log import AnswerLog
 from router.generation import Sink
 from router.settings import RouterSettings
-from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.loop import Deadlock
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, WorldSettings, simulate

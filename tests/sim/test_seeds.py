@@ -15,7 +15,9 @@ from kv_transfer.verify import Refusal
 from router.dispatch.positions import Mismatch, Positions
 from router.dispatch.sequences import Sequences
 from tandem.apps.simulation.checks import Violation
-from tandem.apps.simulation.faults import Corrupt, FaultProfile, Kill
+from tandem.apps.simulation.faults.corrupt import Corrupt
+from tandem.apps.simulation.faults.drawing import FaultProfile
+from tandem.apps.simulation.faults.kill import Kill
 from tandem.apps.simulation.loop import Deadlock
 from tandem.apps.simulation.scenario import varied
 from tandem.apps.simulation.traffic import TrafficProfile
@@ -70,7 +72,7 @@ def test_a_seed_repeats_itself() -> None:
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_seed_repeats_itself_in_another_process(hash_seed: str) -> None:
     program = (
-        "from tandem.apps.simulation.faults import FaultProfile\n"
+        "from tandem.apps.simulation.faults.drawing import FaultProfile\n"
         "from tandem.apps.simulation.world import WorldSettings, simulate\n"
         "report = simulate(WorldSettings(faults=FaultProfile(kills=2, corrupt_share=1.0)), 4)\n"
         "print(report.trace, report.rounds, report.virtual_s)\n"

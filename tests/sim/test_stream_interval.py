@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from router.settings import RouterSettings
-from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.network import NetworkProfile
 from tandem.apps.simulation.platform import Shape, named_workers
 from tandem.apps.simulation.replay import Arrival, ReplaySettings, replay

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
-from tandem.apps.simulation.faults import FaultProfile
+from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.recorded import Recording, run_recording
 from tandem.apps.simulation.seeds import Seed, read_kept
 from tandem.apps.simulation.sweep import Sweep, run_sweep

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from tandem.apps.simulation.checks import Violation
-from tandem.apps.simulation.faults import Leave
 from tandem.apps.simulation.node import Incarnation, WorkerNode
 from tandem.apps.simulation.routers import Routers
 from tandem.core.clock import Clock
@@ -45,23 +44,23 @@ class Drains:
         for node in nodes.values():
             node.on_left = partial(self._left, node)
 
-    async def carry_out(self, fault: Leave) -> None:
-        """Drain the worker, and start a new incarnation of it when it has left."""
-        node = self._nodes[fault.worker]
+    async def drain(self, worker: str, within_s: float, back_after_s: float, *, by_signal: bool) -> None:
+        """Drain the worker, by its router or by a signal, and start a new incarnation of it when it has left."""
+        node = self._nodes[worker]
         now = node.incarnation
         if now is None or now.service.host.departure.left_s is not None:
             return
         began = self._clock.now()
         self._followed[now] = None
-        await self._ask(fault, now)
-        if not await _before(now.ended, fault.within_s + _FROZEN_S) and node.incarnation is now:
-            raise Violation(f"{node.name} was to leave within {fault.within_s:.1f} s and is still there")
+        await self._ask(worker, within_s, now, by_signal)
+        if not await _before(now.ended, within_s + _FROZEN_S) and node.incarnation is now:
+            raise Violation(f"{node.name} was to leave within {within_s:.1f} s and is still there")
         if node.incarnation is not now or not now.left:
             return
-        self._check(node, now, fault, began)
+        self._check(node, now, within_s, began)
         self._strike(node.name)
         node.kill()
-        await asyncio.sleep(fault.back_after_s)
+        await asyncio.sleep(back_after_s)
         node.start()
         self._strike(node.name)
 
@@ -80,16 +79,16 @@ class Drains:
             node.kill()
             node.start()
 
-    async def _ask(self, fault: Leave, now: Incarnation) -> None:
+    async def _ask(self, worker: str, within_s: float, now: Incarnation, by_signal: bool) -> None:
         """By way of the routers, as a scale-down does; by a signal where that does not arrive."""
         departure = now.service.host.departure
-        if not fault.by_signal:
-            self._tell_router({**self._asked, fault.worker: fault.within_s})
+        if not by_signal:
+            self._tell_router({**self._asked, worker: within_s})
             asked = await _before(departure.asked, _ASK_WITHIN_S)
-            self._tell_router({name: bound for name, bound in self._asked.items() if name != fault.worker})
+            self._tell_router({name: bound for name, bound in self._asked.items() if name != worker})
             if asked:
                 return
-        now.service.host.start_drain(fault.within_s)
+        now.service.host.start_drain(within_s)
 
     def _tell_router(self, asked: dict[str, float]) -> None:
         self._asked = asked
@@ -97,10 +96,10 @@ class Drains:
             if router.life is not None and router.frozen_since is None:
                 router.life.fleet.set_drains(asked)
 
-    def _check(self, node: WorkerNode, now: Incarnation, fault: Leave, began: float) -> None:
+    def _check(self, node: WorkerNode, now: Incarnation, within_s: float, began: float) -> None:
         took_s = self._clock.now() - began
-        if took_s > _ASK_WITHIN_S + fault.within_s + _LATE_S and not self._struck(node.name, began):
-            raise Violation(f"{node.name} took {took_s:.1f} s to leave within {fault.within_s:.1f} s")
+        if took_s > _ASK_WITHIN_S + within_s + _LATE_S and not self._struck(node.name, began):
+            raise Violation(f"{node.name} took {took_s:.1f} s to leave within {within_s:.1f} s")
         if (attempts := now.service.host.attempts) and not now.service.host.departure.farewell.cut:
             raise Violation(f"{node.name} left with {attempts} attempts")
 

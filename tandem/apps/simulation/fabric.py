@@ -5,7 +5,7 @@ from typing import Final
 
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
-from tandem.apps.simulation.faults import ROUTER
+from tandem.apps.simulation.names import ROUTER
 
 _SECOND: Final = f"{ROUTER}2"
 

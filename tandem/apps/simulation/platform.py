@@ -11,9 +11,9 @@ from router.settings import RouterSettings
 from tandem.apps.simulation.checks import Violation
 from tandem.apps.simulation.counting import CountingMeter
 from tandem.apps.simulation.fabric import Fabric
-from tandem.apps.simulation.faults import REDIS
 from tandem.apps.simulation.ground import Ground
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop
+from tandem.apps.simulation.names import REDIS
 from tandem.apps.simulation.network import NetworkProfile, SimNetwork
 from tandem.apps.simulation.node import WorkerNode
 from tandem.apps.simulation.redis_node import RedisNode

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kv_transfer.index.redis_connection import Argument, Connect, RedisFailed
-from tandem.apps.simulation.faults import REDIS
+from tandem.apps.simulation.names import REDIS
 from tandem.apps.simulation.redis_data import RedisData
 from tandem.apps.simulation.redis_server import RedisServer
 from tandem.core.clock import Clock

@@ -7,7 +7,7 @@ from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
 from router.settings import AdmissionSettings, RouterSettings
 from tandem.apps.simulation.fabric import Fabric
-from tandem.apps.simulation.faults import KINDS, FaultProfile
+from tandem.apps.simulation.faults.drawing import KINDS, FaultProfile
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, workers
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tandem.apps.simulation.faults import Fault
+from tandem.apps.simulation.faults.injector import Fault
 from tandem.apps.simulation.world import Report
 
 

@@ -12,15 +12,15 @@ from tandem.apps.simulation.checks import Outcome, Violation
 from tandem.apps.simulation.client import ClientGround, ask
 from tandem.apps.simulation.demand import demand_of
 from tandem.apps.simulation.fabric import Fabric
-from tandem.apps.simulation.faults import Fault, FaultProfile, draw_faults
+from tandem.apps.simulation.faults.drawing import FaultProfile, draw_faults
+from tandem.apps.simulation.faults.injector import Fault, FaultInjector
+from tandem.apps.simulation.faults.store_trials import draw_store_trials
 from tandem.apps.simulation.invariants import Invariants
 from tandem.apps.simulation.judge import first_objection
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
-from tandem.apps.simulation.misfortune import Misfortune
 from tandem.apps.simulation.network import NetworkProfile
 from tandem.apps.simulation.platform import Platform, Shape, named_workers
 from tandem.apps.simulation.quiet import quiet_logs
-from tandem.apps.simulation.store_faults import draw_store_trials
 from tandem.apps.simulation.trace import Trace
 from tandem.apps.simulation.traffic import SimRequest, TrafficProfile, draw_traffic
 from tandem.apps.simulation.truth import foresee
@@ -173,9 +173,9 @@ class World:
         self._clients = ClientGround(
             seed, model.name, settings.timeout_s, self._clock, platform.routers, oracle, self._trace, self._note
         )
-        self._misfortune = Misfortune(loop, self._router_settings.deadlines, platform, self._trace)
+        self._injector = FaultInjector(loop, self._router_settings.deadlines, platform, self._trace)
         self._invariants = Invariants(
-            platform, self._router_settings, model.name, settings.stall_s, self._misfortune.calm_s
+            platform, self._router_settings, model.name, settings.stall_s, self._injector.calm_s
         )
         self._outcomes: list[Outcome] = []
         self._rounds = 0
@@ -191,10 +191,10 @@ class World:
         began = self._clock.now()
         async with asyncio.TaskGroup() as group:
             for fault in self._script.faults:
-                group.create_task(self._misfortune.carry_out(fault, began), name=f"fault {fault}")
+                group.create_task(self._injector.carry_out(fault, began), name=f"fault {fault}")
             for request in self._script.requests:
                 group.create_task(ask(request, self._clients, began, self._outcomes.append), name=request.request_id)
-        self._misfortune.calm()
+        self._injector.calm()
         await platform.until(lambda: not platform.held(), self._settings.settle_s, "something is still held")
         self._judge()
         await self._agree()
@@ -234,7 +234,7 @@ class World:
             self._seed,
             tuple(self._outcomes),
             self._script.faults,
-            self._platform.network.corrupted + self._misfortune.damaged + self._misfortune.rotten,
+            self._platform.network.corrupted + self._injector.damaged + self._injector.rotten,
             self._platform.meter.sum("tandem_placements_total", "disaggregated"),
             self._platform.meter.refused_blocks(),
             self._platform.meter.brought_blocks(),
@@ -250,8 +250,8 @@ class World:
         self._rounds += 1
         if self._violation is not None:
             raise self._violation
-        if self._misfortune.damaging:
-            self._misfortune.tick()
+        if self._injector.damaging:
+            self._injector.tick()
         if self._rounds % self._settings.check_every == 0:
             self._invariants.check()
 
@@ -266,7 +266,7 @@ class World:
     def _judge(self) -> None:
         requests = {request.request_id: request for request in self._script.requests}
         nodes, invariants = self._platform.nodes, self._invariants
-        invariants.strikes = [at for at, name in self._misfortune.struck if name in nodes and nodes[name].decodes]
+        invariants.strikes = [at for at, name in self._injector.struck if name in nodes and nodes[name].decodes]
         pools = sum(node.decodes for node in nodes.values())
         invariants.demands = [
             demand_of(requests[outcome.request_id], outcome, self._settings.model, pools)

@@ -8,7 +8,9 @@ import pytest
 
 from tandem.apps.simulation.checks import Outcome
 from tandem.apps.simulation.command import _again, _parser, _seeds, _settings, main
-from tandem.apps.simulation.faults import Cut, EngineError, Kill
+from tandem.apps.simulation.faults.cut import Cut
+from tandem.apps.simulation.faults.engine_error import EngineError
+from tandem.apps.simulation.faults.kill import Kill
 from tandem.apps.simulation.seeds import Seed
 from tandem.apps.simulation.summary import Summary, kind_of, summary_of, table
 from tandem.apps.simulation.world import Report, WorldSettings

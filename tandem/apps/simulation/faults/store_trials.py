@@ -1,8 +1,11 @@
 """What shows whether a store can be relied on: it is fed changed blocks, or begins anew behind its routers' backs,
 and workers that have lost everything come back to what it has."""
 
-from tandem.apps.simulation.faults import Fault, FaultProfile, Kill, Partition
-from tandem.apps.simulation.pair_faults import BreakPair
+from tandem.apps.simulation.faults.break_pair import BreakPair
+from tandem.apps.simulation.faults.drawing import FaultProfile
+from tandem.apps.simulation.faults.injector import Fault
+from tandem.apps.simulation.faults.kill import Kill
+from tandem.apps.simulation.faults.partition import Partition
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
 
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.apps.simulation.network import SimNetwork
+from tandem.apps.simulation.faults.injector import FaultInjector
 from tandem.core.entropy import Entropy, below, unit
 
 _FOR_S: Final = (1.0, 12.0)
@@ -20,8 +20,20 @@ class BreakPair:
     for_s: float
     corrupts: bool
 
+    async def apply(self, injector: FaultInjector) -> None:
+        """Break it, and heal it again."""
+        network, path = injector.network, (self.holder, self.receiver)
+        if self.corrupts:
+            network.spoil(path)
+            await asyncio.sleep(self.for_s)
+            network.unspoil(path)
+        else:
+            network.block(path)
+            await asyncio.sleep(self.for_s)
+            network.unblock(path)
 
-def draw_pair_fault(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> BreakPair:
+
+def draw(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> BreakPair:
     """Two different workers where there are two. As often as not they are no pair, and nothing happens."""
     holder = workers[below(entropy, len(workers))]
     others = tuple(name for name in workers if name[0] != holder[0])
@@ -29,16 +41,3 @@ def draw_pair_fault(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> 
     receiver = others[below(entropy, len(others))]
     for_s = _FOR_S[0] + unit(entropy) * (_FOR_S[1] - _FOR_S[0])
     return BreakPair(at_s, holder, receiver, for_s, below(entropy, 2) == 0)
-
-
-async def break_pair(fault: BreakPair, network: SimNetwork) -> None:
-    """Break it, and heal it again."""
-    path = fault.holder, fault.receiver
-    if fault.corrupts:
-        network.spoil(path)
-        await asyncio.sleep(fault.for_s)
-        network.unspoil(path)
-    else:
-        network.block(path)
-        await asyncio.sleep(fault.for_s)
-        network.unblock(path)

@@ -1,15 +1,11 @@
 """What goes wrong with the tiers of a worker or store: copies that rot, disks that refuse or crawl."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tandem.apps.simulation.faults.injector import FaultInjector
 from tandem.core.entropy import Entropy, below, unit
-
-if TYPE_CHECKING:
-    from tandem.apps.simulation.node import WorkerNode
-    from tandem.apps.simulation.store_node import StoreNode
 
 _WHATS: Final = ("damage", "damage", "unreadable", "full", "slow")
 _SLOWNESS: Final = 2000.0
@@ -27,26 +23,25 @@ class TierFault:
     what: str
     for_s: float
 
+    async def apply(self, injector: FaultInjector) -> None:
+        """Do it, and undo what does not stay."""
+        disk = injector.machines[self.worker].disks[self.tier]
+        match self.what:
+            case "damage":
+                injector.rotten += disk.damage(len(disk.records))
+                return
+            case "unreadable":
+                disk.read_fails = "io_error"
+            case "full":
+                disk.write_fails = "disk_full"
+            case _:
+                disk.slowness = _SLOWNESS
+        await asyncio.sleep(self.for_s)
+        disk.read_fails, disk.write_fails, disk.slowness = None, None, 1.0
 
-def draw_tier_fault(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> TierFault:
+
+def draw(at_s: float, workers: tuple[str, ...], entropy: Entropy) -> TierFault:
     """Any worker, either tier. A worker without it notices nothing."""
     worker = workers[below(entropy, len(workers))]
     tier = ("dram", "nvme")[below(entropy, 2)]
     return TierFault(at_s, worker, tier, _WHATS[below(entropy, len(_WHATS))], 0.2 + unit(entropy) * 4.0)
-
-
-async def break_tier(fault: TierFault, nodes: "Mapping[str, WorkerNode | StoreNode]") -> int:
-    """Do it, and undo what does not stay. Gives how many copies were changed."""
-    disk = nodes[fault.worker].disks[fault.tier]
-    match fault.what:
-        case "damage":
-            return disk.damage(len(disk.records))
-        case "unreadable":
-            disk.read_fails = "io_error"
-        case "full":
-            disk.write_fails = "disk_full"
-        case _:
-            disk.slowness = _SLOWNESS
-    await asyncio.sleep(fault.for_s)
-    disk.read_fails, disk.write_fails, disk.slowness = None, None, 1.0
-    return 0

@@ -1,0 +1,37 @@
+"""A router whose process is stopped and goes on later: its workers have given it up by then, and it must notice."""
+
+import asyncio
+from dataclasses import dataclass
+
+from tandem.apps.simulation.faults.injector import FaultInjector
+from tandem.apps.simulation.names import ROUTER
+from tandem.core.entropy import Entropy, unit
+
+
+@dataclass(frozen=True)
+class FreezeRouter:
+    """The router's process is stopped for `for_s`, its connections stay; then it goes on as if nothing had been."""
+
+    at_s: float
+    for_s: float
+    router: str = ROUTER
+
+    async def apply(self, injector: FaultInjector) -> None:
+        """Stop it, and let it go on unless it was restarted meanwhile."""
+        router = injector.routers.named(self.router)
+        life = router.life
+        if life is None or life.process.frozen:
+            return
+        router.freeze()
+        await asyncio.sleep(self.for_s)
+        if router.life is life:
+            router.thaw()
+
+
+def draw(at_s: float, worker: str, workers: tuple[str, ...], entropy: Entropy) -> FreezeRouter:
+    """The first router; that a worker was drawn does not matter."""
+    return draw_of(at_s, ROUTER, entropy)
+
+
+def draw_of(at_s: float, router: str, entropy: Entropy) -> FreezeRouter:
+    return FreezeRouter(at_s, 0.3 + unit(entropy) * 4.7, router)
