@@ -15,7 +15,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.operator_scale import NAMESPACE, Look, service
+from benchmarks.operator_looks import NAMESPACE, Look, service
 from control_plane.crds.definitions import definitions
 from tandem.kube.cluster import Selector
 from tandem.kube.kinds import DEPLOYMENT, MODEL_SERVICE, Json

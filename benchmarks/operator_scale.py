@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.operator_cluster import KeepingCluster
+from benchmarks.operator_looks import Look, service
 from benchmarks.rounds import Check, table
 from control_plane.objects.installation import Installation
 from control_plane.observe.pods import WorkerLoad
@@ -33,21 +33,8 @@ from tandem.kube.store import Key
 from tandem.kube.workers import Workers
 from tandem.process.system import SystemClock, SystemEntropy
 
-NAMESPACE: Final = "default"
 _STEADY_S: Final = 30.0
 _BOUND_S: Final = 600.0
-
-
-@dataclass(frozen=True)
-class Look:
-    """`writes` changed something; `asked` were sent."""
-
-    name: str
-    seconds: float
-    cpu_s: float
-    writes: int
-    asked: int
-    rss_mb: float
 
 
 class Silence:
@@ -61,18 +48,6 @@ class Silence:
 
     def routers(self, key: tuple[str, str]) -> dict[str, frozenset[str]]:
         return {}
-
-
-def service(number: int, replicas: int) -> Json:
-    """A service with a worker for prompts and `replicas` for answers."""
-    pools = [{"name": "prefill", "role": "prefill", "replicas": 1}]
-    pools.append({"name": "decode", "role": "decode", "replicas": replicas})
-    return {
-        "apiVersion": MODEL_SERVICE.api_version,
-        "kind": MODEL_SERVICE.kind,
-        "metadata": {"name": f"model-{number}", "namespace": NAMESPACE},
-        "spec": {"engine": {"type": "simulated"}, "pools": pools},
-    }
 
 
 @asynccontextmanager

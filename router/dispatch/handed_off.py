@@ -8,14 +8,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from router.dispatch.attempt import Attempt, Leg
-from router.dispatch.held import HeldRequest
+from router.dispatch.held import HeldRequest, Self
 from router.dispatch.missing import Missing, judge
 from router.dispatch.patience import call_off_s
 from router.dispatch.starvation import Waits
 from tandem.core.messages import SampleFirst
 
 
-class HandedOffRequest(HeldRequest):
+class HandedOffRequest(HeldRequest[Self]):
     """Owns the prefill leg of a request's attempt."""
 
     @abstractmethod

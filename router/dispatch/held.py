@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, TypeVar
 
 from router.alarms import Alarm
 from router.dispatch.account import Account
@@ -22,19 +22,16 @@ from router.generation import Generation, Sink, Standing
 from router.placement import Unplaced
 from tandem.core.errors import TandemError
 
-if TYPE_CHECKING:
-    from router.dispatch.running import RunningRequest
-
+Self = TypeVar("Self")
+"""The class of the request itself, which the dispatcher takes."""
 _OVERDUE_S: Final = 0.05
 """How late the timer of a request may be before something is wrong with it."""
 
 
-class HeldRequest(ABC):
+class HeldRequest(ABC, Generic[Self]):
     """Owns everything of a request that has to be let go of in the end."""
 
-    def __init__(
-        self, host: "Host[RunningRequest]", tools: Tools, generation: Generation, sink: Sink, key: int
-    ) -> None:
+    def __init__(self, host: Host[Self], tools: Tools, generation: Generation, sink: Sink, key: int) -> None:
         """The sink of a resumable request is an `AnswerLog`."""
         deadlines, now = tools.settings.deadlines, tools.clock.now()
         self.generation = generation

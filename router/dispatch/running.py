@@ -30,7 +30,7 @@ from tandem.core.messages import AttemptReport, Cancel, Keep, ProvideFirst, Sequ
 _TIMER_SLACK_S: Final = 0.001
 
 
-class RunningRequest(HandedOffRequest):
+class RunningRequest(HandedOffRequest["RunningRequest"]):
     """`router.generation.Running`, and the owner of its legs and positions."""
 
     # ---- attempts ----

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -15,14 +15,24 @@ from router.placement.learning.step_costs import StepTerms
 from router.placement.scorers.stakes import Stakes
 from router.settings import PlacementSettings
 
-if TYPE_CHECKING:
-    from router.placement.scorers.prompt import Way
-
 Promised = Mapping[tuple[bytes, str], int]
 """Leading blocks of a prompt that a worker is expected to have soon, by root name and worker id."""
 NO_PROMISES: Final[Promised] = MappingProxyType({})
 EVEN: Final[Mapping[str, float]] = MappingProxyType({})
 """All sequences have as much still to come."""
+
+
+class Way(msgspec.Struct, frozen=True, gc=False):
+    """How a worker comes by the prompt: milliseconds, and the tokens that are to be computed. `prefill_ms` is what
+    these add to steps."""
+
+    fetch_ms: float
+    prefill_ms: float
+    uncached: int
+    new: int
+    """Tokens that its pool does not have yet: their blocks are as large when they are brought."""
+    new_ms: float
+    """What computing all of these would take."""
 
 
 class Trend(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +120,6 @@ class Ask:
     nothing is said."""
     stakes: Stakes | None
     """What objectives are at stake; None where the request has none."""
-    ways: dict[tuple[int, int, float, float], "Way"] = field(default_factory=dict)
+    ways: dict[tuple[int, int, float, float], Way] = field(default_factory=dict)
     """How workers come by the prompt, once for all that are alike: by pairing, leading blocks in their pool, and
     milliseconds per token and attended position. Workers with more of it below their pool are not among them."""

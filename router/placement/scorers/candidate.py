@@ -6,9 +6,9 @@ import msgspec
 
 from router.placement.decision import Breakdown, Candidate
 from router.placement.scorers.answer import answer_price
-from router.placement.scorers.ask import Ask
+from router.placement.scorers.ask import Ask, Way
 from router.placement.scorers.interference import interference_ms
-from router.placement.scorers.prompt import Way, prompt_price
+from router.placement.scorers.prompt import prompt_price
 from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake
 from router.placement.scorers.times import times_of
 from router.placement.view import WorkerView

@@ -1,7 +1,6 @@
 """What others lose by a prompt: running sequences, prompts that come after it, prefixes that make room. Pure."""
 
-from router.placement.scorers.ask import Ask
-from router.placement.scorers.prompt import Way
+from router.placement.scorers.ask import Ask, Way
 from router.placement.view import WorkerView
 
 

@@ -4,25 +4,10 @@ Leading blocks in the worker's own pool cost nothing. What follows them is broug
 another holder, wherever that is expected to be faster than computing it; how far is chosen for the least sum.
 """
 
-import msgspec
-
 from router.placement.costs import CostModel
 from router.placement.learning.prefill_costs import PrefillTerms
-from router.placement.scorers.ask import Ask
+from router.placement.scorers.ask import Ask, Way
 from router.placement.view import Times, WorkerView
-
-
-class Way(msgspec.Struct, frozen=True, gc=False):
-    """How a worker comes by the prompt: milliseconds, and the tokens that are to be computed. `prefill_ms` is what
-    these add to steps."""
-
-    fetch_ms: float
-    prefill_ms: float
-    uncached: int
-    new: int
-    """Tokens that its pool does not have yet: their blocks are as large when they are brought."""
-    new_ms: float
-    """What computing all of these would take."""
 
 
 def prompt_price(ask: Ask, worker: WorkerView, times: Times) -> tuple[float, Way]:
