@@ -375,7 +375,7 @@ async def test_an_address_in_use_is_a_bad_setting(server_of: Any, dialer_of: Any
 PEER = """
 import asyncio
 from tandem.core.messages import Pong
-from tandem.process.{module} import {server}
+from tandem.link.{module} import {server}
 
 async def accept(link):
     link.tokens.send(Pong(1, 1))
