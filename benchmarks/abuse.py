@@ -20,13 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from benchmarks.abuse_clients import KINDS, Abusers
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, percentile, table, verdict
 from benchmarks.samples import rss_mb
 from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.outcome import Outcome
+from tandem.apps.chaos.live import Live, run_live
 from tandem.apps.cli.ports import free_port
 
 ROUNDS: Final = 3
@@ -82,7 +84,7 @@ async def measure(
     live: Live, grpc_port: int, rounds: Sequence[Sequence[str]], streams: int
 ) -> tuple[list[Round], float]:
     """Rounds with these kinds of abuse, and by how many MB large gRPC calls made the router grow before them."""
-    router = live.process(live.router)
+    router = psutil.Process(live.pid(live.router))
     abusers = Abusers(live.port, grpc_port, live.model, "abuser-key")
     found: list[Round] = []
     memory: list[float] = []

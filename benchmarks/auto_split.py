@@ -37,7 +37,6 @@ from benchmarks.auto_split_cells import (
     predicted,
     workload_of,
 )
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, table
 from tandem.apps.bench.completion import Style
 from tandem.apps.bench.content import TokenRange
@@ -46,6 +45,7 @@ from tandem.apps.bench.replay import Settings, replay
 from tandem.apps.bench.schedule import at_rate
 from tandem.apps.bench.synthetic import parse_mix, synthetic
 from tandem.apps.bench.workload import Workload
+from tandem.apps.chaos.live import Live, run_live
 from tandem.apps.cli.ask import fleet_outlooks
 from tandem.apps.cli.fleet_story import headline
 from tandem.core.errors import TandemError

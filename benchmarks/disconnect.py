@@ -20,10 +20,10 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from benchmarks.live import Figures, Live, run_live, total
 from benchmarks.rounds import Check, percentile, table, verdict
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
+from tandem.apps.chaos.live import Figures, Live, run_live, total
 from tandem.apps.cli.ports import free_port
 
 ROUNDS: Final = 20

@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.live import Figures, Live, page, parse_page, run_live, total
+import psutil
+
 from benchmarks.router import Child, post
+from tandem.apps.chaos.live import Figures, Live, page, parse_page, run_live, total
 
 HELD_MAX_S: Final = 0.02
 _SETTLE_S: Final = 3.0
@@ -236,7 +238,7 @@ async def send_bodies(live: Live, window_s: float) -> None:
     idle = gaps.take()
     p999 = idle[int(len(idle) * 0.999)]
     print(f"idle: p50 {statistics.median(idle) * 1e3:.0f}, p99.9 {p999 * 1e3:.0f}, longest {idle[-1] * 1e3:.0f} ms")
-    router = live.process(live.router)
+    router = psutil.Process(live.pid(live.router))
     peak = router.memory_info().rss
     before = parse_page(await page(*_address(live)))
     sender = await asyncio.create_subprocess_exec(

@@ -21,8 +21,8 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, percentile, verdict
+from tandem.apps.chaos.live import Live, run_live
 
 CLIENTS: Final = 25
 SECONDS: Final = 60.0

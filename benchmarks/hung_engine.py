@@ -19,10 +19,10 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import table
 from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
+from tandem.apps.chaos.live import Live, run_live
 from tandem.apps.cli.ask import ask
 
 _VICTIMS: Final = ("decode-1", "prefill-0")
@@ -162,7 +162,11 @@ class Clients:
 def engine_process(live: Live, name: str) -> psutil.Process:
     """The process in which a worker's engine computes."""
     (member,) = [each for each in live.workers if each.name == name]
-    (found,) = [child for child in live.process(member).children() if "tandem.engine.torch.child" in child.cmdline()]
+    (found,) = [
+        child
+        for child in psutil.Process(live.pid(member)).children()
+        if "tandem.engine.torch.child" in child.cmdline()
+    ]
     return found
 
 

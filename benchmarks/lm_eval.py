@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import tandem.models
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import table
 from benchmarks.vllm_overhead import environment, tandem_flags, vllm_server
 from tandem.apps.bench.client import Target
+from tandem.apps.chaos.live import Live, run_live
 
 TASKS: Final = ("tiny_choice", "tiny_rolling", "tiny_generate")
 _DEMO: Final = Path(tandem.models.__file__).parent / "demo"

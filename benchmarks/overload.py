@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 
-from benchmarks.live import Live, run_live, total
 from benchmarks.rounds import Check, percentile, verdict
 from benchmarks.samples import Curve, plot, rss_mb
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import error_kind
 from tandem.apps.bench.wire import BadAnswer
+from tandem.apps.chaos.live import Live, run_live, total
 
 TIMES: Final = 20.0
 SECONDS: Final = 60.0
@@ -161,7 +162,7 @@ class Load:
 async def measure(live: Live, times: float, seconds: float) -> Result:
     """The whole course: calm, capacity, overload, recovery."""
     result = Result()
-    router = live.process(live.router)
+    router = psutil.Process(live.pid(live.router))
     async with aclosing(Client(live.platform.target)) as client:
         load = Load(live, client)
         result.calm_s = await load.calm()

@@ -19,8 +19,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Final
 
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, table, verdict
+from tandem.apps.chaos.live import Live, run_live
 
 ROUNDS: Final = 5
 CLIENTS: Final = 5_000

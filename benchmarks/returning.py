@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.live import Live
 from benchmarks.overlap import build_model
 from benchmarks.returning_curves import Crossing, Pair, Saying, apart, leads_of
 from benchmarks.returning_platforms import TIERS, Answer, Asker, run_both
 from benchmarks.rounds import Check, table, verdict
+from tandem.apps.chaos.live import Live
 from tandem.core.entropy import SeededEntropy, below
 
 LENGTHS: Final = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768)

@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from benchmarks.live import Live
 from benchmarks.returning_curves import Saying
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.wire import Events
+from tandem.apps.chaos.live import Live
 from tandem.apps.cli.ask import spans_of
 from tandem.apps.cli.board import LineBoard
 from tandem.apps.cli.platform import Platform

@@ -28,11 +28,11 @@ from typing import Final
 import msgspec
 import psutil
 
-from benchmarks.live import Live, run_live, total
 from benchmarks.rounds import Check, verdict
 from benchmarks.samples import Curve, descriptors, plot, rss_mb
 from benchmarks.soak_clients import Clients, Soak, questions
 from tandem.apps.bench.client import Client
+from tandem.apps.chaos.live import Live, run_live, total
 from tandem.apps.cli.member import Member
 
 MINUTES: Final = 60.0
@@ -101,7 +101,7 @@ async def _look(live: Live, soak: Soak, now: Callable[[], float]) -> None:
 
 
 async def _look_at(live: Live, member: Member, soak: Soak, at_s: float) -> None:
-    process = live.process(member)
+    process = psutil.Process(live.pid(member))
     soak.memory.setdefault(member.name, Curve()).add(at_s, rss_mb(process))
     soak.files.setdefault(member.name, Curve()).add(at_s, float(descriptors(process)))
     if member is not live.router:

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.live import Live
 from benchmarks.samples import Curve
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import error_kind
 from tandem.apps.bench.wire import BadAnswer, Events
+from tandem.apps.chaos.live import Live
 
 _PATIENCE_S: Final = 90.0
 _QUESTIONS: Final = 24

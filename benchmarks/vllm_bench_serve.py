@@ -22,13 +22,13 @@ from typing import Final
 import psutil
 
 import tandem.models
-from benchmarks.live import Live, run_live
 from benchmarks.priority import keep_to, prefer
 from benchmarks.rounds import Check, median_interval, median_ratio, table, verdict
 from benchmarks.vllm_bench_client import Client, client
 from benchmarks.vllm_engine_facts import resolved
 from benchmarks.vllm_overhead import TANDEM, VLLM, environment, server_flags, tandem_flags, vllm_server
 from tandem.apps.bench.client import Target
+from tandem.apps.chaos.live import Live, run_live
 from tandem.apps.cli.platform import cores
 
 RATIO_MIN: Final = 0.98
@@ -137,7 +137,7 @@ def _keep_apart(servers: Sequence[int], client: int) -> None:
 
 def _sides(live: Live) -> dict[str, list[int]]:
     """The processes of both servers, which are all children of this one."""
-    heads = [live.process(member) for member in (live.router, *live.workers)]
+    heads = [psutil.Process(live.pid(member)) for member in (live.router, *live.workers)]
     ours = [each.pid for head in heads for each in (head, *head.children(recursive=True))]
     return {
         TANDEM: ours,
@@ -154,7 +154,7 @@ def own_mib(pid: int) -> float:
 
 def show_facts(live: Live, model: Path) -> None:
     """Print what vLLM makes of both sides' arguments, and mark what differs."""
-    flags = live.process(live.workers[0]).cmdline()
+    flags = psutil.Process(live.pid(live.workers[0])).cmdline()
     after = next(index for index, flag in enumerate(flags) if flag.startswith("--") and flag != "--events")
     ours, theirs = resolved(flags[after:], server_flags(model, "auto", 1), environment())
     rows = [(name, ours[name], theirs[name], "" if ours[name] == theirs[name] else "differs") for name in ours]

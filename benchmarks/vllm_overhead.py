@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 import tandem.models
-from benchmarks.live import Live, run_live
 from benchmarks.rounds import Check, alternate, median_ratio, percentile, table, verdict
 from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style
@@ -29,6 +28,7 @@ from tandem.apps.bench.content import TokenRange
 from tandem.apps.bench.replay import Settings, replay
 from tandem.apps.bench.synthetic import RequestClass, synthetic
 from tandem.apps.bench.wire import BadAnswer
+from tandem.apps.chaos.live import Live, run_live
 from tandem.apps.cli.launches import threads_per_worker
 from tandem.apps.cli.platform import cores
 from tandem.apps.cli.ports import free_port

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from benchmarks.live import page, parse_page, total
+from tandem.apps.chaos.live import page, parse_page, total
 from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]

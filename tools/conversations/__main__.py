@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.live import Live, run_live
+from tandem.apps.chaos.live import Live, run_live
 from tools.conversations.asking import Asker, Result
 from tools.conversations.plan import Conversation, draw, order
 from tools.conversations.truth import Told, tell

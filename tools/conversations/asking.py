@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from benchmarks.live import Live
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.wire import BadAnswer
+from tandem.apps.chaos.live import Live
 from tools.conversations.plan import Turn
 from tools.conversations.truth import Told
 

@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.live import Live
+from tandem.apps.chaos.live import Live
 from tandem.apps.cli.ports import free_port
 
 _BACK_S = 60.0

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.live import parse_page, total
 from benchmarks.overload import Ended, Result, checks_of
 from benchmarks.samples import Curve
 from benchmarks.soak import checks_of as soak_checks
 from benchmarks.soak_clients import Soak, _read, questions
+from tandem.apps.chaos.live import parse_page, total
 
 PAGE = b"""# HELP tandem_sequences Sequences on a worker by state: running, waiting.
 # TYPE tandem_sequences gauge

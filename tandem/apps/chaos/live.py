@@ -9,8 +9,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-import psutil
-
 from tandem.apps.cli.board import LineBoard
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.platform import Platform
@@ -51,10 +49,10 @@ class Live:
         host, _, port = member.metrics.rpartition(":")
         return parse_page(await page(host, int(port)))
 
-    def process(self, member: Member) -> psutil.Process:
-        """The process of a member."""
+    def pid(self, member: Member) -> int:
+        """The process id of a member that runs."""
         assert member.pid is not None, f"{member.name} does not run"
-        return psutil.Process(member.pid)
+        return member.pid
 
 
 async def page(host: str, port: int) -> bytes:
