@@ -1,4 +1,4 @@
-"""The holder's side of a fetch: who may read which blocks, and what can be sent now (DESIGN §5).
+"""The holder's side of a fetch: who may read which blocks, and what can be sent now.
 
 A hand-off is asked for under the lease of a work that computes the blocks; other blocks that are here under a reuse
 lease, which is opened for the asking. `ExportProgress` decides, without I/O or clock; `Exporter` is the shell that

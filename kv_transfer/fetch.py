@@ -1,4 +1,4 @@
-"""Fetching: bring the blocks of one prompt into their slots, from whoever has them (DESIGN §5).
+"""Fetching: bring the blocks of one prompt into their slots, from whoever has them.
 
 Hand-off, prefix reuse, restoring from own tiers, fail-over and migration are this one operation. A fetch asks one
 origin after the other for what is still open: own tiers, then other holders, then whoever computes the prompt for

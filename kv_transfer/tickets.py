@@ -1,6 +1,6 @@
 """Tickets: the right of one decode incarnation to read the blocks of one lease on one prefill incarnation.
 
-HMAC-SHA256 over (key id, tenant, holder epoch, lease, receiver epoch, expiry), as DESIGN §5 asks. All fields
+HMAC-SHA256 over (key id, tenant, holder epoch, lease, receiver epoch, expiry). All fields
 travel in the ticket, so that a refusal can say which one does not fit; the MAC is checked before any is believed.
 """
 

@@ -1,4 +1,4 @@
-"""Whether the bytes that arrived are the block that was asked for: incarnation, name, digest (DESIGN §5)."""
+"""Whether the bytes that arrived are the block that was asked for: incarnation, name, digest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

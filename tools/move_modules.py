@@ -31,7 +31,7 @@ def main() -> int:
         print(f"already there: {', '.join(clashes)}", file=sys.stderr)
         return 1
     moved = move(table)
-    rewritten = [path for path in _texts() if path != options.table and _rewrite(path, table)]
+    rewritten = [path for path in texts() if path != options.table and rewrite(path, table)]
     print(f"{moved} modules moved, {len(rewritten)} files rewritten")
     return 0
 
@@ -101,7 +101,7 @@ def _paths(paths: Mapping[str, str]) -> re.Pattern[str]:
     )
 
 
-def _rewrite(path: Path, table: Mapping[str, str]) -> bool:
+def rewrite(path: Path, table: Mapping[str, str]) -> bool:
     try:
         source = path.read_text()
     except UnicodeDecodeError:
@@ -112,7 +112,7 @@ def _rewrite(path: Path, table: Mapping[str, str]) -> bool:
     return new != source
 
 
-def _texts() -> Iterator[Path]:
+def texts() -> Iterator[Path]:
     """Tracked files that may name modules."""
     listed = subprocess.run(["git", "ls-files", "-z"], check=True, capture_output=True, text=True).stdout
     for name in listed.split("\0"):

@@ -180,7 +180,7 @@ class FrontDoor:
             arrival.claim = self._keys.claim(arrival.caller.tenant, key, asked, now)
 
     async def prepare(self, arrival: Arrival, request: ApiRequest) -> tuple[Generation, ...]:
-        """Everything up to token ids. Raises what DESIGN §11 lists, typed."""
+        """Everything up to token ids. Raises typed errors (`tandem.core.errors`)."""
         model, renderer = self.served(arrival.caller, request)
         wanted = wants(request, model, renderer.dialect)
         files = images(request, model) if isinstance(request, ChatRequest) else ()
@@ -235,7 +235,7 @@ class FrontDoor:
         return generations
 
     def served(self, caller: Caller, request: ApiRequest) -> tuple[ServedModel, Renderer]:
-        """The model that is asked for and its text side. Raises what DESIGN §11 lists, typed."""
+        """The model that is asked for and its text side. Raises typed errors (`tandem.core.errors`)."""
         if self._draining:
             raise TandemError("draining", "the router is stopping", retry_after_s=1.0)
         parameters.check(request)

@@ -1,4 +1,4 @@
-"""Position ownership of one sequence (DESIGN §3): each position is accepted once, in order, whoever brings it.
+"""Position ownership of one sequence: each position is accepted once, in order, whoever brings it.
 
 Workers repeat themselves and each other: prefill and decode both report the first token, a resumed attempt
 overlaps what was accepted. A repeat must equal what was accepted. Pure; one owner changes it in place.

@@ -1,4 +1,4 @@
-"""Every wait in the system, in one place (DESIGN §4). All are settings; none is infinite."""
+"""Every wait in the system, in one place. All are settings; none is infinite."""
 
 from dataclasses import dataclass
 

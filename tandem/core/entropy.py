@@ -66,7 +66,7 @@ def below(entropy: Entropy, bound: int) -> int:
 
 
 def position_u64(seed: int, sequence: int, position: int) -> int:
-    """The random word of one output position: a pure function, so any worker draws the same (DESIGN §3)."""
+    """The random word of one output position: a pure function, so any worker draws the same."""
     raw = blake2b(
         (seed & _U64).to_bytes(8, "little") + sequence.to_bytes(4, "little") + position.to_bytes(8, "little"),
         digest_size=8,

@@ -1,4 +1,4 @@
-"""KV blocks: names, layout, handles (DESIGN §5).
+"""KV blocks: names, layout, handles.
 
 A name says *what* a block holds and is equal on every worker that would compute equal bytes; a handle says
 *where* one copy lies and which incarnation wrote it. Names chain, so one name stands for the whole prefix.

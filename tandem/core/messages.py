@@ -1,4 +1,4 @@
-"""What travels on a link between router and worker, grouped by receiver (DESIGN §3, §4).
+"""What travels on a link between router and worker, grouped by receiver.
 
 A link has two ordered streams. *Tokens*: `WorkerCommand`s down, `RouterMessage`s up. *State*: `StateRequest`s
 down, `StateUpdate`s up. A `handle` names one attempt of one request on one link; the router never reuses it, so

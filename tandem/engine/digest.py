@@ -2,7 +2,7 @@
 
 The content words of a block are the 128 bits of XXH3 over its bytes, in canonical (big-endian) order. XXH3 reads
 memory faster than `memcpy` copies it. A block is hashed once where it becomes complete and once wherever it arrives.
-That finds accidents, not attackers (DESIGN §5): damaged, torn, late, exchanged bytes. `DIGEST` names the algorithm in
+That finds accidents, not attackers: damaged, torn, late, exchanged bytes. `DIGEST` names the algorithm in
 every layout, so that workers which hash differently never exchange blocks.
 """
 

@@ -1,4 +1,4 @@
-"""One way to run every service: start, ready, drain, stop (STYLE §8), with named root tasks.
+"""One way to run every service: start, ready, drain, stop, with named root tasks.
 
 `run_service` is the order of a service's life and knows neither signals nor processes; `serve_process` is the edge
 of a process around it.

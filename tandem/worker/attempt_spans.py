@@ -1,4 +1,4 @@
-"""The spans of one attempt on this worker, from the engine's figures and the fetch's report (DESIGN §9)."""
+"""The spans of one attempt on this worker, from the engine's figures and the fetch's report."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which blocks a worker has, told to every router: snapshots in pieces, then counted deltas (DESIGN §4)."""
+"""Which blocks a worker has, told to every router: snapshots in pieces, then counted deltas."""
 
 from collections.abc import Callable, Mapping, Sequence
 

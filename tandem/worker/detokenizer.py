@@ -1,4 +1,4 @@
-"""Token ids to text, one id at a time: a pure function of prompt tail and ids (DESIGN §3).
+"""Token ids to text, one id at a time: a pure function of prompt tail and ids.
 
 Decoders are not additive: a token may be part of a character, and sentencepiece-style decoders treat the first
 token of a text differently. So a window of recent ids is decoded twice, without and with the new ones, and what

@@ -1,4 +1,4 @@
-"""The worker between routers and engine: links in, work items down, outputs up (DESIGN §4).
+"""The worker between routers and engine: links in, work items down, outputs up.
 
 One host serves the links of several routers. Everything it holds for a router ends with that router's link, except
 for resumable requests, which another router may claim under a lease.

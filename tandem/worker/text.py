@@ -1,4 +1,4 @@
-"""The text side of one output sequence: ids in; new text, its offset and stop-string finishes out (DESIGN §3).
+"""The text side of one output sequence: ids in; new text, its offset and stop-string finishes out.
 
 Everything is a pure function of the prompt's tail and the output ids, so a worker that takes over replays the ids
 another one produced and continues with the same held-back characters.

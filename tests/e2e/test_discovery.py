@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from kv_transfer.key_file import read_keyring
-from router.__main__ import builder
 from router.api.auth import Keys
 from router.api.chat_templates.template_helper import HelperTemplates
 from router.process_settings import ProcessSettings
 from router.service import RouterService
+from router.wiring import Wiring
 from tandem.kube.cluster import Cluster
 from tandem.kube.kinds import MODEL_SERVICE, POD, Json, Ref
 from tandem.kube.memory_cluster import MemoryCluster
@@ -99,8 +99,9 @@ class Town:
         async def connect() -> Cluster:
             return self.cluster
 
-        build = builder(settings, {}, HelperTemplates(SystemClock()), Keys(), read_keyring(key_file), connect)
-        service = build(open_telemetry("router", "", "r1"), EventLines(None))
+        templates, keyring = HelperTemplates(SystemClock()), read_keyring(key_file)
+        wiring = Wiring(settings, {}, templates, Keys(), keyring, connect)
+        service = wiring.build(open_telemetry("router", "", "r1"), EventLines(None))
         await service.start()
         roots = [asyncio.create_task(_named_root(service, name)) for name in service.roots()]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.port}", timeout=60.0) as client:

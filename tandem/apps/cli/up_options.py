@@ -197,6 +197,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", nargs="?", type=Path, help=f"a ModelService ({API_VERSION}) as YAML")
     group = parser.add_argument_group("instead of a file")
+    _add_model(group)
+    _add_memory(group)
+    _add_workers(group)
+    parser.add_argument("--host", help="interface to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="OpenAI REST port (default 8000)")
+    parser.add_argument("--grpc-port", type=int, help="public gRPC port (default: none)")
+    parser.add_argument(
+        "--max-streams", type=int, metavar="N",
+        help="requests at once (default 4096): sets the router's bounds on requests and connections, and how many "
+        "sequences each worker computes at once (default 256)",
+    )  # fmt: skip
+    parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds until everything must be ready")
+    parser.add_argument("--plain", action="store_true", help="lines instead of a table, as when not on a terminal")
+    parser.add_argument(
+        "--drills", action="store_true", help="for `tandem drill` only: slower, smaller, and workers can be damaged"
+    )
+    return parser
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", help="demo, a Hugging Face model directory, or a hub id (default demo)")
     group.add_argument("--name", help="what clients call the model (default: from --model)")
     group.add_argument(
@@ -222,6 +242,9 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--context-tokens", type=int, metavar="N", help="vLLM: serve at most this context")
     group.add_argument("--eager", action=argparse.BooleanOptionalAction, help="vLLM: do not compile the model")
     group.add_argument("--preset", choices=tuple(PRESETS), help="step times of the simulated engine")
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     group.add_argument("--device", choices=("cpu", "cuda"), help="default cpu")
     group.add_argument("--block-tokens", type=int, help="tokens per KV block")
@@ -252,6 +275,9 @@ def _parser() -> argparse.ArgumentParser:
         help="where workers also tell, and routers find, who has which blocks. Who lists processes sees it: with a "
         f"password in it give it as {REDIS_VARIABLE} in the environment, or as spec.redis in a file",
     )
+
+
+def _add_workers(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--prefill", type=_workers, metavar="N", help="prefill workers (default 1; 0 serves unified)")
     group.add_argument("--decode", type=_workers, metavar="N", help="decode workers (default 1)")
     group.add_argument("--unified", type=_workers, metavar="N", help="workers that do both (default 0)")
@@ -262,20 +288,6 @@ def _parser() -> argparse.ArgumentParser:
         help="workers of which the router chooses, as the load asks for it, which compute prompts for the others; "
         "instead of --prefill, --decode and --unified",
     )
-    parser.add_argument("--host", help="interface to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="OpenAI REST port (default 8000)")
-    parser.add_argument("--grpc-port", type=int, help="public gRPC port (default: none)")
-    parser.add_argument(
-        "--max-streams", type=int, metavar="N",
-        help="requests at once (default 4096): sets the router's bounds on requests and connections, and how many "
-        "sequences each worker computes at once (default 256)",
-    )  # fmt: skip
-    parser.add_argument("--start-timeout", type=float, default=600.0, help="seconds until everything must be ready")
-    parser.add_argument("--plain", action="store_true", help="lines instead of a table, as when not on a terminal")
-    parser.add_argument(
-        "--drills", action="store_true", help="for `tandem drill` only: slower, smaller, and workers can be damaged"
-    )
-    return parser
 
 
 def _workers(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Export leases: blocks held for a peer, which end by themselves (DESIGN §5).
+"""Export leases: blocks held for a peer, which end by themselves.
 
 A lease belongs to one prefill work. It is opened with the names it covers before any of them is computed; each
 block is pinned under it as it completes. While its work runs it cannot expire; afterwards it lasts its length

@@ -1,7 +1,7 @@
 """Rotation tables: cosine and sine per position, for every kind of context stretching.
 
 Formulas: linear, "position interpolation" (angles divided by the factor); dynamic, NTK-aware scaling whose base
-grows with the length; llama3, the wavelength bands of the Llama 3.1 release; yarn, arXiv:2309.00071 §3.
+grows with the length; llama3, the wavelength bands of the Llama 3.1 release; yarn, arXiv:2309.00071, section 3.
 
 Rotation must be a function of the position alone: KV blocks are named by their tokens, so a block must hold the
 same bytes however its prompt was cut into chunks. `dynamic` therefore rotates position p for the length p + 1,

@@ -1,7 +1,7 @@
 """A logits processor of vLLM's first model runner: with a seed, every position has a random number of its own.
 
 vLLM would draw from one generator per request, whose state depends on every step before. Ours is a function of seed,
-sequence and position (DESIGN §3), so another worker draws the same, wherever it takes a request up.
+sequence and position, so another worker draws the same, wherever it takes a request up.
 """
 
 from dataclasses import dataclass

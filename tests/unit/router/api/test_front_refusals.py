@@ -1,4 +1,4 @@
-"""Every bad input is answered at once with OpenAI's error object, naming what is wrong (DESIGN §11)."""
+"""Every bad input is answered at once with OpenAI's error object, naming what is wrong."""
 
 import asyncio
 import gzip

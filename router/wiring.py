@@ -1,0 +1,190 @@
+"""What a router is made of: from settings to a service, once a loop runs."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kv_transfer.index.compact_index import CompactIndex
+from kv_transfer.tickets import Keyring
+from router.api.auth import Keys
+from router.api.chat_templates.render import Renderer
+from router.api.chat_templates.templates import Templates
+from router.api.door import FrontDoor, Services, nothing_coming
+from router.api.errors import explain
+from router.api.grpc.public_grpc import PublicGrpc
+from router.api.rest.app import RestApp
+from router.discovery.kubernetes import Connect, KubernetesDiscovery, Watching
+from router.discovery.loading import load_text_side
+from router.discovery.reading import TextSource, facts_of
+from router.discovery.texts import TextSide, TextSides
+from router.dispatch.context import Tools
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.keeping import FleetKeeper
+from router.fleet.fleet import Fleet
+from router.fleet.prober import PairProber
+from router.http_server.connections_max import ConnectionsMax, connections_within
+from router.http_server.server import HttpServer
+from router.placement import CostModel
+from router.process_settings import ProcessSettings
+from router.service import Addresses, Discovery, Insides, RouterService
+from router.settings import RouterSettings
+from router.tokenization.tokenizing_threads import Threaded
+from tandem.core.clock import Clock
+from tandem.core.entropy import Entropy
+from tandem.core.errors import TandemError
+from tandem.core.metrics import Meter
+from tandem.core.slo import Slo
+from tandem.kube.cluster import Cluster
+from tandem.link.link_dialer import open_dialer
+from tandem.link.link_proof import LinkKeys
+from tandem.process.logs import EventLines
+from tandem.process.loop_watch import LoopWatch
+from tandem.process.metrics import PrometheusMeter
+from tandem.process.system import DESCRIPTORS_KEPT, SystemClock, SystemEntropy, descriptors
+from tandem.process.telemetry import Telemetry
+from tandem.process.tls import server_context
+from tandem.process.workers_file import Member, ServiceEntry, WorkersFile, drains_of
+
+if TYPE_CHECKING:
+    from kv_transfer.index.redis_index import RedisIndex
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Everything that is read or opened before the loop runs. `connect` reaches another API server than the settings
+    name."""
+
+    settings: ProcessSettings
+    renderers: dict[str, Renderer]
+    templates: Templates
+    keys: Keys
+    keyring: Keyring
+    connect: Connect | None = None
+
+    def build(self, telemetry: Telemetry, events: EventLines) -> RouterService:
+        """The service, on the running loop."""
+        settings = self.settings
+        clock, entropy, meter = SystemClock(), SystemEntropy(), PrometheusMeter()
+        shared = _shared_index(settings, meter)
+        fleet = self._fleet(clock, entropy, meter, shared)
+        dispatcher = Dispatcher(fleet, self._tools(clock, entropy, meter, telemetry))
+        texts = _text_sides(settings, self.templates) if settings.kubernetes else None
+        services = Services(
+            dispatcher,
+            self.renderers if texts is None else texts,
+            Threaded(queue_s=settings.core.deadlines.queue_s),
+            clock,
+            entropy,
+            meter,
+            telemetry.recorder,
+            resumer=dispatcher,
+            keeper=FleetKeeper(fleet),
+            seeker=None if shared is None else dispatcher,
+            coming=nothing_coming if texts is None else texts.coming,
+            slo=fleet.services.slo,
+        )
+        door = FrontDoor(services, settings.front, settings.core.deadlines)
+        discovery = self._discovery(fleet, texts, clock, entropy, meter)
+        bounds = _bounds(settings)
+        listed, outlooks = lambda models: dispatcher.standings().of(models), dispatcher.outlooks
+        app = RestApp(door, self.keys, meter.render, fleet.listing, listed, outlooks)
+        rest, grpc = HttpServer(app, bounds, meter, explain), PublicGrpc(door, self.keys, bounds.grpc)
+        watch = LoopWatch(meter, clock.now, time.thread_time)
+        insides = Insides(fleet, dispatcher, door, rest, app.probes, grpc, discovery, shared, watch)
+        context = None if settings.peer_port is None else server_context(settings.link_tls)
+        ports = settings.port, settings.grpc_port, settings.peer_port
+        return RouterService(insides, Addresses(settings.host, *ports, context, settings.metrics_bind), events)
+
+    def _fleet(self, clock: Clock, entropy: Entropy, meter: Meter, shared: "RedisIndex | None") -> Fleet:
+        settings, core = self.settings, self.settings.core
+        proved = None if settings.ticket_key_file is None else LinkKeys(self.keyring.secrets)
+        dialer = open_dialer(settings.name, entropy, settings.link_tls, proved)
+        prober = _prober(core, self.keyring, clock, entropy, meter)
+        index = CompactIndex(int.from_bytes(entropy.token(16), "little"))
+        fleet = Fleet(dialer, clock, core.deadlines, index, meter, core.fleet, prober, shared)
+        fleet.services.default_slo = Slo(settings.front.slo.ttft_s, settings.front.slo.tpot_s)
+        return fleet
+
+    def _tools(self, clock: Clock, entropy: Entropy, meter: Meter, telemetry: Telemetry) -> Tools:
+        return Tools(
+            loop=asyncio.get_running_loop(),
+            clock=clock,
+            entropy=entropy,
+            keyring=self.keyring,
+            settings=self.settings.core,
+            costs=CostModel(self.settings.core.priors),
+            recorder=telemetry.recorder,
+            meter=meter,
+        )
+
+    def _discovery(
+        self, fleet: Fleet, texts: TextSides | None, clock: Clock, entropy: Entropy, meter: Meter
+    ) -> Discovery | None:
+        settings = self.settings
+        fleet.set_members(settings.workers)
+        if texts is None:
+            return _from_file(settings, fleet)
+        fleet.services.watched = True
+        watching, reach = Watching(texts, clock, entropy, meter), self.connect or _connecting(settings)
+        return KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
+
+
+def _bounds(settings: ProcessSettings) -> ConnectionsMax:
+    """As many connections as the settings say, or as the process may have descriptors for."""
+    over_grpc = 0 if settings.grpc_port is None else settings.front.grpc_connections_max
+    wanted = ConnectionsMax(settings.front.connections_max, grpc=over_grpc)
+    had = descriptors(wanted.descriptors + DESCRIPTORS_KEPT) - DESCRIPTORS_KEPT
+    return connections_within(had, wanted.public, wanted.grpc)
+
+
+def _prober(
+    core: RouterSettings, keyring: Keyring, clock: Clock, entropy: Entropy, meter: Meter
+) -> PairProber | None:
+    pairs = core.fleet.pairs
+    return PairProber(pairs, keyring, clock, entropy, core.deadlines, meter) if pairs.canary else None
+
+
+def _shared_index(settings: ProcessSettings, meter: Meter) -> "RedisIndex | None":
+    if not settings.index.redis_url:
+        return None
+    # Imported on use: without Redis its client is not even loaded.
+    from kv_transfer.index.redis_client import redis_client
+    from kv_transfer.index.redis_index import RedisIndex
+
+    return RedisIndex(settings.index, meter, redis_client(settings.index))
+
+
+def _text_sides(settings: ProcessSettings, templates: Templates) -> TextSides:
+    def load(model: str, source: TextSource) -> TextSide:
+        return load_text_side(model, source, settings.text_files, settings.cache, templates)
+
+    return TextSides(load, templates.clock)
+
+
+def _connecting(settings: ProcessSettings) -> Connect:
+    """The client of the API server is imported on use: it is an extra, and takes a while to load."""
+
+    async def reach() -> Cluster:
+        try:
+            from tandem.kube.kube_cluster import connect
+        except ImportError as error:
+            problem = f"kubernetes needs the extra of that name: pip install 'tandem-serve[kubernetes]' ({error})"
+            raise TandemError("bad_setting", problem, param="kubernetes") from error
+        return await connect(None if settings.kubeconfig is None else str(settings.kubeconfig))
+
+    return reach
+
+
+def _from_file(settings: ProcessSettings, fleet: Fleet) -> WorkersFile | None:
+    if settings.workers_file is None:
+        return None
+
+    def on_members(found: tuple[Member, ...]) -> None:
+        fleet.set_members((*settings.workers, *(member.address for member in found)))
+        fleet.set_drains(drains_of(found))
+
+    def on_services(found: tuple[ServiceEntry, ...]) -> None:
+        fleet.set_services([facts_of(entry) for entry in found], ())
+
+    return WorkersFile(settings.workers_file, on_members, on_services=on_services)
