@@ -65,6 +65,7 @@ def main() -> int:
     options = parser.parse_args()
     table = read_table(options.table.read_text())
     sources = {path: path.read_text() for path in _python()}
+    hand_on(sources, table)
     if problems := [*_taken(sources, table)]:
         print("\n".join(problems), file=sys.stderr)
         return 1
@@ -80,6 +81,24 @@ def main() -> int:
     prose = sum(_rewrite_prose(path, table) for path in _prose() if path != options.table)
     print(f"{changed} files renamed in, {moved} modules moved, {rewritten} files rewritten, {prose} texts")
     return 0
+
+
+def hand_on(sources: Mapping[Path, str], table: Table) -> None:
+    """Add what modules import and others find there, as in packages that hand names on."""
+    trees = {_module_of(path): ast.parse(source) for path, source in sources.items()}
+    found = True
+    while found:
+        found = False
+        for module, tree in trees.items():
+            for node in tree.body:
+                if not isinstance(node, ast.ImportFrom) or not node.module:
+                    continue
+                for each in node.names:
+                    new = table.names.get(node.module, {}).get(each.name)
+                    known = table.names.get(module, {})
+                    if new is not None and each.asname is None and each.name not in known:
+                        table.names.setdefault(module, {})[each.name] = new
+                        found = True
 
 
 def renamed(source: str, module: str, table: Table, files: Iterable[Path] = ()) -> str:

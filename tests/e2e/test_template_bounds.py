@@ -48,7 +48,7 @@ async def test_a_template_beyond_its_bounds_stops_neither_health_nor_the_next_re
         status, answer = await greedy
         error = msgspec.json.decode(answer)["error"]
         assert (status, error["code"], error["param"]) == (400, "invalid_request", "messages")
-        # A process that gets little of a busy machine is given up by the wall clock before it has used up its own time.
+        # A process that gets little of a busy machine is given up by the wall clock before its own time is used up.
         why = error["message"].partition("the chat template of the model 'greedy': ")[2]
         assert why.startswith(("it took more than", "no answer came from the process that renders it"))
         status, answer = await chat("hi")

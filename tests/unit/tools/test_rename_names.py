@@ -1,6 +1,8 @@
 """Names that are renamed where they are meant, and nothing that only reads alike."""
 
-from tools.rename_names import read_table, renamed
+from pathlib import Path
+
+from tools.rename_names import hand_on, read_table, renamed
 
 TABLE = read_table("""
 name    house.rooms.Desk    Manager     # a class
@@ -57,3 +59,11 @@ def test_prose_names_modules_with_dots() -> None:
 def test_letters_of_several_bytes_do_not_shift_what_follows() -> None:
     source = "from house.rooms import Desk\ntell('é', Desk)\n"
     assert renamed(source, "other", TABLE) == "from house.rooms import Manager\ntell('é', Manager)\n"
+
+
+def test_names_that_a_package_hands_on_are_followed() -> None:
+    table = read_table("name house.rooms.Desk Manager")
+    package = "from house.rooms import Desk\n__all__ = ['Desk']\n"
+    hand_on({Path("house/__init__.py"): package}, table)
+    assert renamed(package, "house", table) == "from house.rooms import Manager\n__all__ = ['Manager']\n"
+    assert renamed("from house import Desk\nDesk()\n", "other", table) == "from house import Manager\nManager()\n"
