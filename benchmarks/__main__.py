@@ -49,7 +49,7 @@ _COLUMNS: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One check of one measurement."""
 
     measurement: str
@@ -60,16 +60,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MeasurementOutcome:
     """One measurement: its exit status, the last line it printed, and its checks."""
 
     name: str
     status: int
     verdict: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
 
 
-def read_rows(name: str, lines: Sequence[str]) -> tuple[Row, ...]:
+def read_rows(name: str, lines: Sequence[str]) -> tuple[CheckRow, ...]:
     """The checks among what a measurement printed. A table's title stands before the names of its checks."""
     rows, title = [], ""
     for line in lines:
@@ -82,14 +82,14 @@ def read_rows(name: str, lines: Sequence[str]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _row(measurement: str, check: str, match: re.Match[str]) -> Row:
+def _row(measurement: str, check: str, match: re.Match[str]) -> CheckRow:
     value, limit = float(match["value"]), float(match["limit"])
     at_most = match["side"] == "at most"
     met = value <= limit if at_most else value >= limit
-    return Row(measurement, check, value, f"{'<=' if at_most else '>='} {limit:g}", met)
+    return CheckRow(measurement, check, value, f"{'<=' if at_most else '>='} {limit:g}", met)
 
 
-def run(name: str) -> Outcome:
+def run(name: str) -> MeasurementOutcome:
     """Run a measurement to its end, showing what it prints."""
     print(f"== {name} ==", flush=True)
     lines = []
@@ -102,10 +102,12 @@ def run(name: str) -> Outcome:
             lines.append(line.rstrip("\n"))
     print(flush=True)
     spoken = [line for line in lines if line]
-    return Outcome(name, process.returncode, spoken[-1] if spoken else "it printed nothing", read_rows(name, lines))
+    return MeasurementOutcome(
+        name, process.returncode, spoken[-1] if spoken else "it printed nothing", read_rows(name, lines)
+    )
 
 
-def show(outcomes: Sequence[Outcome]) -> None:
+def show(outcomes: Sequence[MeasurementOutcome]) -> None:
     """One line per check; a measurement that failed without one gets a line too."""
     rows = []
     for outcome in outcomes:

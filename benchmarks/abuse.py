@@ -28,7 +28,7 @@ from benchmarks.samples import rss_mb
 from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.outcome import Outcome
-from tandem.apps.chaos.live import Live, run_live
+from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.ports import free_port
 
 ROUNDS: Final = 3
@@ -46,7 +46,7 @@ _KEYS: Final = {"salt_key": "salt of the abuse benchmark", "keys": {"honest-key"
 
 
 @dataclass
-class Phase:
+class StreamPhase:
     """The streams of half a round."""
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -61,11 +61,11 @@ class Phase:
 
 
 @dataclass
-class Round:
+class AbuseRound:
     """Streams alone and beside abusers, and how the abusers were answered."""
 
-    idle: Phase
-    abused: Phase
+    idle: StreamPhase
+    abused: StreamPhase
     answered: dict[str, int]
     rss_max_mb: float
 
@@ -81,12 +81,12 @@ class Round:
 
 
 async def measure(
-    live: Live, grpc_port: int, rounds: Sequence[Sequence[str]], streams: int
-) -> tuple[list[Round], float]:
+    live: LivePlatform, grpc_port: int, rounds: Sequence[Sequence[str]], streams: int
+) -> tuple[list[AbuseRound], float]:
     """Rounds with these kinds of abuse, and by how many MB large gRPC calls made the router grow before them."""
     router = psutil.Process(live.pid(live.router))
     abusers = Abusers(live.port, grpc_port, live.model, "abuser-key")
-    found: list[Round] = []
+    found: list[AbuseRound] = []
     memory: list[float] = []
 
     async def look() -> None:
@@ -113,7 +113,7 @@ async def measure(
             abused = await running
             answered = await asyncio.to_thread(abusers.stop)
             await asyncio.sleep(_SETTLE_S)
-            found.append(Round(idle, abused, answered, max(memory)))
+            found.append(AbuseRound(idle, abused, answered, max(memory)))
             gc.collect()
     finally:
         looking.cancel()
@@ -121,7 +121,7 @@ async def measure(
     return found, growth
 
 
-async def _streams(live: Live, count: int) -> Phase:
+async def _streams(live: LivePlatform, count: int) -> StreamPhase:
     """Prompts differ and answers are long; all at once."""
     style = Style(live.model)
     target = Target(live.host, live.port, False, "", "honest-key")
@@ -131,10 +131,10 @@ async def _streams(live: Live, count: int) -> Phase:
         return await complete(client, style, body, 0.0, 0.0, _PATIENCE_S)
 
     async with aclosing(Client(target)) as client:
-        return Phase(list(await asyncio.gather(*(one(number) for number in range(count)))))
+        return StreamPhase(list(await asyncio.gather(*(one(number) for number in range(count)))))
 
 
-def tell_each(found: Sequence[Round]) -> None:
+def tell_each(found: Sequence[AbuseRound]) -> None:
     """What each kind of abuse does alone."""
     rows = [
         (
@@ -149,7 +149,7 @@ def tell_each(found: Sequence[Round]) -> None:
     print(table(("abuse", "p99 / idle", "longest above idle p99.9, ms", "router MB", "failed"), rows))
 
 
-def report(found: list[Round], growth_mb: float) -> list[Check]:
+def report(found: list[AbuseRound], growth_mb: float) -> list[Check]:
     """Print the rounds; what must hold."""
     rows = []
     for each in found:
@@ -195,7 +195,7 @@ def main() -> int:
         keys = Path(folder) / "keys.json"
         keys.write_text(json.dumps(_KEYS))
         work = partial(measure, grpc_port=grpc_port, rounds=rounds, streams=arguments.streams)
-        found = run_live([*flags, "--grpc-port", str(grpc_port)], work, {"TANDEM_API_KEYS": str(keys)})
+        found = run_platform([*flags, "--grpc-port", str(grpc_port)], work, {"TANDEM_API_KEYS": str(keys)})
     if arguments.each:
         tell_each(found[0])
         return 0

@@ -29,9 +29,9 @@ from benchmarks.auto_split_cells import (
     SLOW,
     UNIFIED,
     WAYS,
-    Cell,
-    Figures,
-    Way,
+    LoadCell,
+    PoolLayout,
+    SplitMetrics,
     environment,
     measured,
     predicted,
@@ -45,9 +45,9 @@ from tandem.apps.bench.replay import Settings, replay
 from tandem.apps.bench.schedule import at_rate
 from tandem.apps.bench.synthetic import parse_mix, synthetic
 from tandem.apps.bench.workload import Workload
-from tandem.apps.chaos.live import Live, run_live
-from tandem.apps.cli.ask import fleet_outlooks
-from tandem.apps.cli.fleet_story import headline
+from tandem.apps.chaos.live import LivePlatform, run_platform
+from tandem.apps.cli.fleet_summary import headline
+from tandem.apps.cli.router_client import fleet_outlooks
 from tandem.core.errors import TandemError
 
 ATTAINMENT_MIN: Final = 0.97
@@ -64,8 +64,8 @@ _DEMO_RATE: Final = 1.0
 class Played:
     """One way on one load: what each round came to, and what the simulator expects."""
 
-    rounds: tuple[Figures, ...]
-    expected: Figures
+    rounds: tuple[SplitMetrics, ...]
+    expected: SplitMetrics
 
     @property
     def attainment(self) -> float:
@@ -76,16 +76,18 @@ class Played:
         return statistics.median(each.itl_p99_s for each in self.rounds)
 
 
-def chosen_cell(kind: str, seed: int, warm_up_s: float, measured_s: float) -> tuple[Cell, dict[str, Figures]] | None:
+def chosen_cell(
+    kind: str, seed: int, warm_up_s: float, measured_s: float
+) -> tuple[LoadCell, dict[str, SplitMetrics]] | None:
     """The load of a kind at which a split is expected to gain most, and what is expected of every way; None where it
     gains nowhere.
 
     Of several loads that the best split holds the highest is left out: at it nothing is left to work off what a
     fleet that begins unified has piled up.
     """
-    held: list[tuple[float, Cell, dict[str, Figures]]] = []
+    held: list[tuple[float, LoadCell, dict[str, SplitMetrics]]] = []
     for scale in SCALES:
-        cell = Cell(kind, scale, seed, warm_up_s, measured_s)
+        cell = LoadCell(kind, scale, seed, warm_up_s, measured_s)
         fixed = {way.name: predicted(cell, way) for way in WAYS if way is not CHOSEN}
         most = max(each.attainment for each in fixed.values())
         if most >= BEST_MIN:
@@ -96,7 +98,7 @@ def chosen_cell(kind: str, seed: int, warm_up_s: float, measured_s: float) -> tu
     return None if gain < GAIN_MIN else (cell, {**fixed, CHOSEN.name: predicted(cell, CHOSEN)})
 
 
-def service(way: Way, engine: str = "simulated") -> dict[str, object]:
+def service(way: PoolLayout, engine: str = "simulated") -> dict[str, object]:
     """A file for `tandem up`."""
     pools = [{"name": role, "role": role, "replicas": count} for role, count in way.pools.items()]
     slo = {f"{name}Ms": round(bound * 1e3) for name, bound in SLO.bounds.items()}
@@ -104,10 +106,10 @@ def service(way: Way, engine: str = "simulated") -> dict[str, object]:
     return {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": {"name": "bench"}, "spec": spec}
 
 
-def run(way: Way, workload: Workload, engine: str, environ: Mapping[str, str]) -> list[Outcome]:
+def run(way: PoolLayout, workload: Workload, engine: str, environ: Mapping[str, str]) -> list[Outcome]:
     """Start a platform, play the workload and stop everything; tells how `auto` workers stood at the end."""
 
-    async def work(live: Live) -> list[Outcome]:
+    async def work(live: LivePlatform) -> list[Outcome]:
         settings = Settings(Style(live.model), TokenRange(), timeout_s=_TIMEOUT_S)
         outcomes = await replay(live.platform.target, workload, settings, lambda _outcome: None)
         if way is CHOSEN:
@@ -117,10 +119,10 @@ def run(way: Way, workload: Workload, engine: str, environ: Mapping[str, str]) -
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "service.yaml"
         file.write_text(yaml.safe_dump(service(way, engine)))
-        return run_live([str(file)], work, environ, _START_S)
+        return run_platform([str(file)], work, environ, _START_S)
 
 
-async def _tell_split(live: Live) -> None:
+async def _tell_split(live: LivePlatform) -> None:
     try:
         for outlook in await fleet_outlooks(live.platform.target):
             say(f"      {headline(outlook)}; {outlook.moves} moves; {outlook.why}")
@@ -128,9 +130,9 @@ async def _tell_split(live: Live) -> None:
         say(f"      the split cannot be told: {error.message}")
 
 
-def rounds_of(cell: Cell, rounds: int) -> dict[str, list[Figures]]:
+def rounds_of(cell: LoadCell, rounds: int) -> dict[str, list[SplitMetrics]]:
     """What every way came to in each round; every other round goes backwards."""
-    found: dict[str, list[Figures]] = {way.name: [] for way in WAYS}
+    found: dict[str, list[SplitMetrics]] = {way.name: [] for way in WAYS}
     for number in range(rounds):
         for way in WAYS if number % 2 else reversed(WAYS):
             figures = measured(cell, run(way, workload_of(cell), "simulated", environment()))
@@ -139,13 +141,13 @@ def rounds_of(cell: Cell, rounds: int) -> dict[str, list[Figures]]:
     return found
 
 
-def shown(figures: Figures) -> str:
+def shown(figures: SplitMetrics) -> str:
     """In one line."""
     times = f"TTFT p90 {figures.ttft_p90_s:.2f} s, TPOT p90 {figures.tpot_p90_s * 1e3:.0f} ms"
     return f"{figures.attainment:6.1%} of {figures.offered}, {times}, ITL p99 {figures.itl_p99_s * 1e3:.0f} ms"
 
 
-def checks_of(cell: Cell, played: Mapping[str, Played]) -> list[Check]:
+def checks_of(cell: LoadCell, played: Mapping[str, Played]) -> list[Check]:
     """The bars of one load."""
     ours, whole = played[CHOSEN.name], played[UNIFIED.name]
     best = max((each for name, each in played.items() if name != CHOSEN.name), key=lambda each: each.attainment)
@@ -162,7 +164,7 @@ def _ratio(one: float, other: float) -> float:
     return one / other if other > 0 else float("inf")
 
 
-def report(cell: Cell, played: Mapping[str, Played]) -> str:
+def report(cell: LoadCell, played: Mapping[str, Played]) -> str:
     """A table of one load: medians over the rounds, and what the simulator expects."""
     rows = [
         (
@@ -183,8 +185,8 @@ def report(cell: Cell, played: Mapping[str, Played]) -> str:
 def demo() -> None:
     """The torch demo on one prefill and one decode worker beside two unified ones: reported alone."""
     workload = at_rate(synthetic(parse_mix(_DEMO_MIX), _DEMO_REQUESTS, 0, 0), _DEMO_RATE, 0)
-    cell = Cell("torch demo", 0.0, 0, 0.0, 0.0)
-    for way in (Way("1P1D", {"prefill": 1, "decode": 1}), Way("2 unified", {"unified": 2})):
+    cell = LoadCell("torch demo", 0.0, 0, 0.0, 0.0)
+    for way in (PoolLayout("1P1D", {"prefill": 1, "decode": 1}), PoolLayout("2 unified", {"unified": 2})):
         say(f"torch demo {way.name:10} {shown(measured(cell, run(way, workload, 'torch', {})))}")
 
 

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Final
 
 from benchmarks.fleet.contenders import AUTO, OURS, decider_of
-from benchmarks.fleet.figures import quantile
 from benchmarks.fleet.fleet import FleetSettings, roles, simulate
 from benchmarks.fleet.goodput import Window, judge
+from benchmarks.fleet.metrics import quantile
 from benchmarks.fleet.scenarios.generated import BLOCK_TOKENS, MODEL, generated, ours_settings, traffic
 from benchmarks.fleet.step_time import StepTime
 from benchmarks.fleet.worker_settings import WorkerSettings
@@ -54,21 +54,24 @@ _FIELDS: Final = (
 
 
 @dataclass(frozen=True)
-class Way:
+class PoolLayout:
     """Workers by role."""
 
     name: str
     pools: Mapping[str, int]
 
 
-UNIFIED: Final = Way("4 unified", {"unified": WORKERS})
-FIXED: Final = (UNIFIED, *(Way(f"{k}P{WORKERS - k}D", {"prefill": k, "decode": WORKERS - k}) for k in (1, 2, 3)))
-CHOSEN: Final = Way("4 auto", {"auto": WORKERS})
+UNIFIED: Final = PoolLayout("4 unified", {"unified": WORKERS})
+FIXED: Final = (
+    UNIFIED,
+    *(PoolLayout(f"{k}P{WORKERS - k}D", {"prefill": k, "decode": WORKERS - k}) for k in (1, 2, 3)),
+)
+CHOSEN: Final = PoolLayout("4 auto", {"auto": WORKERS})
 WAYS: Final = (*FIXED, CHOSEN)
 
 
 @dataclass(frozen=True)
-class Cell:
+class LoadCell:
     """One load of the bench; times in seconds, `scale` as in `SCALES`."""
 
     kind: str
@@ -79,7 +82,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Figures:
+class SplitMetrics:
     """What one run came to: `attainment` of those `offered`, 0 to 1."""
 
     offered: int
@@ -108,13 +111,13 @@ def environment() -> dict[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _drawn(cell: Cell) -> tuple[Request, ...]:
+def _drawn(cell: LoadCell) -> tuple[Request, ...]:
     rate = cell.scale * unit_rate(cell.kind, WORKERS, TPOT_MS, cell.seed) / SLOW
     made = generated(traffic(cell.kind), cell.seed, rate, cell.warm_up_s + cell.measured_s)
     return tuple(made.workload.requests)
 
 
-def requests_of(cell: Cell) -> tuple[Request, ...]:
+def requests_of(cell: LoadCell) -> tuple[Request, ...]:
     """Fresh requests: clients say how long the answer is to be, as those of `tandem bench` do."""
     return tuple(
         Request(each.number, each.arrival_s, each.blocks, BLOCK_TOKENS, each.input_tokens, each.output_tokens,
@@ -123,7 +126,7 @@ def requests_of(cell: Cell) -> tuple[Request, ...]:
     )  # fmt: skip
 
 
-def workload_of(cell: Cell) -> Workload:
+def workload_of(cell: LoadCell) -> Workload:
     """The same requests for real processes."""
     items = tuple(
         Item(each.arrival_s, cut(each.blocks, each.input_tokens, BLOCK_TOKENS, 1.0), each.output_tokens)
@@ -132,7 +135,7 @@ def workload_of(cell: Cell) -> Workload:
     return Workload(cell.kind, items)
 
 
-def predicted(cell: Cell, way: Way) -> Figures:
+def predicted(cell: LoadCell, way: PoolLayout) -> SplitMetrics:
     """What the simulator expects."""
     slow = model()
     assert SLO.step_s is not None
@@ -146,16 +149,16 @@ def predicted(cell: Cell, way: Way) -> Figures:
         Simulated(cell.kind, (Stage(1.0, cell.measured_s, requests),)),
     )
     found = judge(requests, SLO, Window(cell.warm_up_s, cell.warm_up_s + cell.measured_s))
-    return Figures(found.offered, found.attainment, found.ttft.p90_s, found.tpot.p90_s, found.itl.p99_s)
+    return SplitMetrics(found.offered, found.attainment, found.ttft.p90_s, found.tpot.p90_s, found.itl.p99_s)
 
 
-def measured(cell: Cell, outcomes: Sequence[Outcome]) -> Figures:
+def measured(cell: LoadCell, outcomes: Sequence[Outcome]) -> SplitMetrics:
     """What clients of real processes saw, of the requests that were due after the warm-up."""
     counted = [each for each in outcomes if each.scheduled_s >= cell.warm_up_s]
     ended = [each for each in counted if each.ok]
     met = [each for each in ended if SLO.met_by(Latency(each.ttft_s, each.e2e_s, each.tpot_s))]
     gaps = sorted(gap for each in ended for gap in each.gaps_s)
-    return Figures(
+    return SplitMetrics(
         offered=len(counted),
         attainment=len(met) / len(counted) if counted else 0.0,
         ttft_p90_s=_quantile([each.ttft_s for each in ended], 0.9),

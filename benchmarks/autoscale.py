@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from benchmarks.autoscale_world import LOOK_S, Hardware, Rate, Request, World, arrivals
+from benchmarks.autoscale_world import LOOK_S, Hardware, Rate, ServiceRequest, World, arrivals
 from benchmarks.rounds import Check, table
 from control_plane.autoscale import History, PoolLoad, ServiceLoad, decide
 from control_plane.autoscale.history import Recommended, stabilised
@@ -133,7 +133,7 @@ class PoolByPool:
 
 
 @dataclass(frozen=True)
-class Result:
+class PolicyResult:
     """Of one policy on one day. Shares are of requests that held the SLO, the first one of both times."""
 
     held: float
@@ -145,7 +145,9 @@ class Result:
     changes: int
 
 
-def play(policy: Policy, day: Day, requests: Sequence[Request], hardware: Hardware, start: tuple[int, int]) -> Result:
+def play(
+    policy: Policy, day: Day, requests: Sequence[ServiceRequest], hardware: Hardware, start: tuple[int, int]
+) -> PolicyResult:
     """Until every request has ended, an hour after the last at most."""
     world, changes = World(hardware, requests, *start), 0
     last = requests[-1].at + _HOUR_S
@@ -162,7 +164,7 @@ def play(policy: Policy, day: Day, requests: Sequence[Request], hardware: Hardwa
     never = [_HOUR_S] * (len(requests) - len(served.tpot_s))
     ttft, tpot = sorted(served.ttft_s) + never, sorted(served.tpot_s) + never
     both = sum(a <= TTFT_S and b <= TPOT_S for a, b in zip(served.ttft_s, served.tpot_s, strict=True))
-    return Result(
+    return PolicyResult(
         held=both / len(requests),
         ttft_held=sum(each <= TTFT_S for each in ttft) / len(requests),
         tpot_held=sum(each <= TPOT_S for each in tpot) / len(requests),
@@ -188,7 +190,7 @@ def contenders(day: Day, hardware: Hardware) -> dict[str, tuple[Policy, tuple[in
     }
 
 
-def compare(day: Day, hardware: Hardware, seed: int = 1) -> dict[str, Result]:
+def compare(day: Day, hardware: Hardware, seed: int = 1) -> dict[str, PolicyResult]:
     """Every policy on the same requests."""
     requests = arrivals(day.rate, day.seconds, seed)
     return {
@@ -197,7 +199,7 @@ def compare(day: Day, hardware: Hardware, seed: int = 1) -> dict[str, Result]:
     }
 
 
-def _row(day: Day, name: str, result: Result) -> tuple[str, ...]:
+def _row(day: Day, name: str, result: PolicyResult) -> tuple[str, ...]:
     shares = (f"{share:.2%}" for share in (result.held, result.ttft_held, result.tpot_held))
     times = (f"{result.ttft_p99_s:.2f}", f"{result.tpot_p99_s * 1e3:.1f}")
     return (day.name, name, *shares, *times, f"{result.worker_hours:.1f}", f"{result.changes}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.autoscale_world import arrivals
-from benchmarks.fleet.figures import quantile
 from benchmarks.fleet.fleet import FleetSettings, roles, simulate
+from benchmarks.fleet.metrics import quantile
 from benchmarks.fleet.ours import OursDecider, OursSettings
 from benchmarks.fleet.step_time import StepTime
 from benchmarks.fleet.worker_settings import WorkerSettings
@@ -38,7 +38,7 @@ _TOKEN_BYTES: Final = 327_680
 
 
 @dataclass(frozen=True)
-class Held:
+class FleetAttainment:
     """What a fleet of that size gave."""
 
     prefill: int
@@ -80,7 +80,7 @@ def decided(rate: float, measured: dict[str, PoolSpeed]) -> tuple[int, int]:
     return found
 
 
-def play(rate: float, prefill: int, decode: int, model: Preset) -> Held:
+def play(rate: float, prefill: int, decode: int, model: Preset) -> FleetAttainment:
     """Four minutes of that rate, of which the first does not count."""
     requests = tuple(
         Request(
@@ -106,7 +106,7 @@ def play(rate: float, prefill: int, decode: int, model: Preset) -> Held:
     ttft = sorted(request.ttft_s for request in counted)
     tpot = [(each.end_s - each.first_s) / max(1, each.output_tokens - 1) for each in counted]
     both = sum(each.ttft_s <= TTFT_S and per <= TPOT_S for each, per in zip(counted, tpot, strict=True))
-    return Held(prefill, decode, both / len(counted), quantile(ttft, 0.99), quantile(sorted(tpot), 0.99))
+    return FleetAttainment(prefill, decode, both / len(counted), quantile(ttft, 0.99), quantile(sorted(tpot), 0.99))
 
 
 def main() -> int:

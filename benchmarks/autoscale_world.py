@@ -20,7 +20,7 @@ TICK_S: Final = 1.0
 LOOK_S: Final = 5.0
 
 
-class Request(NamedTuple):
+class ServiceRequest(NamedTuple):
     """When it arrives, its prompt and its answer."""
 
     at: float
@@ -98,22 +98,22 @@ class Served:
 class World:
     """Requests in order of arrival, and the pods at the beginning."""
 
-    def __init__(self, hardware: Hardware, requests: Sequence[Request], prefill: int, decode: int) -> None:
+    def __init__(self, hardware: Hardware, requests: Sequence[ServiceRequest], prefill: int, decode: int) -> None:
         self.hardware = hardware
         self.prefill = Pods(hardware.prefill_start_s, prefill)
         self.decode = Pods(hardware.decode_start_s, decode)
         self.served = Served()
         self.now = 0.0
-        self._coming: Iterator[Request] = iter(requests)
+        self._coming: Iterator[ServiceRequest] = iter(requests)
         self._next = next(self._coming, None)
-        self._queue: deque[Request] = deque()
+        self._queue: deque[ServiceRequest] = deque()
         self._free_at = [0.0] * prefill
-        self._handed: list[tuple[float, int, Request]] = []
+        self._handed: list[tuple[float, int, ServiceRequest]] = []
         """By the time of their first token, those that decode gets."""
-        self._waiting: deque[tuple[float, Request]] = deque()
+        self._waiting: deque[tuple[float, ServiceRequest]] = deque()
         self._clock = 0.0
         """Tokens that every sequence has got since the beginning."""
-        self._running: list[tuple[float, int, float, Request]] = []
+        self._running: list[tuple[float, int, float, ServiceRequest]] = []
         self._order = 0
         self._kv = 0
         self._arrived = [0, 0]
@@ -198,20 +198,22 @@ class World:
             self._ended[0] += 1
             self._ended[1] += request.answer
 
-    def _room(self, request: Request, workers: int) -> bool:
+    def _room(self, request: ServiceRequest, workers: int) -> bool:
         fits = self._kv + request.prompt + request.answer <= workers * self.hardware.kv_tokens
         return fits and len(self._running) < workers * self.hardware.sequences_max
 
 
-def arrivals(rate: Rate, seconds: float, seed: int, prompt: float = 3000.0, answer: float = 500.0) -> list[Request]:
+def arrivals(
+    rate: Rate, seconds: float, seed: int, prompt: float = 3000.0, answer: float = 500.0
+) -> list[ServiceRequest]:
     """A Poisson process of a rate that changes slowly; lengths are log-normal with these means, as varied as an
     exponential and half as varied."""
-    random, requests, now = Random(seed), list[Request](), 0.0
+    random, requests, now = Random(seed), list[ServiceRequest](), 0.0
     while True:
         now += random.expovariate(max(rate(now), 1e-3))
         if now >= seconds:
             return requests
-        requests.append(Request(now, _length(random, prompt, 0.83), _length(random, answer, 0.55)))
+        requests.append(ServiceRequest(now, _length(random, prompt, 0.83), _length(random, answer, 0.55)))
 
 
 def _length(random: Random, mean: float, sigma: float) -> int:

@@ -24,12 +24,12 @@ from typing import Final
 from benchmarks import calibration_judge as judge
 from benchmarks import calibration_published as published
 from benchmarks.calibration_judge import Bar, Point
-from benchmarks.fleet.figures import RunFigures
 from benchmarks.fleet.fleet import FleetSettings, roles, simulate
-from benchmarks.fleet.peers.ask import Peer, PoolFacts
+from benchmarks.fleet.metrics import RunMetrics
 from benchmarks.fleet.peers.blind import LeastLoaded, Random
 from benchmarks.fleet.peers.decider import PeerDecider
 from benchmarks.fleet.peers.llm_d import Approximate, Scored, Weights
+from benchmarks.fleet.peers.policy import Peer, PoolFacts
 from benchmarks.fleet.peers.published import FirstPrecise, LeastToCompute, PooledDecider, PublishedDecider
 from benchmarks.fleet.router import Knowledge
 from benchmarks.fleet.scenarios import conversation, ladder
@@ -77,7 +77,7 @@ _POLICIES: Final[dict[str, dict[str, Make]]] = {
 
 
 @dataclass(frozen=True)
-class Task:
+class CalibrationTask:
     """One run."""
 
     scenario: str
@@ -98,7 +98,7 @@ def decider_of(scenario: str, policy: str, seed: int) -> Callable[[Knowledge], P
     return lambda knowledge: kind(knowledge, computing, computing, lambda facts: LeastLoaded(entropy))
 
 
-def carry_out(task: Task) -> tuple[Task, RunFigures]:
+def carry_out(task: CalibrationTask) -> tuple[CalibrationTask, RunMetrics]:
     """Simulate; deterministic."""
     decider = decider_of(task.scenario, task.policy, task.seed)
     if task.scenario == _R2:
@@ -121,7 +121,7 @@ def r2_fleet() -> FleetSettings:
     return FleetSettings(roles(prefill=8, decode=8), worker, _R2_NETWORK_BYTES_PER_S / size)
 
 
-def points(figures: RunFigures, counted: float) -> list[Point]:
+def points(figures: RunMetrics, counted: float) -> list[Point]:
     """Of every stage, its tokens as the client counts them."""
     return [
         Point(stage.rate, stage.tokens_per_s * counted, stage.ttft_p90_s, stage.ttft_mean_s)
@@ -129,7 +129,7 @@ def points(figures: RunFigures, counted: float) -> list[Point]:
     ]
 
 
-def ladder_report(scenario: str, policy: str, runs: Sequence[RunFigures]) -> list[Bar]:
+def ladder_report(scenario: str, policy: str, runs: Sequence[RunMetrics]) -> list[Bar]:
     """Print one policy's rates and bars."""
     simulated = judge.medians([points(figures, _LADDERS[scenario].counted) for figures in runs])
     theirs = [Point(rate, *row) for rate, row in sorted(_PUBLISHED[scenario][policy].items())]
@@ -181,13 +181,13 @@ def main() -> int:
         print(f"NOT RUN: {_R2}: {options.data} has no {conversation.FILE} (--data)")
         scenarios.remove(_R2)
     tasks = [
-        Task(scenario, policy, seed, options.data)
+        CalibrationTask(scenario, policy, seed, options.data)
         for scenario in scenarios
         for policy in _POLICIES[scenario]
         if not options.policies or policy in options.policies
         for seed in range(options.seeds)
     ]
-    runs: dict[tuple[str, str], list[RunFigures]] = {}
+    runs: dict[tuple[str, str], list[RunMetrics]] = {}
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for task, figures in pool.imap(carry_out, tasks):
             runs.setdefault((task.scenario, task.policy), []).append(figures)

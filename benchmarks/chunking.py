@@ -19,11 +19,11 @@ from typing import Final
 
 from benchmarks.rounds import ROUNDS, Check, alternate, median_ratio, percentile, table, verdict
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.local import LocalEngine
-from tandem.engine.protocol import BlockMemory, EngineInfo, StepReport, Work
+from tandem.engine.protocol import BlockMemory, EngineInfo, EngineRequest, StepReport
 from tandem.engine.scheduler.plan import Runner, Step, StepResult
-from tandem.engine.scheduler.standstill import Sight
+from tandem.engine.scheduler.stall_detection import ProcessSample
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
@@ -42,7 +42,7 @@ _RUN_S: Final = 300.0
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptRequest:
     """What one client asks for."""
 
     prompt: bytes
@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Run:
+class ContenderRound:
     """One contender's round: gaps between tokens and times to the first one, seconds; tokens per second."""
 
     itl: tuple[float, ...]
@@ -70,7 +70,7 @@ class Lent:
     def memory(self) -> BlockMemory:
         return self._runner.memory
 
-    def watch(self, seen: Callable[[Sight], None]) -> None:
+    def watch(self, seen: Callable[[ProcessSample], None]) -> None:
         """Those who borrow it measure, and are not watched."""
 
     async def load(self) -> EngineInfo:
@@ -85,12 +85,12 @@ class Lent:
 
 @dataclass
 class _Stream:
-    request: Request
+    request: PromptRequest
     submitted: float
     times: list[float] = field(default_factory=list)
 
 
-class Clients:
+class ClosedLoopClients:
     """A closed loop of `width` clients on one engine."""
 
     def __init__(self, engine: LocalEngine, width: int) -> None:
@@ -99,7 +99,7 @@ class Clients:
         self._numbers = 0
         self._live: dict[int, _Stream] = {}
         self._ended: list[_Stream] = []
-        self._queue: list[Request] = []
+        self._queue: list[PromptRequest] = []
         self._idle = asyncio.Event()
 
     def report(self, report: StepReport) -> None:
@@ -114,7 +114,7 @@ class Clients:
         if not self._live:
             self._idle.set()
 
-    async def run(self, requests: Sequence[Request]) -> Run:
+    async def run(self, requests: Sequence[PromptRequest]) -> ContenderRound:
         """All requests, `width` at a time."""
         self._queue, self._ended = list(reversed(requests)), []
         self._idle.clear()
@@ -125,7 +125,9 @@ class Clients:
         seconds = time.perf_counter() - began
         tokens = sum(request.prompt_tokens + request.output_tokens for request in requests)
         gaps = [late - soon for stream in self._ended for soon, late in zip(stream.times, stream.times[1:])]  # noqa: B905
-        return Run(tuple(gaps), tuple(stream.times[0] - stream.submitted for stream in self._ended), tokens / seconds)
+        return ContenderRound(
+            tuple(gaps), tuple(stream.times[0] - stream.submitted for stream in self._ended), tokens / seconds
+        )
 
     def _next(self) -> None:
         if self._queue:
@@ -135,12 +137,12 @@ class Clients:
             self._engine.submit(_work(self._numbers, request))
 
 
-def _work(number: int, request: Request) -> Work:
-    return Work(
+def _work(number: int, request: PromptRequest) -> EngineRequest:
+    return EngineRequest(
         work_id=number,
         mode="local",
         prompt=request.prompt,
-        branches=(Branch(sequence=0, seed=number),),
+        branches=(ChildRequest(sequence=0, seed=number),),
         sampling=Sampling(temperature=0.0),
         stopping=Stopping(max_tokens=request.output_tokens, ignore_eos=True),
         root=b"benchmark-chunks",
@@ -148,7 +150,7 @@ def _work(number: int, request: Request) -> Work:
     )
 
 
-def mix(count: int, outputs: int, vocabulary: int, draw: random.Random) -> list[Request]:
+def mix(count: int, outputs: int, vocabulary: int, draw: random.Random) -> list[PromptRequest]:
     """`count` requests; one of every ten, at a drawn place, is `LONG_FACTOR` times the mean of the others."""
     requests = []
     for start in range(0, count, 10):
@@ -159,9 +161,9 @@ def mix(count: int, outputs: int, vocabulary: int, draw: random.Random) -> list[
     return requests
 
 
-def _request(size: int, outputs: int, vocabulary: int, draw: random.Random) -> Request:
+def _request(size: int, outputs: int, vocabulary: int, draw: random.Random) -> PromptRequest:
     tokens = [draw.randrange(3, vocabulary) for _ in range(size)]
-    return Request(pack_tokens(tokens), size, outputs + draw.randint(-outputs // 4, outputs // 4))
+    return PromptRequest(pack_tokens(tokens), size, outputs + draw.randint(-outputs // 4, outputs // 4))
 
 
 def fixed(chunk: int, width: int) -> SchedulerSettings:
@@ -176,7 +178,7 @@ def adaptive(target_s: float, width: int) -> SchedulerSettings:
     return SchedulerSettings(max_batched_tokens=max(CHUNKS) + width, itl_target_s=target_s, prefix_cache=False)
 
 
-class Bench:
+class ChunkingBench:
     """One loaded model and an engine per contender."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -196,11 +198,11 @@ class Bench:
     async def open(self) -> None:
         self._info = await self._runner.load()
 
-    async def clients(self, settings: SchedulerSettings) -> Clients:
+    async def clients(self, settings: SchedulerSettings) -> ClosedLoopClients:
         """Clients of a new engine over the loaded model."""
         engine = LocalEngine(Lent(self._runner, self.info), settings, SystemClock(), epoch=1)
         await engine.start()
-        clients = Clients(engine, self._arguments.width)
+        clients = ClosedLoopClients(engine, self._arguments.width)
         self._engines.append(engine)
         self._running.append(asyncio.create_task(engine.run(clients.report)))
         return clients
@@ -212,9 +214,9 @@ class Bench:
         await self._runner.close()
 
 
-async def measure(arguments: argparse.Namespace) -> tuple[float, dict[str, list[Run]]]:
+async def measure(arguments: argparse.Namespace) -> tuple[float, dict[str, list[ContenderRound]]]:
     """The target in seconds, and every contender's rounds."""
-    bench = Bench(arguments)
+    bench = ChunkingBench(arguments)
     await bench.open()
     try:
         width, draw = arguments.width, random.Random(arguments.seed)
@@ -224,7 +226,7 @@ async def measure(arguments: argparse.Namespace) -> tuple[float, dict[str, list[
         floor = await bench.clients(fixed(max(CHUNKS), width))
         steps = [statistics.median((await floor.run(alone)).itl) for _ in range(3)]
         target_s = TARGET_STEPS * min(steps)
-        contenders: dict[str, Callable[[], Awaitable[Run]]] = {DECODE_ALONE: _turn(floor, alone)}
+        contenders: dict[str, Callable[[], Awaitable[ContenderRound]]] = {DECODE_ALONE: _turn(floor, alone)}
         for name, settings in _contenders(target_s, width, arguments.chunks).items():
             contenders[name] = _turn(await bench.clients(settings), requests)
         return target_s, await alternate(contenders, arguments.rounds)
@@ -236,11 +238,11 @@ def _contenders(target_s: float, width: int, chunks: Sequence[int]) -> dict[str,
     return {ADAPTIVE: adaptive(target_s, width)} | {f"fixed {chunk}": fixed(chunk, width) for chunk in chunks}
 
 
-def _turn(clients: Clients, requests: Sequence[Request]) -> Callable[[], Awaitable[Run]]:
+def _turn(clients: ClosedLoopClients, requests: Sequence[PromptRequest]) -> Callable[[], Awaitable[ContenderRound]]:
     return lambda: clients.run(requests)
 
 
-def show(target_s: float, results: dict[str, list[Run]]) -> None:
+def show(target_s: float, results: dict[str, list[ContenderRound]]) -> None:
     """A line per contender, medians over rounds."""
     head = ("median of rounds", "ITL p50 ms", "p99 ms", "p99/target", "TTFT p50 ms", "p99 ms", "tokens/s")
     rows = []
@@ -253,7 +255,7 @@ def show(target_s: float, results: dict[str, list[Run]]) -> None:
     print(table(head, rows))
 
 
-def judge(target_s: float, results: dict[str, list[Run]]) -> list[Check]:
+def judge(target_s: float, results: dict[str, list[ContenderRound]]) -> list[Check]:
     """Latency of the adaptive budget against its target, its throughput against the best fixed chunk's."""
     ours = results[ADAPTIVE]
     others = {name: runs for name, runs in results.items() if name not in (ADAPTIVE, DECODE_ALONE)}

@@ -23,7 +23,7 @@ import grpc.aio
 from benchmarks.rounds import Check, percentile, table, verdict
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
-from tandem.apps.chaos.live import Figures, Live, run_live, total
+from tandem.apps.chaos.live import LivePlatform, MetricSamples, run_platform, total
 from tandem.apps.cli.ports import free_port
 
 ROUNDS: Final = 20
@@ -40,7 +40,7 @@ _OCCUPANT_TOKENS: Final = 1800
 """What an occupant asks for: it must not end before it is told to."""
 
 Leave = Callable[[], None]
-Held = tuple[float, ...]
+HeldResources = tuple[float, ...]
 SETTINGS: Final = {
     "TANDEM_SCHEDULER__MAX_SEQUENCES": str(_RUNNING_MAX),
     "TANDEM_CORE__PLACEMENT__SEQUENCES_PER_WORKER_MAX": str(_HELD_MAX),
@@ -60,10 +60,10 @@ class Samples:
     missed: int = 0
 
 
-class Bench:
+class DisconnectBench:
     """One platform under measurement."""
 
-    def __init__(self, live: Live, engine: str, grpc_port: int, seed: int = 5) -> None:
+    def __init__(self, live: LivePlatform, engine: str, grpc_port: int, seed: int = 5) -> None:
         self.live = live
         self.random = random.Random(seed)
         self.long_tokens = 6000 if engine == "simulated" else 1500
@@ -109,7 +109,7 @@ class Bench:
 
     # -- looking --
 
-    async def held(self, *, blocks: bool) -> Held:
+    async def held(self, *, blocks: bool) -> HeldResources:
         """What is held now, as numbers that must come back to what they were; `blocks` counts free ones as well."""
         router, *workers = await self._pages()
         found = [total(router, "tandem_requests_running")]
@@ -119,11 +119,11 @@ class Bench:
             found += [total(worker, "tandem_kv_blocks", '"free"')] * blocks
         return tuple(found)
 
-    async def _pages(self) -> list[Figures]:
+    async def _pages(self) -> list[MetricSamples]:
         members = (self.live.router, *self.live.workers)
         return list(await asyncio.gather(*(self.live.figures(member) for member in members)))
 
-    async def until(self, met: Callable[[Held], bool], *, blocks: bool, within_s: float) -> float | None:
+    async def until(self, met: Callable[[HeldResources], bool], *, blocks: bool, within_s: float) -> float | None:
         """Seconds until a look at everything pleases, or None."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -133,7 +133,7 @@ class Bench:
             await asyncio.sleep(_POLL_S)
         return None
 
-    async def settled(self, *, blocks: bool) -> Held:
+    async def settled(self, *, blocks: bool) -> HeldResources:
         """What is held when nothing changes any more."""
         last = await self.held(blocks=blocks)
         for _ in range(200):
@@ -145,7 +145,7 @@ class Bench:
         raise RuntimeError("the platform does not come to rest")
 
     async def sample(
-        self, into: Samples, get_there: Callable[["Bench"], Awaitable[Leave]], *, blocks: bool = True
+        self, into: Samples, get_there: Callable[["DisconnectBench"], Awaitable[Leave]], *, blocks: bool = True
     ) -> None:
         """One disconnect. `get_there` brings a request into its stage and gives the way to leave it."""
         before = await self.settled(blocks=blocks)
@@ -173,53 +173,53 @@ async def _events(reader: asyncio.StreamReader, count: int) -> None:
             count -= line.startswith(b"data: ")
 
 
-async def in_prefill(bench: Bench, *, stream: bool) -> Leave:
+async def in_prefill(bench: DisconnectBench, *, stream: bool) -> Leave:
     _, leave = await bench.ask(bench.long_tokens, stream=stream)
     await asyncio.sleep(bench.long_s * bench.random.uniform(0.3, 0.7))
     return leave
 
 
-async def in_transfer(bench: Bench) -> Leave:
+async def in_transfer(bench: DisconnectBench) -> Leave:
     """The first token is here, so the last blocks are just on their way."""
     reader, leave = await bench.ask(bench.long_tokens)
     await _events(reader, 1)
     return leave
 
 
-async def in_decode(bench: Bench) -> Leave:
+async def in_decode(bench: DisconnectBench) -> Leave:
     reader, leave = await bench.ask(64)
     await _events(reader, bench.random.randrange(3, 40))
     return leave
 
 
-async def in_decode_unary(bench: Bench) -> Leave:
+async def in_decode_unary(bench: DisconnectBench) -> Leave:
     _, leave = await bench.ask(64, stream=False)
     await asyncio.sleep(bench.random.uniform(0.15, 0.4))
     return leave
 
 
-async def in_grpc_prefill(bench: Bench) -> Leave:
+async def in_grpc_prefill(bench: DisconnectBench) -> Leave:
     call, leave = await bench.call(bench.long_tokens)
     await call.initial_metadata()
     await asyncio.sleep(bench.long_s * bench.random.uniform(0.3, 0.7))
     return leave
 
 
-async def in_grpc_decode(bench: Bench) -> Leave:
+async def in_grpc_decode(bench: DisconnectBench) -> Leave:
     call, leave = await bench.call(64)
     for _ in range(bench.random.randrange(3, 40)):
         await call.read()
     return leave
 
 
-async def in_line(bench: Bench) -> Leave:
+async def in_line(bench: DisconnectBench) -> Leave:
     """Where the occupants leave no place: on the decode worker, or before it in the router."""
     _, leave = await bench.ask(64)
     await asyncio.sleep(bench.random.uniform(0.15, 0.3))
     return leave
 
 
-STAGES: Final[dict[str, Callable[[Bench], Awaitable[Leave]]]] = {
+STAGES: Final[dict[str, Callable[[DisconnectBench], Awaitable[Leave]]]] = {
     "prefill": partial(in_prefill, stream=True),
     "prefill, not streamed": partial(in_prefill, stream=False),
     "transfer": in_transfer,
@@ -232,9 +232,9 @@ QUEUES: Final = {"queue on decode": _RUNNING_MAX, "queue in router": _HELD_MAX}
 """Stages behind so many occupants."""
 
 
-async def measure(live: Live, engine: str, grpc_port: int, rounds: int) -> tuple[dict[str, Samples], float]:
+async def measure(live: LivePlatform, engine: str, grpc_port: int, rounds: int) -> tuple[dict[str, Samples], float]:
     """Every stage on one platform; also how long a step takes on its slower worker, in the mean."""
-    bench = Bench(live, engine, grpc_port)
+    bench = DisconnectBench(live, engine, grpc_port)
     await _calibrate(bench)
     found: dict[str, Samples] = {}
     for name, get_there in STAGES.items():
@@ -250,7 +250,7 @@ async def measure(live: Live, engine: str, grpc_port: int, rounds: int) -> tuple
     return found, max(steps)
 
 
-async def _behind(bench: Bench, into: Samples, occupants: int) -> None:
+async def _behind(bench: DisconnectBench, into: Samples, occupants: int) -> None:
     """One disconnect behind so many requests, which leave afterwards."""
     leaving = []
     for _ in range(occupants):
@@ -270,14 +270,16 @@ async def _behind(bench: Bench, into: Samples, occupants: int) -> None:
     await bench.settled(blocks=True)
 
 
-async def _rounds(bench: Bench, get_there: Callable[[Bench], Awaitable[Leave]], rounds: int) -> Samples:
+async def _rounds(
+    bench: DisconnectBench, get_there: Callable[[DisconnectBench], Awaitable[Leave]], rounds: int
+) -> Samples:
     samples = Samples()
     while len(samples.seconds) < rounds and samples.missed < rounds:
         await bench.sample(samples, get_there)
     return samples
 
 
-async def _calibrate(bench: Bench) -> None:
+async def _calibrate(bench: DisconnectBench) -> None:
     """How long the long prompt takes."""
     loop = asyncio.get_running_loop()
     for _ in range(2):
@@ -314,7 +316,7 @@ def main() -> int:
     for engine in arguments.engines.split(","):
         grpc_port = free_port("127.0.0.1")
         flags = ["--engine", engine, "--prefill", "1", "--decode", "1", "--grpc-port", str(grpc_port)]
-        found, step_s = run_live(
+        found, step_s = run_platform(
             flags, partial(measure, engine=engine, grpc_port=grpc_port, rounds=arguments.rounds), SETTINGS
         )
         checks += report(engine, found, step_s, "processes on this machine")

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.router import Child, post
-from tandem.apps.chaos.live import Figures, Live, page, parse_page, run_live, total
+from benchmarks.router import BenchProcess, post
+from tandem.apps.chaos.live import LivePlatform, MetricSamples, parse_metrics, run_platform, scrape, total
 
 HELD_MAX_S: Final = 0.02
 _SETTLE_S: Final = 3.0
@@ -29,11 +29,11 @@ _KINDS: Final = ("wall", "thread")
 _FLAGS: Final = ("--engine", "simulated", "--preset", "h100-llama-3.1-70b-tp4", "--prefill", "1", "--decode", "1")
 
 
-class EdgeRouter(Child):
+class EdgeRouter(BenchProcess):
     """A router process over two scripted workers that give every sequence a token so many times a second."""
 
     def __init__(self, steps_per_s: float) -> None:
-        self.workers = Child(["benchmarks.router_workers", "--steps-per-s", str(steps_per_s)], None)
+        self.workers = BenchProcess(["benchmarks.router_workers", "--steps-per-s", str(steps_per_s)], None)
         flags = ["--engine", "simulated", "--port", "0", "--metrics_bind", "127.0.0.1:0", "--events"]
         flags += ["--max_streams", "8192", "--core.admission.queued_max", "8192"]
         addresses = ",".join(json.loads(self.workers.line))
@@ -50,7 +50,7 @@ class EdgeRouter(Child):
         self.workers.stop()
 
 
-def held(before: Figures, after: Figures, clock: str) -> tuple[float, int, int]:
+def held(before: MetricSamples, after: MetricSamples, clock: str) -> tuple[float, int, int]:
     """Upper bound of the longest hold between two pages, looks beyond `HELD_MAX_S`, and looks."""
     label = f'clock="{clock}"'
     longest, beyond, below = 0.0, 0, 0.0
@@ -68,8 +68,8 @@ def held(before: Figures, after: Figures, clock: str) -> tuple[float, int, int]:
     return longest, beyond, looks
 
 
-async def figures(port: int) -> Figures:
-    return parse_page(await page("127.0.0.1", port))
+async def figures(port: int) -> MetricSamples:
+    return parse_metrics(await scrape("127.0.0.1", port))
 
 
 # ---- many streams ----
@@ -121,7 +121,7 @@ async def silent(count: int, window_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     router = EdgeRouter(1.0)
     try:
-        others = Child(["benchmarks.edge", "keep", "--port", str(router.port), "--count", str(count)], None)
+        others = BenchProcess(["benchmarks.edge", "keep", "--port", str(router.port), "--count", str(count)], None)
         took: dict[str, list[float]] = {"probes": [], "public": []}
         refused = 0
         until = time.monotonic() + window_s
@@ -197,7 +197,7 @@ def bodies() -> dict[str, tuple[str, bytes]]:
 
 
 @dataclass
-class Gaps:
+class StreamGaps:
     """Times between events of streams, while `on`."""
 
     on: bool = False
@@ -225,12 +225,12 @@ class Gaps:
                 writer.close()
 
 
-async def send_bodies(live: Live, window_s: float) -> None:
+async def send_bodies(live: LivePlatform, window_s: float) -> None:
     """Print the longest gap of four streams for each body, one and eight at once. Bodies come from a process of their
     own, so that making them does not count."""
     ask = {"model": live.model, "messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 4000}
     asked = post("/v1/chat/completions", {**ask, "ignore_eos": True})
-    gaps = Gaps()
+    gaps = StreamGaps()
     reading = [asyncio.create_task(gaps.read(live.port, asked)) for _ in range(4)]
     await asyncio.sleep(_SETTLE_S)
     gaps.on = True
@@ -240,7 +240,7 @@ async def send_bodies(live: Live, window_s: float) -> None:
     print(f"idle: p50 {statistics.median(idle) * 1e3:.0f}, p99.9 {p999 * 1e3:.0f}, longest {idle[-1] * 1e3:.0f} ms")
     router = psutil.Process(live.pid(live.router))
     peak = router.memory_info().rss
-    before = parse_page(await page(*_address(live)))
+    before = parse_metrics(await scrape(*_address(live)))
     sender = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.edge", "send", "--port", str(live.port), "--model", live.model),
         stdin=asyncio.subprocess.PIPE,
@@ -268,14 +268,14 @@ async def send_bodies(live: Live, window_s: float) -> None:
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
-    after = parse_page(await page(*_address(live)))
+    after = parse_metrics(await scrape(*_address(live)))
     for clock in _KINDS:
         longest, beyond, looks = held(before, after, clock)
         print(f"  held by {clock}: at most {longest * 1e3:g} ms; {beyond} of {looks} looks beyond 20 ms")
     print(f"  router: peak {peak / 1e6:.0f} MB, now {router.memory_info().rss / 1e6:.0f} MB")
 
 
-def _address(live: Live) -> tuple[str, int]:
+def _address(live: LivePlatform) -> tuple[str, int]:
     host, _, port = live.router.metrics.rpartition(":")
     return host, int(port)
 
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str]) -> int:
         case "send":
             asyncio.run(send(given.port, given.model))
         case _:
-            run_live(_FLAGS, lambda live: send_bodies(live, given.window_s))
+            run_platform(_FLAGS, lambda live: send_bodies(live, given.window_s))
     return 0
 
 

@@ -21,9 +21,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.rounds import ROUNDS, Check, alternate, median_ratio, verdict
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.local import LocalEngine
-from tandem.engine.protocol import StepReport, Work
+from tandem.engine.protocol import EngineRequest, StepReport
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
@@ -61,7 +61,7 @@ class Steps(BaseStreamer):
         """Nothing to finish."""
 
 
-class Reference:
+class TransformersReference:
     """`transformers` on the same directory. `compiled` keeps KV in a static cache and compiles the decode step, its
     own fastest way: with CUDA graphs on a GPU; on a CPU traced alone, which needs no compiler and is no faster."""
 
@@ -126,12 +126,12 @@ class Ours:
         return self._timeline.rate()
 
 
-def _work(work_id: int, prompt: Sequence[int], count: int) -> Work:
-    return Work(
+def _work(work_id: int, prompt: Sequence[int], count: int) -> EngineRequest:
+    return EngineRequest(
         work_id=work_id,
         mode="local",
         prompt=pack_tokens(prompt),
-        branches=(Branch(sequence=0, seed=1),),
+        branches=(ChildRequest(sequence=0, seed=1),),
         sampling=Sampling(temperature=0.0),
         stopping=Stopping(max_tokens=count, ignore_eos=True),
         root=b"benchmark-engine",
@@ -141,7 +141,7 @@ def _work(work_id: int, prompt: Sequence[int], count: int) -> Work:
 
 async def measure(arguments: argparse.Namespace, dtype: str) -> dict[str, list[float]]:
     """Tokens per second of each contender in each round, all on the same prompts."""
-    reference = Reference(arguments.model, dtype, arguments.threads, arguments.device)
+    reference = TransformersReference(arguments.model, dtype, arguments.threads, arguments.device)
     settings = TorchSettings(model=arguments.model, dtype=dtype, threads=arguments.threads, device=arguments.device)
     engine = LocalEngine(build_runner(settings), SchedulerSettings(prefix_cache=False), SystemClock(), epoch=1)
     info = await engine.start()

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.rounds import Check, percentile, verdict
-from tandem.apps.chaos.live import Live, run_live
+from tandem.apps.chaos.live import LivePlatform, run_platform
 
 CLIENTS: Final = 25
 SECONDS: Final = 60.0
@@ -67,7 +67,7 @@ _WORDS: Final = [
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChatOutcome:
     """One chat as its client saw it. `kind` is `answered`, an error code, or what went wrong instead."""
 
     at_s: float
@@ -84,12 +84,12 @@ class Ended:
 
 
 @dataclass
-class Phase:
+class ChatPhase:
     """What `clients` saw in `seconds`."""
 
     clients: int
     seconds: float
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[ChatOutcome] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -117,10 +117,10 @@ class _Got:
         return int(found[1]) if found else None
 
 
-class Clients:
+class ChatClients:
     """A closed loop of chats against one platform."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LivePlatform) -> None:
         self._live = live
         self._random = random.Random(14)
 
@@ -139,7 +139,7 @@ class Clients:
             }
         ).encode()
 
-    async def one(self) -> Ended:
+    async def one(self) -> ChatOutcome:
         """A chat from its sending to its end."""
         loop, sent, got = asyncio.get_running_loop(), 0.0, _Got()
         try:
@@ -161,12 +161,12 @@ class Clients:
         except OSError as error:
             kind = f"broken: {type(error).__name__}"
         words = "" if kind == ANSWERED else got.content[-700:].decode(errors="replace")
-        return Ended(loop.time(), loop.time() - sent, got.first_s, kind, got.retry_after, words)
+        return ChatOutcome(loop.time(), loop.time() - sent, got.first_s, kind, got.retry_after, words)
 
-    async def run(self, clients: int, seconds: float) -> Phase:
+    async def run(self, clients: int, seconds: float) -> ChatPhase:
         """Clients that each ask for one chat after the other; a refused one comes again when it was told to."""
         loop = asyncio.get_running_loop()
-        begin, phase = loop.time(), Phase(clients, seconds)
+        begin, phase = loop.time(), ChatPhase(clients, seconds)
 
         async def client() -> None:
             while loop.time() < begin + seconds:
@@ -180,16 +180,16 @@ class Clients:
         return phase
 
 
-async def course(live: Live, clients: int, seconds: float) -> Phase:
+async def course(live: LivePlatform, clients: int, seconds: float) -> ChatPhase:
     """What so many clients see, once the platform has been warmed by two."""
-    asking = Clients(live)
+    asking = ChatClients(live)
     await asking.run(2, _WARM_S)
     phase = await asking.run(clients, seconds)
     say(phase)
     return phase
 
 
-def say(phase: Phase) -> None:
+def say(phase: ChatPhase) -> None:
     """The figures of a phase in words."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(each.kind for each in phase.ended).items()))
     refused = [each.seconds for each in phase.ended if each.kind == "queue_full"]
@@ -204,7 +204,7 @@ def say(phase: Phase) -> None:
     print(line, flush=True)
 
 
-def checks_of(patient: Phase, bounded: Phase) -> list[Check]:
+def checks_of(patient: ChatPhase, bounded: ChatPhase) -> list[Check]:
     """What must hold."""
     refused = [each for each in bounded.ended if each.kind == "queue_full"]
     times = [each.seconds for each in refused] or [0.0]
@@ -232,8 +232,8 @@ def main() -> int:
     memory = ("--kv-memory", "4Mi") if arguments.engine == "torch" else ()
     flags = (*FLAGS, "--engine", arguments.engine, *memory)
     work = partial(course, clients=arguments.clients, seconds=arguments.seconds)
-    patient = run_live(flags, work, {**SETTINGS, **PATIENT})
-    bounded = run_live(flags, work, SETTINGS)
+    patient = run_platform(flags, work, {**SETTINGS, **PATIENT})
+    bounded = run_platform(flags, work, SETTINGS)
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.encode([asdict(patient), asdict(bounded)]))
     return verdict(checks_of(patient, bounded), "what cannot have KV memory in time is refused at once")

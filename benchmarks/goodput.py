@@ -35,7 +35,7 @@ from benchmarks import goodput_report as report
 from benchmarks.goodput_cells import LOADS, PEERS, SHARES, SIZES, TPOTS_MS, TRAFFICS, Cell, Options, Run
 from benchmarks.goodput_code import codes, settings_hash
 from benchmarks.goodput_results import ResultsFile
-from benchmarks.goodput_runs import Result, carry_out
+from benchmarks.goodput_runs import RunResult, carry_out
 from benchmarks.rounds import verdict
 from tandem.core.errors import TandemError
 
@@ -59,7 +59,7 @@ Next = Callable[[], Iterator[Run]]
 T = TypeVar("T")
 
 
-class Bench:
+class GoodputBench:
     """Runs what is wanted in so many processes; what comes in may change what is wanted."""
 
     def __init__(self, file: ResultsFile, jobs: int) -> None:
@@ -72,7 +72,7 @@ class Bench:
         """Until nothing is wanted any more. `wanted` gives runs in the order in which they should begin."""
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self._jobs, mp_context=context, initializer=_deaf) as pool:
-            under_way: dict[Future[Result], Run] = {}
+            under_way: dict[Future[RunResult], Run] = {}
             try:
                 while True:
                     self._submit(pool, wanted, under_way)
@@ -89,7 +89,7 @@ class Bench:
                 raise
         self._tell(stage, now=True)
 
-    def _submit(self, pool: ProcessPoolExecutor, wanted: Next, under_way: dict[Future[Result], Run]) -> None:
+    def _submit(self, pool: ProcessPoolExecutor, wanted: Next, under_way: dict[Future[RunResult], Run]) -> None:
         busy = set(under_way.values())
         if len(busy) >= 2 * self._jobs:
             return
@@ -116,7 +116,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def measured(
-    options: Options, cells: Sequence[Cell], bench: Bench, file: ResultsFile, path: Path
+    options: Options, cells: Sequence[Cell], bench: GoodputBench, file: ResultsFile, path: Path
 ) -> dict[capacity.Key, capacity.Capacity]:
     """The capacities that the cells need: those of the file, and what it lacks by searching."""
     settings = settings_hash()
@@ -211,7 +211,7 @@ def ci(chosen: argparse.Namespace) -> int:
     known = {
         (cell.traffic, cell.workers, cell.tpot_ms): capacity.Capacity(_CI_SCALES[cell.traffic], 0) for cell in _CI
     }
-    _cells(_CI_OPTIONS, _CI, known, Bench(file, chosen.jobs), file)
+    _cells(_CI_OPTIONS, _CI, known, GoodputBench(file, chosen.jobs), file)
     found = told(_CI_OPTIONS, _CI, known, file)
     if chosen.json is not None:
         report.write_json(chosen.json, {"ci": True}, known, found, [])
@@ -222,7 +222,7 @@ def _cells(
     options: Options,
     cells: Sequence[Cell],
     known: dict[capacity.Key, capacity.Capacity],
-    bench: Bench,
+    bench: GoodputBench,
     file: ResultsFile,
 ) -> None:
     def wanted() -> Iterator[Run]:
@@ -260,7 +260,7 @@ def whole(chosen: argparse.Namespace) -> int:
     cells = options.cells()
     _begin_with(_KEPT, chosen.results)
     file = ResultsFile(chosen.results, codes())
-    bench = Bench(file, chosen.jobs)
+    bench = GoodputBench(file, chosen.jobs)
     known: dict[capacity.Key, capacity.Capacity] = {}
     try:
         known = measured(options, cells, bench, file, chosen.capacities)

@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.fleet.goodput import BUCKET_S, Bucket
 from benchmarks.goodput_cells import STATIONARY, Cell
 from benchmarks.goodput_plan import CELL_BAR, OVERLOAD_BAR, PEER_BAR, SEEDS_MIN, ratio_of, shifts
-from benchmarks.goodput_runs import Held, Result
+from benchmarks.goodput_runs import RunResult, SplitRow
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells
 from tandem.core.errors import TandemError
@@ -38,7 +38,7 @@ class Auto:
     mine: BySeed
     best: BySeed
     moves: BySeed
-    held: Mapping[int, Sequence[Held]]
+    held: Mapping[int, Sequence[SplitRow]]
     peers: Mapping[tuple[str, int], BySeed]
     shifted: BySeed
     best_shifted: BySeed
@@ -62,9 +62,9 @@ class Auto:
 
 def auto_of(
     cell: Cell,
-    runs: Mapping[int, Result],
+    runs: Mapping[int, RunResult],
     best: BySeed,
-    splits: Mapping[int, Mapping[int, Result]],
+    splits: Mapping[int, Mapping[int, RunResult]],
     peers: Mapping[tuple[str, int], BySeed],
 ) -> Auto | None:
     """From its runs by seed, those of all fixed splits, and figures of the best of them and of peers; None where it
@@ -90,7 +90,7 @@ def auto_of(
     )
 
 
-def moves_per_min(run: Result, tpot_ms: int) -> float:
+def moves_per_min(run: RunResult, tpot_ms: int) -> float:
     """Workers that changed kind within the window, per minute of it."""
     judged = run.judged[tpot_ms]
     window_s = judged["offered"] / judged["offered_per_s"] if judged["offered_per_s"] else 0.0
@@ -99,7 +99,7 @@ def moves_per_min(run: Result, tpot_ms: int) -> float:
     return 60.0 * (after - before) / window_s if window_s else 0.0
 
 
-def after_shifts(run: Result, splits: Sequence[Result], tpot_ms: int) -> tuple[float, float] | None:
+def after_shifts(run: RunResult, splits: Sequence[RunResult], tpot_ms: int) -> tuple[float, float] | None:
     """(share in the objective of its requests, that of the best of `splits` of each phase) of all that come from
     `SETTLED_S` after a change on and before the next, in buckets that lie between. The best split of a phase is that
     with the greatest share in the whole phase: it would be the one to have. None where no request comes then."""

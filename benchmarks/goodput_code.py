@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from benchmarks.fleet.contenders import AUTO
 
 _ROOT: Final = Path(__file__).parent.parent
-_FLEET: Final = ("tandem/core", "tandem/engine", "benchmarks/fleet", "tandem/worker/worth.py")
+_FLEET: Final = ("tandem/core", "tandem/engine", "benchmarks/fleet", "tandem/worker/fetch_policy.py")
 _PLACING: Final = ("kv_transfer", "router/placement", "router/settings.py", "router/split")
 """What decides where requests go, but not how much a fleet can carry."""
 _PLACING_FLEET: Final = ("auto.py", "peers", "contenders.py", "ours.py", "router.py")

@@ -14,7 +14,7 @@ from benchmarks.goodput_auto import Auto, bounded
 from benchmarks.goodput_capacity import Capacity, Key
 from benchmarks.goodput_cells import CLOSED, Cell, Options
 from benchmarks.goodput_plan import PEER_BAR, Results, best_split, by_seed, ratio_of, split_runs
-from benchmarks.goodput_runs import ABLATIONS, Result
+from benchmarks.goodput_runs import ABLATIONS, RunResult
 from benchmarks.rounds import Check
 from benchmarks.statistics import BySeed, Interval, over_cells
 from tandem.core.errors import TandemError
@@ -90,10 +90,10 @@ def found_in(
 def _found(options: Options, cell: Cell, capacity: float, by_split: Mapping[int, BySeed], results: Results) -> Found:
     best = best_split(options, by_split)
 
-    def runs_of(split: int, contender: str) -> dict[int, Result]:
+    def runs_of(split: int, contender: str) -> dict[int, RunResult]:
         return by_seed(results, options.run(cell, capacity, split, contender, 0), options.seeds)
 
-    def contest(split: int, contender: str, theirs: Mapping[int, Result]) -> Contest:
+    def contest(split: int, contender: str, theirs: Mapping[int, RunResult]) -> Contest:
         figures = {seed: result.compared(cell.tpot_ms) for seed, result in theirs.items()}
         ratio = ratio_of(by_split[best], figures)
         return Contest(contender, split, _attained(theirs, cell), _per_s(theirs, cell), ratio)
@@ -133,20 +133,20 @@ def _found(options: Options, cell: Cell, capacity: float, by_split: Mapping[int,
     )
 
 
-def _attained(runs: Mapping[int, Result], cell: Cell) -> BySeed:
+def _attained(runs: Mapping[int, RunResult], cell: Cell) -> BySeed:
     return {seed: result.attainment(cell.tpot_ms) for seed, result in runs.items()}
 
 
-def _per_s(runs: Mapping[int, Result], cell: Cell) -> BySeed:
+def _per_s(runs: Mapping[int, RunResult], cell: Cell) -> BySeed:
     return {seed: result.judged[cell.tpot_ms]["goodput_per_s"] for seed, result in runs.items()}
 
 
-def _recovery_s(result: Result, cell: Cell) -> float | None:
+def _recovery_s(result: RunResult, cell: Cell) -> float | None:
     """After its surge, until the objective is met as it has to be."""
     return recovery_s(result.by_arrival(cell.tpot_ms), result.changes_s[0], 1.0)
 
 
-def shifts_s(run: Result, splits: Sequence[Result], tpot_ms: int) -> tuple[float | None, ...]:
+def shifts_s(run: RunResult, splits: Sequence[RunResult], tpot_ms: int) -> tuple[float | None, ...]:
     """After each change of traffic within what is counted: how long until attainment was back at 95 % of what the
     best of `splits` has between this change and the next."""
     buckets = run.by_arrival(tpot_ms)

@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 from benchmarks.fleet.contenders import AUTO, OURS
 from benchmarks.goodput_capacity import LADDER, SEEDS, Key, Points, length_of, next_probe
 from benchmarks.goodput_cells import SHIFTING, Cell, Options, Run
-from benchmarks.goodput_runs import ABLATIONS, Result
+from benchmarks.goodput_runs import ABLATIONS, RunResult
 from benchmarks.statistics import BySeed, Interval, paired
 
 T = TypeVar("T")
-Results = Mapping[Run, Result]
+Results = Mapping[Run, RunResult]
 SEEDS_MIN: Final = 3
 """Fewer decide nothing."""
 PEER_BAR: Final = 0.98
@@ -34,7 +34,7 @@ _FAR: Final = 0.8
 traffic, and their ratio scatters by some hundredths over seeds."""
 
 
-def by_seed(results: Results, run: Run, seeds: int) -> dict[int, Result]:
+def by_seed(results: Results, run: Run, seeds: int) -> dict[int, RunResult]:
     """What a run came to under each seed, as far as it is known."""
     each = ((seed, results.get(replace(run, seed=seed))) for seed in range(seeds))
     return {seed: result for seed, result in each if result is not None}

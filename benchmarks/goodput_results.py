@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.goodput_cells import Run, fields_of, run_of
 from benchmarks.goodput_code import Codes
-from benchmarks.goodput_runs import Result
+from benchmarks.goodput_runs import RunResult
 from tandem.core.errors import TandemError
 
 _HEAD: Final = '{"codes": '
@@ -23,7 +23,7 @@ class ResultsFile:
     def __init__(self, path: Path, codes: Codes) -> None:
         """Raises `bad_setting` when the file cannot be read or is something else."""
         self.path = path
-        self.results: dict[Run, Result] = {}
+        self.results: dict[Run, RunResult] = {}
         self._codes = codes
         self._head = json.dumps({"codes": codes._asdict()})
         lines = self._lines()
@@ -47,7 +47,7 @@ class ResultsFile:
             self._guarded(self._put_aside)
         self._guarded(self._rewrite)
 
-    def add(self, result: Result) -> None:
+    def add(self, result: RunResult) -> None:
         """Raises `bad_setting` when it cannot be written, and when other code than this file's came to it: a process
         reads the code when it begins, however long ago the others have."""
         code = self._codes.of(result.run.contender)
@@ -91,17 +91,17 @@ class ResultsFile:
             raise TandemError("bad_setting", f"{self.path} cannot be written: {error}") from error
 
 
-def _line_of(result: Result) -> str:
+def _line_of(result: RunResult) -> str:
     return json.dumps({**asdict(result), "run": fields_of(result.run)})
 
 
-def _result_of(fields: dict[str, object]) -> Result:
+def _result_of(fields: dict[str, object]) -> RunResult:
     """Keys of JSON are texts: bounds on TPOT are numbers again."""
     run, judged, buckets = fields["run"], fields["judged"], fields["buckets"]
     assert isinstance(run, dict)
     assert isinstance(judged, dict)
     assert isinstance(buckets, dict)
-    return Result(
+    return RunResult(
         run=run_of(run),
         requests=int(str(fields["requests"])),
         cpu_s=float(str(fields["cpu_s"])),

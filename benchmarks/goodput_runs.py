@@ -50,13 +50,13 @@ _CODES: Final = codes()
 """Taken when this process imported all that a run depends on: the files may change later."""
 
 
-Held = tuple[float, int, float | None, int]
+SplitRow = tuple[float, int, float | None, int]
 """From when on (s), how many workers take prompts for others, what steps may take (ms; None for the workers' own
 target), and how many workers have changed kind so far."""
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """What a run came to, by the code whose hash is `code`. `judged` and `buckets` (of 5 s, by arrival) are by the
     bound on TPOT in ms; `begin_s` is when the first bucket begins, `changes_s` when traffic changed or a surge
     ended. `held` are the splits that there were where it follows the load."""
@@ -69,7 +69,7 @@ class Result:
     begin_s: float
     changes_s: tuple[float, ...]
     code: str
-    held: tuple[Held, ...] = ()
+    held: tuple[SplitRow, ...] = ()
 
     def attainment(self, tpot_ms: int) -> float:
         return self.judged[tpot_ms]["attainment"]
@@ -87,7 +87,7 @@ class Result:
         )
 
 
-def carry_out(run: Run) -> Result:
+def carry_out(run: Run) -> RunResult:
     """Simulate. Deterministic but for `cpu_s`."""
     workload, surge, changes_s = traffic_of(run)
     settings = fleet_of(run)
@@ -100,7 +100,7 @@ def carry_out(run: Run) -> Result:
     bounds_ms = sorted({*TPOTS_MS, run.tpot_ms})
     verdicts = {tpot_ms: judge(requests, slo(tpot_ms), window) for tpot_ms in bounds_ms}
     kept = {tpot_ms: each.by_arrival for tpot_ms, each in verdicts.items() if changes_s or surge is not None}
-    return Result(
+    return RunResult(
         run=run,
         requests=len(requests),
         cpu_s=cpu_s,
@@ -113,7 +113,7 @@ def carry_out(run: Run) -> Result:
     )
 
 
-def held_by(fleet: Fleet) -> tuple[Held, ...]:
+def held_by(fleet: Fleet) -> tuple[SplitRow, ...]:
     """The splits of a fleet whose split follows the load."""
     if not isinstance(fleet.decider, AutoDecider):
         return ()

@@ -19,7 +19,7 @@ from typing import Final
 
 from benchmarks.fleet.contenders import OURS
 from benchmarks.fleet.goodput import knee
-from benchmarks.goodput import Bench
+from benchmarks.goodput import GoodputBench
 from benchmarks.goodput_capacity import LADDER, SEEDS, SHARE, Points, length_of, next_probe
 from benchmarks.goodput_cells import CALM, SHARES, TRAFFICS, Run, prefills
 from benchmarks.goodput_code import codes
@@ -36,7 +36,7 @@ _ROOT: Final = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
-class Case:
+class TrafficCase:
     """A kind of traffic on so many workers under a bound on TPOT."""
 
     traffic: str
@@ -68,7 +68,7 @@ class Best:
     knee: float
 
 
-def points_of(case: Case, ways: Sequence[tuple[int, float]], results: Results) -> Points:
+def points_of(case: TrafficCase, ways: Sequence[tuple[int, float]], results: Results) -> Points:
     """By (place of the way, rung), the mean attainment of rungs that ran with all seeds of the search."""
     found: dict[tuple[int, int], float] = {}
     for place, way in enumerate(ways):
@@ -80,7 +80,7 @@ def points_of(case: Case, ways: Sequence[tuple[int, float]], results: Results) -
     return found
 
 
-def probes(case: Case, unified: bool, results: Results) -> Iterator[Run]:
+def probes(case: TrafficCase, unified: bool, results: Results) -> Iterator[Run]:
     """What the search of the best way still needs."""
     ways = case.ways(unified)
     following = next_probe(points_of(case, ways, results), range(len(ways)))
@@ -89,7 +89,7 @@ def probes(case: Case, unified: bool, results: Results) -> Iterator[Run]:
         yield from (case.run(ways[place], LADDER[rung], seed, length_of(case.traffic)) for seed in SEEDS)
 
 
-def best_of(case: Case, unified: bool, results: Results) -> Best:
+def best_of(case: TrafficCase, unified: bool, results: Results) -> Best:
     """Once the search is over."""
     ways = case.ways(unified)
     points = points_of(case, ways, results)
@@ -101,7 +101,7 @@ def best_of(case: Case, unified: bool, results: Results) -> Best:
     return Best(ways[place], knees[place])
 
 
-def at_load(case: Case, way: tuple[int, float], capacity: float, load: float, seed: int) -> Run:
+def at_load(case: TrafficCase, way: tuple[int, float], capacity: float, load: float, seed: int) -> Run:
     """A run at a share of a capacity; above 1 it is the share in a surge."""
     over = load > 1
     return case.run(way, capacity * (CALM if over else load), seed, 1.0, round(load / CALM, 4) if over else 1.0)
@@ -116,10 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--results", type=Path, default=_ROOT / "build" / "goodput_why.jsonl")
     options = parser.parse_args(arguments)
-    cases = [Case(traffic, options.workers, tpot_ms) for traffic in options.traffic for tpot_ms in options.tpot]
+    cases = [
+        TrafficCase(traffic, options.workers, tpot_ms) for traffic in options.traffic for tpot_ms in options.tpot
+    ]
     options.results.parent.mkdir(exist_ok=True)
     file = ResultsFile(options.results, codes())
-    bench = Bench(file, options.jobs)
+    bench = GoodputBench(file, options.jobs)
     bench.carry_out(
         lambda: (run for case in cases for unified in (True, False) for run in probes(case, unified, file.results)),
         "knees",
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _checks(found: dict[Case, tuple[Best, Best]]) -> list[Run]:
+def _checks(found: dict[TrafficCase, tuple[Best, Best]]) -> list[Run]:
     return [
         at_load(case, best.way, max(each.knee for each in bests), load, seed)
         for case, bests in found.items()
@@ -143,7 +145,7 @@ def _checks(found: dict[Case, tuple[Best, Best]]) -> list[Run]:
     ]
 
 
-def _row(case: Case, unified: Best, split: Best, results: Results) -> dict[str, object]:
+def _row(case: TrafficCase, unified: Best, split: Best, results: Results) -> dict[str, object]:
     capacity = max(unified.knee, split.knee)
 
     def shares(best: Best) -> list[float]:

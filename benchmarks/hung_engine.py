@@ -22,8 +22,8 @@ import psutil
 from benchmarks.rounds import table
 from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.completion import Style, complete, request_body
-from tandem.apps.chaos.live import Live, run_live
-from tandem.apps.cli.ask import ask
+from tandem.apps.chaos.live import LivePlatform, run_platform
+from tandem.apps.cli.router_client import send_request
 
 _VICTIMS: Final = ("decode-1", "prefill-0")
 _PROMPTS: Final = 16
@@ -38,7 +38,7 @@ _BEFORE_S: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimedRequest:
     """One request: when it was sent and answered, and when (wall clock) attempts began on which workers."""
 
     prompt: int
@@ -49,7 +49,7 @@ class Asked:
 
 
 @dataclass
-class Round:
+class StopRound:
     """What one stop came to. Times are of the wall clock."""
 
     victim: str
@@ -57,7 +57,7 @@ class Round:
     continued: float = 0.0
     out_s: float = 0.0
     back_s: float = 0.0
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[TimedRequest] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     """The longest gap of each stream that ran when it stopped, or began before it went on."""
 
@@ -77,15 +77,15 @@ class Round:
         return max(self.gaps_s, default=0.0)
 
 
-class Clients:
+class PacedClients:
     """Ask for new prompts at an even pace."""
 
-    def __init__(self, live: Live, every_s: float) -> None:
+    def __init__(self, live: LivePlatform, every_s: float) -> None:
         self._target = Target(live.host, live.port, False, "")
         self._every_s = every_s
         self._numbers = 0
         self._running: set[asyncio.Task[None]] = set()
-        self.asked: list[Asked] = []
+        self.asked: list[TimedRequest] = []
         self.streams: list[tuple[float, float, float]] = []
         """Of each stream, when it was asked for and ended, and its longest gap."""
 
@@ -118,7 +118,7 @@ class Clients:
         """When the router's page of workers says so of one."""
         async with asyncio.timeout(_PATIENCE_S):
             while True:
-                _, page = await ask(self._target, "GET", "/v1/workers")
+                _, page = await send_request(self._target, "GET", "/v1/workers")
                 (state,) = [each["state"] for each in msgspec.json.decode(page)["data"] if each["id"] == worker]
                 if (state == "ready") == ready:
                     return time.time()
@@ -140,16 +140,16 @@ class Clients:
             "cache_salt": str(number),
         }
         sent, page = time.time(), msgspec.json.encode(body)
-        status, answer = await ask(self._target, "POST", "/v1/completions", page, timeout_s=_PATIENCE_S)
+        status, answer = await send_request(self._target, "POST", "/v1/completions", page, timeout_s=_PATIENCE_S)
         answered = time.time()
         if status != 200:
             raise RuntimeError(f"request {number}: {status} {answer!r}")
         found = msgspec.json.decode(answer)
         attempts = await self._attempts(found["id"])
-        self.asked.append(Asked(prompt, sent, answered, found["choices"][0]["text"], attempts))
+        self.asked.append(TimedRequest(prompt, sent, answered, found["choices"][0]["text"], attempts))
 
     async def _attempts(self, request_id: str) -> tuple[tuple[float, tuple[str, ...]], ...]:
-        _, page = await ask(self._target, "GET", f"/v1/requests/{request_id}")
+        _, page = await send_request(self._target, "GET", f"/v1/requests/{request_id}")
         spans: list[dict[str, Any]] = msgspec.json.decode(page)["spans"]
         workers = ("prefill", "decode")
         return tuple(
@@ -159,7 +159,7 @@ class Clients:
         )
 
 
-def engine_process(live: Live, name: str) -> psutil.Process:
+def engine_process(live: LivePlatform, name: str) -> psutil.Process:
     """The process in which a worker's engine computes."""
     (member,) = [each for each in live.workers if each.name == name]
     (found,) = [
@@ -170,18 +170,18 @@ def engine_process(live: Live, name: str) -> psutil.Process:
     return found
 
 
-async def measure(live: Live, options: argparse.Namespace) -> tuple[list[Round], int]:
+async def measure(live: LivePlatform, options: argparse.Namespace) -> tuple[list[StopRound], int]:
     """Every round, and how many answers differ from the first of the same prompt."""
-    clients = Clients(live, options.every)
+    clients = PacedClients(live, options.every)
     running = asyncio.create_task(clients.run())
-    rounds = list[Round]()
+    rounds = list[StopRound]()
     await asyncio.sleep(_WARM_S)
     for number in range(options.rounds):
         for victim in options.victims:
             # Not always at the same moment between two looks.
             await asyncio.sleep(_BEFORE_S + 0.1 * number)
             process = engine_process(live, victim)
-            each = Round(victim, time.time())
+            each = StopRound(victim, time.time())
             rounds.append(each)
             process.suspend()
             each.out_s = await clients.until(victim, ready=False) - each.stopped
@@ -204,7 +204,7 @@ async def measure(live: Live, options: argparse.Namespace) -> tuple[list[Round],
     return rounds, sum(one.text != first[one.prompt] for one in clients.asked)
 
 
-def report(rounds: list[Round], differ: int) -> str:
+def report(rounds: list[StopRound], differ: int) -> str:
     """Medians and maxima by victim."""
     rows = []
     for victim in dict.fromkeys(each.victim for each in rounds):
@@ -227,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     flags = ["--engine", "torch", "--prefill", "1", "--decode", "2"]
     exact = {"TANDEM_TORCH__DTYPE": "float32"}
-    print(report(*run_live(flags, lambda live: measure(live, options), exact)))
+    print(report(*run_platform(flags, lambda live: measure(live, options), exact)))
 
 
 if __name__ == "__main__":

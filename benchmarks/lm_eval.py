@@ -22,7 +22,7 @@ import tandem.models
 from benchmarks.rounds import table
 from benchmarks.vllm_overhead import environment, tandem_flags, vllm_server
 from tandem.apps.bench.client import Target
-from tandem.apps.chaos.live import Live, run_live
+from tandem.apps.chaos.live import LivePlatform, run_platform
 
 TASKS: Final = ("tiny_choice", "tiny_rolling", "tiny_generate")
 _DEMO: Final = Path(tandem.models.__file__).parent / "demo"
@@ -168,12 +168,12 @@ def main() -> int:
         tasks.mkdir()
         write_tasks(tasks, given.documents, given.seed)
 
-        async def ask(live: Live) -> None:
+        async def ask(live: LivePlatform) -> None:
             print("evaluating Tandem", flush=True)
             target = Target(live.host, live.port, False, "")
             await asyncio.to_thread(evaluate, given.harness, target, given.model, tasks, place / "ours")
 
-        run_live(tandem_flags(given.model, "float32"), ask, environment(), _START_S)
+        run_platform(tandem_flags(given.model, "float32"), ask, environment(), _START_S)
         with vllm_server(given.model, "float32") as server:
             print("evaluating vLLM's server", flush=True)
             evaluate(given.harness, server, given.model, tasks, place / "theirs")

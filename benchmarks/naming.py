@@ -72,7 +72,7 @@ class Prose:
         return [*before, {"role": role, "content": self.piece(_MESSAGE)}]
 
 
-class Fleet:
+class IndexedFleet:
     """Workers with some work, and the index of what they have."""
 
     def __init__(self, model: str, root: bytes) -> None:
@@ -113,7 +113,7 @@ class Routing:
         self.root = RootIdentity("bench", "float16", BLOCK_TOKENS).name()
         self.conversations = Conversations(renderer, Inline(), SystemClock(), PrometheusMeter(), _KEPT_BYTES)
         self.naming = Naming(_KEPT_BYTES)
-        self.fleet = Fleet(model, self.root)
+        self.fleet = IndexedFleet(model, self.root)
 
     def tokens(self, messages: Sequence[Message]) -> bytes:
         return _result(self.conversations.tokens(messages, "tenant"))

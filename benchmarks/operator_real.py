@@ -30,7 +30,7 @@ _AT_ONCE: Final = 16
 _PAGE: Final = ReflectorSettings().page
 
 
-class Process:
+class OperatorProcess:
     """An operator."""
 
     def __init__(self, kubeconfig: str, log: Path) -> None:
@@ -76,14 +76,14 @@ async def _measure(kubeconfig: str, services: int, log: Path) -> list[Look]:
             await cluster.apply(definition, "bench")
         await asyncio.sleep(5.0)
         await _submit(cluster, services, 1)
-        first = Process(kubeconfig, log)
+        first = OperatorProcess(kubeconfig, log)
         try:
             looks = [await _look("new", first, lambda: _all_there(cluster, services, 1))]
             # What is left are statuses.
             await asyncio.sleep(_STEADY_S)
         finally:
             first.stop()
-        second = Process(kubeconfig, log)
+        second = OperatorProcess(kubeconfig, log)
         try:
             looks.append(await _look("a new operator", second, _soon(second)))
             await _submit(cluster, services, 2)
@@ -109,7 +109,7 @@ async def _submit(cluster: KubeCluster, services: int, replicas: int) -> None:
             tasks.create_task(one(number))
 
 
-async def _look(name: str, process: Process, done: Callable[[], Awaitable[bool]]) -> Look:
+async def _look(name: str, process: OperatorProcess, done: Callable[[], Awaitable[bool]]) -> Look:
     begun, cpu, writes = time.monotonic(), process.cpu_s(), process.writes()
     while not await done():
         if time.monotonic() - begun > _BOUND_S:
@@ -119,7 +119,7 @@ async def _look(name: str, process: Process, done: Callable[[], Awaitable[bool]]
     return Look(name, time.monotonic() - begun, process.cpu_s() - cpu, counted, counted, process.rss_mb())
 
 
-def _soon(process: Process) -> Callable[[], Awaitable[bool]]:
+def _soon(process: OperatorProcess) -> Callable[[], Awaitable[bool]]:
     """Once it leads and has had time to look at everything."""
     since: list[float] = []
 

@@ -19,9 +19,9 @@ from benchmarks.operator_cluster import KeepingCluster
 from benchmarks.operator_looks import Look, service
 from benchmarks.rounds import Check, table
 from control_plane.objects.installation import Installation
-from control_plane.observe.pods import WorkerLoad
+from control_plane.observe.pods import PodLoad
 from control_plane.operator.applier import Applier
-from control_plane.operator.controller import Controller, Tools
+from control_plane.operator.controller import Controller, ControllerDeps
 from control_plane.operator.mirror import Mirror, Watched
 from control_plane.operator.models import KnownModels
 from control_plane.rollout import Health
@@ -43,7 +43,7 @@ class Silence:
     def health(self, key: tuple[str, str], revision: str) -> Health:
         return Health()
 
-    def loads(self, key: tuple[str, str]) -> dict[str, WorkerLoad]:
+    def loads(self, key: tuple[str, str]) -> dict[str, PodLoad]:
         return {}
 
     def routers(self, key: tuple[str, str]) -> dict[str, frozenset[str]]:
@@ -58,7 +58,7 @@ async def operator(cluster: KeepingCluster) -> AsyncIterator["WorkQueue[Key]"]:
     mirror = Mirror(cluster, Watched(), clock, entropy, queue.add)
     recorder = EventRecorder(cluster, clock, "tandem.dev/operator", "bench")
     applier = Applier(cluster, clock, recorder, meter)
-    tools = Tools(
+    tools = ControllerDeps(
         mirror,
         Silence(),
         KnownModels(None),

@@ -41,10 +41,10 @@ from tandem.core.messages import (
     RouterMessage,
     Submit,
 )
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
-from tandem.link.link import RouterLink
-from tandem.link.link_proof import LinkKeys
+from tandem.link.proof import LinkKeys
+from tandem.link.protocol import RouterLink
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.model.directory import open_model
 from tandem.process.local_processes import LocalProcesses
@@ -59,7 +59,7 @@ _BEAT_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Run:
+class HandoffRun:
     """One hand-off, seconds and bytes. `exposed_s` may be as low as zero."""
 
     prefill_s: float
@@ -93,7 +93,7 @@ def build_model(directory: Path, hidden: int, layers: int, context: int) -> None
         shutil.copy(file, directory)
 
 
-class Worker:
+class LinkedWorker:
     """A worker process and the link to it, with this side's heartbeats."""
 
     def __init__(self, process: Process, link: RouterLink) -> None:
@@ -147,14 +147,14 @@ class Worker:
 
 async def start_worker(
     control: LocalProcesses, role: str, flags: Mapping[str, object], keys: LinkKeys, stack: AsyncExitStack
-) -> Worker:
+) -> LinkedWorker:
     """Start `python -m ROLE_worker`, wait until it listens, and dial it."""
     arguments = [part for key, value in flags.items() for part in (f"--{key}", str(value))]
     argv = [sys.executable, "-m", f"{role}_worker", "--events", *arguments]
     process = await control.start(Command(role, argv, os.environ))
     address = await asyncio.wait_for(_address(process), _START_S)
     link = await TcpDialer("benchmark", SeededEntropy(1, role), keys=keys).dial(address, _START_S)
-    worker = Worker(process, link)
+    worker = LinkedWorker(process, link)
     stack.push_async_callback(worker.stop)
     return worker
 
@@ -170,11 +170,11 @@ async def _address(process: Process) -> str:
     raise RuntimeError("a worker ended before it listened")
 
 
-class Pair:
+class WorkerPair:
     """A prefill and a decode worker, as a router sees them."""
 
     def __init__(
-        self, prefill: Worker, decode: Worker, keyring: Keyring, prompt_tokens: int, vocabulary: int
+        self, prefill: LinkedWorker, decode: LinkedWorker, keyring: Keyring, prompt_tokens: int, vocabulary: int
     ) -> None:
         self._prefill = prefill
         self._decode = decode
@@ -184,7 +184,7 @@ class Pair:
         self._draw = random.Random(1)
         self._handle = 0
 
-    async def hand_off(self, scheme: str, overlapped: bool) -> Run:
+    async def hand_off(self, scheme: str, overlapped: bool) -> HandoffRun:
         """One new prompt through both workers over one transport; if not `overlapped`, one after the other."""
         self._handle += 1
         prompt = pack_tokens([self._draw.randrange(3, self._vocabulary) for _ in range(self._prompt_tokens)])
@@ -212,7 +212,7 @@ class Pair:
             attempt=1,
             mode=mode,
             prompt=prompt,
-            branches=(Branch(sequence=0, seed=self._handle),),
+            branches=(ChildRequest(sequence=0, seed=self._handle),),
             sampling=Sampling(temperature=0.0),
             stopping=Stopping(max_tokens=4, ignore_eos=True),
             deadline_s=_ROUND_S,
@@ -222,7 +222,7 @@ class Pair:
         )
 
 
-def _run(computed: AttemptReport, pulled: AttemptReport, scheme: str) -> Run:
+def _run(computed: AttemptReport, pulled: AttemptReport, scheme: str) -> HandoffRun:
     """The figures of a hand-off in which everything travelled: anything else is no measurement."""
     prefill, pull = _span(computed.spans, "prefill"), _span(pulled.spans, "kv.pull")
     problems = []
@@ -235,14 +235,14 @@ def _run(computed: AttemptReport, pulled: AttemptReport, scheme: str) -> Run:
     if problems:
         raise RuntimeError("; ".join(problems))
     exposed_s = pull.end_s - max(prefill.end_s, pull.start_s)
-    return Run(prefill.end_s - prefill.start_s, max(0.0, exposed_s), pulled.bytes_pulled)
+    return HandoffRun(prefill.end_s - prefill.start_s, max(0.0, exposed_s), pulled.bytes_pulled)
 
 
 def _span(spans: Sequence[Span], name: str) -> Span:
     return next(span for span in spans if span.name == name)
 
 
-async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, list[Run]]:
+async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, list[HandoffRun]]:
     """Every transport's rounds."""
     model, key = directory / "model", directory / "key"
     prompt_tokens = CHUNKS * arguments.chunk
@@ -265,15 +265,15 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, l
                 for role in ("prefill", "decode")
             )
         )
-        pair = Pair(prefill, decode, read_keyring(key), prompt_tokens, open_model(str(model)).config.vocab_size)
-        contenders: dict[str, Callable[[], Awaitable[Run]]] = {}
+        pair = WorkerPair(prefill, decode, read_keyring(key), prompt_tokens, open_model(str(model)).config.vocab_size)
+        contenders: dict[str, Callable[[], Awaitable[HandoffRun]]] = {}
         for scheme in SCHEMES:
             contenders[scheme] = partial(pair.hand_off, scheme, True)
             contenders[f"{scheme}, pulled after prefill"] = partial(pair.hand_off, scheme, False)
         return await alternate(contenders, arguments.rounds)
 
 
-def show(results: Mapping[str, Sequence[Run]]) -> None:
+def show(results: Mapping[str, Sequence[HandoffRun]]) -> None:
     """A line per contender, medians over rounds."""
     rows = []
     for name, runs in results.items():
@@ -285,7 +285,7 @@ def show(results: Mapping[str, Sequence[Run]]) -> None:
     print(table(("median of rounds", "prefill ms", "exposed ms", "share %", "MB"), rows) + "\n")
 
 
-def judge(results: Mapping[str, Sequence[Run]]) -> list[Check]:
+def judge(results: Mapping[str, Sequence[HandoffRun]]) -> list[Check]:
     """The share of prefill that the transfer adds, per transport."""
     shares = {name: [run.exposed_s / run.prefill_s for run in results[name]] for name in SCHEMES}
     return [

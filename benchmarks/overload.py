@@ -28,8 +28,8 @@ from benchmarks.rounds import Check, percentile, verdict
 from benchmarks.samples import Curve, plot, rss_mb
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import error_kind
-from tandem.apps.bench.wire import BadAnswer
-from tandem.apps.chaos.live import Live, run_live, total
+from tandem.apps.bench.wire import BadResponse
+from tandem.apps.chaos.live import LivePlatform, run_platform, total
 
 TIMES: Final = 20.0
 SECONDS: Final = 60.0
@@ -56,7 +56,7 @@ SETTINGS: Final = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class RequestOutcome:
     """One request as its client saw it. `kind` is `answered`, an error code, or what went wrong instead."""
 
     due_s: float
@@ -66,7 +66,7 @@ class Ended:
 
 
 @dataclass
-class Result:
+class OverloadResult:
     """All figures of a run; rates per second, memory in MB."""
 
     capacity: float = 0.0
@@ -89,13 +89,13 @@ class Result:
     rss_max_mb: float = 0.0
     rss_slope_mb_per_min: float = 0.0
     memory: Curve = field(default_factory=Curve)
-    outcomes: list[Ended] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
 
 
-class Load:
+class OverloadClients:
     """The clients of one run."""
 
-    def __init__(self, live: Live, client: Client) -> None:
+    def __init__(self, live: LivePlatform, client: Client) -> None:
         self.live = live
         self._client = client
         self._random = random.Random(3)
@@ -111,7 +111,7 @@ class Load:
         asked = {"model": self.live.model, "prompt": prompt, "max_tokens": _OUTPUT, "ignore_eos": True}
         return json.dumps(asked).encode()
 
-    async def one(self, due_s: float) -> Ended:
+    async def one(self, due_s: float) -> RequestOutcome:
         """A request from its sending to its end, whatever that is."""
         sent_s = self.now()
         try:
@@ -123,9 +123,9 @@ class Load:
                 kind = "answered" if answer.status == 200 else error_kind(content)
         except TimeoutError:
             kind = "no end"
-        except (OSError, BadAnswer) as error:
+        except (OSError, BadResponse) as error:
             kind = f"broken: {type(error).__name__}"
-        return Ended(due_s, sent_s, self.now() - sent_s, kind)
+        return RequestOutcome(due_s, sent_s, self.now() - sent_s, kind)
 
     async def closed(self, in_flight: int, seconds: float) -> float:
         """Answers per second with so many requests in flight at any time."""
@@ -141,10 +141,10 @@ class Load:
         await asyncio.gather(*(client() for _ in range(in_flight)))
         return answered / (end - begin)
 
-    async def opened(self, rate: float, seconds: float) -> list[Ended]:
+    async def opened(self, rate: float, seconds: float) -> list[RequestOutcome]:
         """Requests on a schedule, each sent when it is due whatever became of the others."""
         begin = self.now()
-        tasks: list[asyncio.Task[Ended]] = []
+        tasks: list[asyncio.Task[RequestOutcome]] = []
         for number in range(int(rate * seconds)):
             due_s = begin + number / rate
             if (wait_s := due_s - self.now()) > 0:
@@ -159,12 +159,12 @@ class Load:
         return statistics.median([(await self.one(self.now())).seconds for _ in range(count)])
 
 
-async def measure(live: Live, times: float, seconds: float) -> Result:
+async def measure(live: LivePlatform, times: float, seconds: float) -> OverloadResult:
     """The whole course: calm, capacity, overload, recovery."""
-    result = Result()
+    result = OverloadResult()
     router = psutil.Process(live.pid(live.router))
     async with aclosing(Client(live.platform.target)) as client:
-        load = Load(live, client)
+        load = OverloadClients(live, client)
         result.calm_s = await load.calm()
         result.capacity = await load.closed(_IN_FLIGHT, _CAPACITY_S)
         free = await _free(live)
@@ -191,7 +191,7 @@ async def _look(figure: Callable[[], float], curve: Curve, now: Callable[[], flo
         await asyncio.sleep(_LOOK_S)
 
 
-async def _free(live: Live) -> float:
+async def _free(live: LivePlatform) -> float:
     """Free blocks of all workers once nothing changes any more."""
     last = -1.0
     for _ in range(100):
@@ -204,7 +204,7 @@ async def _free(live: Live) -> float:
     raise RuntimeError("the platform does not come to rest")
 
 
-async def _told_to_wait(live: Live, after_s: float, body: bytes) -> int:
+async def _told_to_wait(live: LivePlatform, after_s: float, body: bytes) -> int:
     """The `Retry-After` of refusals in mid-overload; 0 when one carries none."""
     await asyncio.sleep(after_s)
     for _ in range(50):
@@ -222,7 +222,9 @@ async def _told_to_wait(live: Live, after_s: float, body: bytes) -> int:
     return 0
 
 
-async def _recover(live: Live, load: Load, free: float, calm_s: float, over: float) -> tuple[float, float]:
+async def _recover(
+    live: LivePlatform, load: OverloadClients, free: float, calm_s: float, over: float
+) -> tuple[float, float]:
     """Seconds after the last offer until all blocks were free, and until a request took as long as before."""
     freed_s = recovered_s = _PATIENCE_S
     with suppress(TimeoutError):
@@ -236,7 +238,7 @@ async def _recover(live: Live, load: Load, free: float, calm_s: float, over: flo
     return freed_s, recovered_s
 
 
-def _evaluate(result: Result, rate: float, seconds: float, begin: float, over: float) -> None:
+def _evaluate(result: OverloadResult, rate: float, seconds: float, begin: float, over: float) -> None:
     ended = result.outcomes
     result.planned = rate
     result.offered = len(ended) / max(seconds, ended[-1].sent_s - begin)
@@ -252,7 +254,7 @@ def _evaluate(result: Result, rate: float, seconds: float, begin: float, over: f
     result.rss_slope_mb_per_min = 60.0 * result.memory.since(begin + seconds / 3).slope
 
 
-def checks_of(result: Result) -> list[Check]:
+def checks_of(result: OverloadResult) -> list[Check]:
     """What must hold."""
     untyped = sum(count for kind, count in result.kinds.items() if kind != "answered" and kind not in _TYPED)
     growth = result.rss_max_mb - result.rss_before_mb
@@ -269,7 +271,7 @@ def checks_of(result: Result) -> list[Check]:
     ]
 
 
-def say(result: Result) -> None:
+def say(result: OverloadResult) -> None:
     """The figures in words."""
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(result.kinds.items()))
     print(
@@ -282,13 +284,13 @@ def say(result: Result) -> None:
     )
 
 
-def _per_second(result: Result, wanted: Callable[[str], bool]) -> Curve:
+def _per_second(result: OverloadResult, wanted: Callable[[str], bool]) -> Curve:
     counts = Counter(int(each.sent_s) for each in result.outcomes if wanted(each.kind))
     seconds = range(int(result.outcomes[0].sent_s), int(result.outcomes[-1].sent_s) + 1)
     return Curve([float(second) for second in seconds], [float(counts[second]) for second in seconds])
 
 
-def draw(path: Path, result: Result) -> None:
+def draw(path: Path, result: OverloadResult) -> None:
     """Offered, answered and refused requests per second, latencies and memory over time."""
     rates = {
         "offered": _per_second(result, lambda _kind: True),
@@ -314,7 +316,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
     flags = ["--engine", "simulated", "--prefill", "1", "--decode", "1"]
-    result = run_live(flags, partial(measure, times=arguments.times, seconds=arguments.seconds), SETTINGS)
+    result = run_platform(flags, partial(measure, times=arguments.times, seconds=arguments.seconds), SETTINGS)
     say(result)
     if arguments.plot is not None:
         draw(arguments.plot, result)

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from benchmarks.rounds import Check, table, verdict
-from tandem.apps.chaos.live import Live, run_live
+from tandem.apps.chaos.live import LivePlatform, run_platform
 
 ROUNDS: Final = 5
 CLIENTS: Final = 5_000
@@ -101,7 +101,7 @@ async def _attempt(port: int, request: bytes) -> str:
     return status if status != "503" or b"\r\nretry-after:" in head else "503 without Retry-After"
 
 
-async def measure(live: Live, clients: int, rounds: int) -> tuple[list[float], list[float], Counter[str]]:
+async def measure(live: LivePlatform, clients: int, rounds: int) -> tuple[list[float], list[float], Counter[str]]:
     """Seconds of starts, alone and under clients, and what these got."""
     alone, crowded, answered = [], [], Counter[str]()
     for _ in range(rounds):
@@ -114,7 +114,7 @@ async def measure(live: Live, clients: int, rounds: int) -> tuple[list[float], l
     return alone, crowded, answered
 
 
-async def _restart(live: Live, crowd: Crowd | None = None) -> float:
+async def _restart(live: LivePlatform, crowd: Crowd | None = None) -> float:
     """Kill the router; seconds from the start of its next process until that is ready. How long a supervisor waits
     before it starts what ends often is not counted."""
     loop, before = asyncio.get_running_loop(), live.router.pid
@@ -131,7 +131,7 @@ async def _restart(live: Live, crowd: Crowd | None = None) -> float:
     return loop.time() - began
 
 
-async def _is_ready(live: Live) -> bool:
+async def _is_ready(live: LivePlatform) -> bool:
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(5.0):
             reader, writer = await asyncio.open_connection(live.host, live.port)
@@ -167,7 +167,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     flags = ["--engine", "simulated", "--prefill", "1", "--decode", "1"]
-    found = run_live(flags, partial(measure, clients=arguments.clients, rounds=arguments.rounds))
+    found = run_platform(flags, partial(measure, clients=arguments.clients, rounds=arguments.rounds))
     return verdict(report(*found), "a router that comes back is not held up by those who wait for it")
 
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.overlap import build_model
-from benchmarks.returning_curves import Crossing, Pair, Saying, apart, leads_of
-from benchmarks.returning_platforms import TIERS, Answer, Asker, run_both
+from benchmarks.returning_curves import CostEstimate, Crossing, PromptPair, apart, leads_of
+from benchmarks.returning_platforms import TIERS, Answer, PromptClient, run_both
 from benchmarks.rounds import Check, table, verdict
-from tandem.apps.chaos.live import Live
+from tandem.apps.chaos.live import LivePlatform
 from tandem.core.entropy import SeededEntropy, below
 
 LENGTHS: Final = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768)
@@ -50,12 +50,12 @@ _TOGETHER: Final = 3
 class Measured:
     """What was measured of one way. `asked` are the pairs of the platform that decides by itself."""
 
-    pairs: list[Pair] = field(default_factory=list)
-    asked: list[Pair] = field(default_factory=list)
-    sayings: list[Saying] = field(default_factory=list)
+    pairs: list[PromptPair] = field(default_factory=list)
+    asked: list[PromptPair] = field(default_factory=list)
+    sayings: list[CostEstimate] = field(default_factory=list)
 
     @property
-    def brought(self) -> list[Pair]:
+    def brought(self) -> list[PromptPair]:
         return [pair for pair in self.pairs if pair.came]
 
 
@@ -68,10 +68,10 @@ def prompts(lengths: Sequence[int], repeats: int, seed: int) -> list[tuple[int, 
 class Turns:
     """Asks the two platforms of one way in turns, and keeps what comes of it."""
 
-    def __init__(self, tier: str, made: Live, free: Live) -> None:
+    def __init__(self, tier: str, made: LivePlatform, free: LivePlatform) -> None:
         self.measured = Measured()
         self._tier = tier
-        self._made, self._free = Asker(made), Asker(free)
+        self._made, self._free = PromptClient(made), PromptClient(free)
 
     async def close(self) -> None:
         await self._made.close()
@@ -99,17 +99,17 @@ class Turns:
             for prompt, beside in zip(wanted, new, strict=True):
                 await self._note(asker, prompt, await asker.ask(prompt), beside)
 
-    def _order(self, number: int) -> Sequence[Asker]:
+    def _order(self, number: int) -> Sequence[PromptClient]:
         return (self._made, self._free) if number // 2 % 2 else (self._free, self._made)
 
-    async def _new(self, asker: Asker, new: Sequence[int]) -> Answer:
+    async def _new(self, asker: PromptClient, new: Sequence[int]) -> Answer:
         answer = await asker.ask(new)
         await asyncio.sleep(_QUIET_S)
         return answer
 
-    async def _note(self, asker: Asker, prompt: Sequence[int], again: Answer, new: Answer) -> None:
+    async def _note(self, asker: PromptClient, prompt: Sequence[int], again: Answer, new: Answer) -> None:
         tokens = len(prompt) - 1
-        pair = Pair(tokens, new.first_ms, again.first_ms, again.found.get(self._tier, 0))
+        pair = PromptPair(tokens, new.first_ms, again.first_ms, again.found.get(self._tier, 0))
         if asker is self._made:
             self.measured.pairs.append(pair)
             return
@@ -119,7 +119,9 @@ class Turns:
             self.measured.sayings.append(said)
 
 
-async def measure(made: Live, free: Live, tier: str, lengths: Sequence[int], repeats: int) -> Measured:
+async def measure(
+    made: LivePlatform, free: LivePlatform, tier: str, lengths: Sequence[int], repeats: int
+) -> Measured:
     """Ask everything, then everything again."""
     turns, warm, wanted = Turns(tier, made, free), prompts(_WARM, _WARM_TIMES, 99), prompts(lengths, repeats, 1)
     try:
@@ -210,7 +212,7 @@ def _rows(measured: Measured) -> list[list[str]]:
     return rows
 
 
-def _lengths(pairs: Sequence[Pair]) -> list[int]:
+def _lengths(pairs: Sequence[PromptPair]) -> list[int]:
     return sorted({pair.tokens for pair in pairs})
 
 

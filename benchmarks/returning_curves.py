@@ -17,7 +17,7 @@ _FROM_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True)
-class Pair:
+class PromptPair:
     """A prompt asked again, and a new one as long beside it."""
 
     tokens: int
@@ -37,7 +37,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Saying:
+class CostEstimate:
     """What the cost model expected of a prompt that came back, either way."""
 
     tokens: int
@@ -70,7 +70,7 @@ class Crossing:
         return cls(crossing(leads), found[cut], found[-1 - cut])
 
 
-def leads_of(samples: Sequence[Pair] | Sequence[Saying]) -> Leads:
+def leads_of(samples: Sequence[PromptPair] | Sequence[CostEstimate]) -> Leads:
     """By length, the shortest first."""
     lengths = sorted({sample.tokens for sample in samples})
     return {length: [each.lead_ms for each in samples if each.tokens == length] for length in lengths}

@@ -12,13 +12,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from benchmarks.returning_curves import Saying
+from benchmarks.returning_curves import CostEstimate
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.wire import Events
-from tandem.apps.chaos.live import Live
-from tandem.apps.cli.ask import spans_of
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.chaos.live import LivePlatform
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
+from tandem.apps.cli.router_client import spans_of
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
@@ -35,7 +35,7 @@ _ALWAYS: Final = {"TANDEM_HOST__REUSE": "always"}
 
 
 @dataclass(frozen=True)
-class Way:
+class CacheSource:
     """Where a prompt comes back from, and the platform in which it can come from nowhere else."""
 
     tier: str
@@ -46,17 +46,17 @@ class Way:
 TIERS: Final = ("dram", "nvme", "store", "peer")
 
 
-def way_of(tier: str, folder: Path) -> Way:
+def way_of(tier: str, folder: Path) -> CacheSource:
     """How a prompt comes back from `tier`; `folder` is where a platform may keep blocks."""
     one, two = ("--prefill", "0", "--decode", "1"), ("--prefill", "0", "--decode", "2")
     match tier:
         case "dram":
-            return Way(tier, (*one, "--dram-gb", "2"))
+            return CacheSource(tier, (*one, "--dram-gb", "2"))
         case "nvme":
-            return Way(tier, (*one, "--nvme-gb", "2", "--nvme-dir", str(folder / "nvme")))
+            return CacheSource(tier, (*one, "--nvme-gb", "2", "--nvme-dir", str(folder / "nvme")))
         case "store":
-            return Way(tier, (*one, "--store", "2"))
-    return Way(tier, two, {"TANDEM_CORE__PLACEMENT__POLICY": "round_robin"})
+            return CacheSource(tier, (*one, "--store", "2"))
+    return CacheSource(tier, two, {"TANDEM_CORE__PLACEMENT__POLICY": "round_robin"})
 
 
 class _Details(msgspec.Struct):
@@ -81,10 +81,10 @@ class Answer:
     found: Mapping[str, int]
 
 
-class Asker:
+class PromptClient:
     """Asks prompts one at a time and takes the time to the first token."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LivePlatform) -> None:
         self._live = live
         self._client = Client(live.platform.target)
 
@@ -113,7 +113,7 @@ class Asker:
         usage = last.usage or _Usage()
         return Answer(last.id, first_s * 1e3, usage.prompt_tokens_details.cached_tokens_by_tier)
 
-    async def said(self, answer: Answer, tokens: int) -> Saying | None:
+    async def said(self, answer: Answer, tokens: int) -> CostEstimate | None:
         """What the worker expected of bringing that prompt and of computing it, by its own sentence; None where it
         was not asked to choose. Raises `TimeoutError`."""
         async with asyncio.timeout(_SPANS_S):
@@ -130,13 +130,15 @@ class Asker:
         await self._client.aclose()
 
 
-def read_saying(sentence: str, tokens: int) -> Saying | None:
+def read_saying(sentence: str, tokens: int) -> CostEstimate | None:
     """The two costs in a worker's sentence; None when it knows what only one of them is."""
     found = _SAID.search(sentence)
-    return Saying(tokens, compute_ms=float(found[2]), bring_ms=float(found[1])) if found else None
+    return CostEstimate(tokens, compute_ms=float(found[2]), bring_ms=float(found[1])) if found else None
 
 
-def run_both(flags: Sequence[str], tier: str, folder: Path, work: Callable[[Live, Live], Awaitable[T]]) -> T:
+def run_both(
+    flags: Sequence[str], tier: str, folder: Path, work: Callable[[LivePlatform, LivePlatform], Awaitable[T]]
+) -> T:
     """Start two platforms, one made to bring whatever it can and one that decides by itself, do `work` with both, and
     stop them."""
     made, free = (
@@ -146,15 +148,15 @@ def run_both(flags: Sequence[str], tier: str, folder: Path, work: Callable[[Live
     async def main() -> T:
         async def with_made(supervisor: Supervisor) -> T:
             await made.ready(supervisor, _START_S)
-            first = Live(made, supervisor)
+            first = LivePlatform(made, supervisor)
 
             async def with_free(supervisor: Supervisor) -> T:
                 await free.ready(supervisor, _START_S)
-                return await work(first, Live(free, supervisor))
+                return await work(first, LivePlatform(free, supervisor))
 
-            return await free.run(LineBoard(lambda _line: None), with_free)
+            return await free.run(LineDisplay(lambda _line: None), with_free)
 
-        return await made.run(LineBoard(lambda _line: None), with_made)
+        return await made.run(LineDisplay(lambda _line: None), with_made)
 
     try:
         return asyncio.run(main())
@@ -163,7 +165,7 @@ def run_both(flags: Sequence[str], tier: str, folder: Path, work: Callable[[Live
         free.directory.remove()
 
 
-def _platform(flags: Sequence[str], way: Way, environment: Mapping[str, str]) -> Platform:
+def _platform(flags: Sequence[str], way: CacheSource, environment: Mapping[str, str]) -> Platform:
     """Its workers compute with one thread each: threads of two platforms would wait for each other's cores."""
     options = parse([*flags, *way.flags, "--port", "0"])
     allowed = os.sched_getaffinity(0)

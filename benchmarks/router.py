@@ -22,8 +22,8 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from benchmarks.rounds import ROUNDS, Check, median_ratio, verdict
-from benchmarks.router_clients import Clients
-from tandem.link.link_address import SCHEMES, TCP
+from benchmarks.router_clients import ConnectionClients
+from tandem.link.address import SCHEMES, TCP
 
 STREAMS, STEPS_PER_S = 64, 50.0
 TOKEN_LIMIT, REQUEST_LIMIT, RSS_LIMIT_MB = 1.6, 3.0, 150.0
@@ -44,7 +44,7 @@ class Cores:
         return cls(frozenset(cores[:1]), frozenset(cores[1:])) if len(cores) > 1 else cls(None, None)
 
 
-class Child:
+class BenchProcess:
     """A process of the benchmark, which does not outlive it; `line` is the first thing it said."""
 
     def __init__(self, arguments: Sequence[str], core: frozenset[int] | None) -> None:
@@ -85,12 +85,12 @@ class Child:
         self.process.wait()
 
 
-class Router(Child):
+class Router(BenchProcess):
     """A real router process over scripted workers."""
 
     def __init__(self, cores: Cores, transport: str, kind: str, model: str, flags: Sequence[str]) -> None:
         served = ["--transport", transport, "--kind", kind, "--model", model, "--steps-per-s", str(STEPS_PER_S)]
-        self.workers = Child(["benchmarks.router_workers", *served], cores.others)
+        self.workers = BenchProcess(["benchmarks.router_workers", *served], cores.others)
         addresses = ",".join(json.loads(self.workers.line))
         common = ["--port", "0", "--events", "--log.level", "warning", "--workers", addresses]
         super().__init__(["router", *common, *flags], cores.measured)
@@ -125,7 +125,9 @@ class Flow:
     bytes_per_token: float
 
 
-def flow(child: Child, port: int, clients: Clients, window_s: float, idle: float, size: int | None) -> Flow:
+def flow(
+    child: BenchProcess, port: int, clients: ConnectionClients, window_s: float, idle: float, size: int | None
+) -> Flow:
     """Stream to all clients for a while. `size` is the bytes of a token where no events can be counted."""
     body = {
         "model": "simulated",
@@ -145,7 +147,7 @@ def flow(child: Child, port: int, clients: Clients, window_s: float, idle: float
     return Flow((spent - idle * lasted) / tokens * 1e6, received / tokens)
 
 
-def idle_share(child: Child, window_s: float) -> float:
+def idle_share(child: BenchProcess, window_s: float) -> float:
     """CPU seconds per second while nobody asks for anything."""
     cpu = child.cpu_s()
     time.sleep(window_s)
@@ -153,13 +155,13 @@ def idle_share(child: Child, window_s: float) -> float:
 
 
 def measure_tokens(
-    cores: Cores, clients: Clients, transport: str, rounds: int, window_s: float
+    cores: Cores, clients: ConnectionClients, transport: str, rounds: int, window_s: float
 ) -> tuple[list[Check], float]:
     """Router against the bare loop; also the router's memory in MB."""
     router = Router(cores, transport, "paced", "simulated", ["--engine", "simulated"])
     idle = idle_share(router, window_s)
     size = round(flow(router, router.port, clients, window_s, idle, None).bytes_per_token)
-    bare = Child(["benchmarks.router_bare", "streams", "--bytes", str(size)], cores.measured)
+    bare = BenchProcess(["benchmarks.router_bare", "streams", "--bytes", str(size)], cores.measured)
     port = int(bare.line)
     ours, theirs = [], []
     for _ in range(rounds):
@@ -190,11 +192,13 @@ def texts(count: int, seed: int) -> list[str]:
     return [prose[start : start + CHARACTERS] for start in starts]
 
 
-def measure_requests(cores: Cores, clients: Clients, transport: str, rounds: int) -> tuple[list[Check], float]:
+def measure_requests(
+    cores: Cores, clients: ConnectionClients, transport: str, rounds: int
+) -> tuple[list[Check], float]:
     """Chat requests through P and D against tokenizing alone; also the router's memory in MB."""
     flags = ["--model", "demo", "--core.placement.prefer", "disaggregated"]
     router = Router(cores, transport, "instant", "demo", flags)
-    alone = Child(["benchmarks.router_bare", "tokenize"], cores.measured)
+    alone = BenchProcess(["benchmarks.router_bare", "tokenize"], cores.measured)
     ours, theirs = [], []
     for number in range(rounds + 1):
         prompts = texts(REQUESTS, number)
@@ -230,7 +234,7 @@ def main() -> int:
     parser.add_argument("--window-s", type=float, default=3.0)
     arguments = parser.parse_args()
     cores = Cores.of_this_machine()
-    clients = Clients(cores.others)
+    clients = ConnectionClients(cores.others)
     try:
         transport, rounds = arguments.transport, arguments.rounds
         checks, after_streams = measure_tokens(cores, clients, transport, rounds, arguments.window_s)

@@ -11,7 +11,7 @@ from typing import Any
 _READ = 1 << 16
 
 
-class Clients:
+class ConnectionClients:
     """Many connections to one port at a time. Counters grow while they are open."""
 
     def __init__(self, core: frozenset[int] | None) -> None:

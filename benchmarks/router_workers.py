@@ -28,9 +28,9 @@ from tandem.core.messages import (
     Transferred,
     WorkerCommand,
 )
-from tandem.link.link import WorkerLink
-from tandem.link.link_address import SCHEMES, TCP
-from tandem.link.link_servers import open_server
+from tandem.link.address import SCHEMES, TCP
+from tandem.link.protocol import WorkerLink
+from tandem.link.servers import open_server
 from tandem.process.tls_settings import TlsSettings
 
 _WORDS = (" a", " lantern", " in", " the", " window", " of", " an", " old", " house")

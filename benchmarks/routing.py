@@ -33,9 +33,9 @@ from benchmarks.routing_tasks import (
     DECODE_BOUND,
     R1,
     SCENARIOS,
-    Outcome,
+    RoutingTask,
+    RunOutcome,
     Scenario,
-    Task,
     carry_out,
 )
 
@@ -48,10 +48,10 @@ _SHOWN: Final = (
 )
 
 
-def planned(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[Task]:
+def planned(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[RoutingTask]:
     """All runs, the longest first, so that the last to end are short."""
     tasks = [
-        (scenario.seconds, Task(scenario.name, policy, seed, options.data, options.quick, options.chunking))
+        (scenario.seconds, RoutingTask(scenario.name, policy, seed, options.data, options.quick, options.chunking))
         for scenario in scenarios
         for policy in scenario.policies
         if not options.policies or policy in options.policies
@@ -61,9 +61,9 @@ def planned(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[
     return [task for _, task in tasks]
 
 
-def carried_out(tasks: Sequence[Task], jobs: int) -> list[Outcome]:
+def carried_out(tasks: Sequence[RoutingTask], jobs: int) -> list[RunOutcome]:
     """Run them in `jobs` processes; says how far it is about every five seconds."""
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     began = said = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for outcome in pool.imap_unordered(carry_out, tasks):
@@ -94,9 +94,9 @@ def judged(
     return checks
 
 
-def by_scenario(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
+def by_scenario(outcomes: Sequence[RunOutcome]) -> dict[str, dict[str, list[RunOutcome]]]:
     """And by policy, in the order of the catalogue, each by seed."""
-    runs: dict[str, dict[str, list[Outcome]]] = {}
+    runs: dict[str, dict[str, list[RunOutcome]]] = {}
     for scenario in SCENARIOS:
         for policy in scenario.policies:
             mine = [each for each in outcomes if (each.task.scenario, each.task.policy) == (scenario.name, policy)]
@@ -106,9 +106,9 @@ def by_scenario(outcomes: Sequence[Outcome]) -> dict[str, dict[str, list[Outcome
     return runs
 
 
-def speed(outcomes: Sequence[Outcome]) -> str:
+def speed(outcomes: Sequence[RunOutcome]) -> str:
     """Simulated requests per CPU second by policy, over all scenarios."""
-    by_policy: dict[str, list[Outcome]] = {}
+    by_policy: dict[str, list[RunOutcome]] = {}
     for outcome in outcomes:
         by_policy.setdefault(outcome.task.policy, []).append(outcome)
     rows = []

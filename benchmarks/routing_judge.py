@@ -7,10 +7,10 @@ from typing import Final
 
 from benchmarks.calibration_judge import KNEE_S
 from benchmarks.fleet.contenders import OURS, OURSELVES
-from benchmarks.fleet.figures import RunFigures, StageFigures
 from benchmarks.fleet.goodput import Judged
+from benchmarks.fleet.metrics import RunMetrics, StageMetrics
 from benchmarks.rounds import Check
-from benchmarks.routing_tasks import Outcome
+from benchmarks.routing_tasks import RunOutcome
 from benchmarks.statistics import BySeed, Interval, over_cells, paired
 
 _PUBLISHED_RATIO: Final = 1.97
@@ -19,7 +19,7 @@ _PRECISE: Final = "llm-d precise 3:2:2"
 """The weights of the published run."""
 
 
-Runs = Mapping[str, Sequence[Outcome]]
+Runs = Mapping[str, Sequence[RunOutcome]]
 """Of one scenario, by policy."""
 
 
@@ -76,7 +76,7 @@ class AgainstBest:
     ratio: Interval | None
 
 
-def medians(outcomes: Sequence[Outcome]) -> Medians:
+def medians(outcomes: Sequence[RunOutcome]) -> Medians:
     """Over the seeds of one policy."""
     runs = [outcome.figures for outcome in outcomes]
     return Medians(
@@ -94,7 +94,7 @@ def medians(outcomes: Sequence[Outcome]) -> Medians:
     )
 
 
-def _median(runs: Sequence[RunFigures], of: Callable[[RunFigures], float]) -> float:
+def _median(runs: Sequence[RunMetrics], of: Callable[[RunMetrics], float]) -> float:
     return median(of(run) for run in runs)
 
 
@@ -103,11 +103,11 @@ def _attainment(stages: Sequence[Judged]) -> float:
     return sum(stage.met for stage in stages) / max(1, sum(stage.offered for stage in stages))
 
 
-def _stage_medians(outcomes: Sequence[Outcome], place: int) -> StageMedians:
+def _stage_medians(outcomes: Sequence[RunOutcome], place: int) -> StageMedians:
     stages = [outcome.figures.stages[place] for outcome in outcomes]
     verdicts = [outcome.goodput[place] for outcome in outcomes]
 
-    def middle(of: Callable[[StageFigures], float]) -> float:
+    def middle(of: Callable[[StageMetrics], float]) -> float:
         return median(of(stage) for stage in stages)
 
     return StageMedians(
@@ -168,7 +168,7 @@ def _only(figures: BySeed, seeds: set[int]) -> BySeed:
     return {seed: figure for seed, figure in figures.items() if seed in seeds}
 
 
-def _attained(outcomes: Sequence[Outcome], place: int) -> BySeed:
+def _attained(outcomes: Sequence[RunOutcome], place: int) -> BySeed:
     return {outcome.task.seed: outcome.goodput[place].attainment for outcome in outcomes}
 
 

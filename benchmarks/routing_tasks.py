@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.fleet.contenders import EQUAL_TERMS, OURS, chunked, decider_of
-from benchmarks.fleet.figures import RunFigures
 from benchmarks.fleet.fleet import FleetSettings, simulate
 from benchmarks.fleet.goodput import Judged, Window, judge
+from benchmarks.fleet.metrics import RunMetrics
 from benchmarks.fleet.ours import OursSettings
 from benchmarks.fleet.scenarios import conversation, decode_bound, ladder
 from benchmarks.fleet.workload import Workload
@@ -80,7 +80,7 @@ SCENARIOS: Final = (R1, *CONVERSATIONS, DECODE_BOUND, SIBLING)
 
 
 @dataclass(frozen=True)
-class Task:
+class RoutingTask:
     """One run. `chunking` is how workers cut prompts, by `benchmarks.fleet.contenders.CHUNKING`; None as they are."""
 
     scenario: str
@@ -92,18 +92,18 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a run came to, and the CPU seconds it took. `goodput` is of the figures' stages, in their order; `bound`
     the hit ratio of one pool, where that is asked."""
 
-    task: Task
-    figures: RunFigures
+    task: RoutingTask
+    figures: RunMetrics
     cpu_s: float
     goodput: tuple[Judged, ...]
     bound: float | None = None
 
 
-def carry_out(task: Task) -> Outcome:
+def carry_out(task: RoutingTask) -> RunOutcome:
     """Simulate. Deterministic but for `cpu_s`."""
     settings, our_settings, build, bound = _prepared(task)
     if task.chunking is not None:
@@ -120,13 +120,13 @@ def carry_out(task: Task) -> Outcome:
     if lost := sum(each.offered - each.ended for each in goodput):
         # Figures of time and of tokens leave out what was refused: with it left out they compare nothing.
         raise RuntimeError(f"{task.policy} refused {lost} requests of {task.scenario}, seed {task.seed}")
-    return Outcome(task, figures, cpu_s, goodput, bound)
+    return RunOutcome(task, figures, cpu_s, goodput, bound)
 
 
 Prepared = tuple[FleetSettings, OursSettings, Callable[[], Workload], float | None]
 
 
-def _prepared(task: Task) -> Prepared:
+def _prepared(task: RoutingTask) -> Prepared:
     for shape in (ladder.R1, ladder.SIBLING):
         if task.scenario == shape.name:
             stages = tuple(stage for stage in shape.stages if not task.quick or stage[0] in _RATES_QUICK)
@@ -146,7 +146,7 @@ def _ladder(shape: ladder.LadderShape, seed: int, stages: tuple[tuple[float, flo
     return lambda: ladder.ladder(shape, seed, stages)
 
 
-def _conversation(task: Task) -> Prepared:
+def _conversation(task: RoutingTask) -> Prepared:
     shape = next(shape for shape in conversation.SHAPES if shape.name == task.scenario)
     trace, limit = _trace(task.data), _CONVERSATION_QUICK if task.quick else None
 

@@ -39,7 +39,7 @@ LIMIT: Final = 1000.0
 
 
 @dataclass(frozen=True)
-class Platform:
+class PlatformLoad:
     """Workers, and how fast requests come to them, per virtual second."""
 
     prefill: int
@@ -47,11 +47,11 @@ class Platform:
     requests_per_s: float
 
 
-PLATFORMS: Final = {"8 prefill, 8 decode": Platform(8, 8, 680.0), "16 unified": Platform(0, 16, 920.0)}
+PLATFORMS: Final = {"8 prefill, 8 decode": PlatformLoad(8, 8, 680.0), "16 unified": PlatformLoad(0, 16, 920.0)}
 
 
 @dataclass(frozen=True)
-class Round:
+class ReplayRound:
     """One replay: its requests and virtual seconds per CPU second."""
 
     requests_per_s: float
@@ -82,7 +82,7 @@ def settings(prefill: int, decode: int, stream_interval: int = 1) -> ReplaySetti
     return ReplaySettings(shape, check_every=0)
 
 
-def measured(settings: ReplaySettings, traffic: tuple[Arrival, ...]) -> Round:
+def measured(settings: ReplaySettings, traffic: tuple[Arrival, ...]) -> ReplayRound:
     """Replay once. Every request must be answered in full."""
     gc.collect()
     began = time.process_time()
@@ -90,7 +90,7 @@ def measured(settings: ReplaySettings, traffic: tuple[Arrival, ...]) -> Round:
     cpu_s = time.process_time() - began
     assert done.tally.ends == {"done": len(traffic)}, dict(done.tally.ends)
     assert done.tally.output_tokens == len(traffic) * OUTPUT_TOKENS
-    return Round(len(traffic) / cpu_s, done.virtual_s / cpu_s, done.handed_off)
+    return ReplayRound(len(traffic) / cpu_s, done.virtual_s / cpu_s, done.handed_off)
 
 
 def main() -> int:
@@ -104,7 +104,7 @@ def main() -> int:
     rates = {name: arguments.rate or platform.requests_per_s for name, platform in PLATFORMS.items()}
     traffic = {name: arrivals(arguments.requests, rate) for name, rate in rates.items()}
     collect_rarely()
-    rounds: dict[str, list[Round]] = {name: [] for name in PLATFORMS}
+    rounds: dict[str, list[ReplayRound]] = {name: [] for name in PLATFORMS}
     for turn in range(1 + arguments.rounds):
         for name, platform in PLATFORMS.items():
             found = measured(settings(platform.prefill, platform.decode, arguments.stream_interval), traffic[name])

@@ -30,9 +30,9 @@ import psutil
 
 from benchmarks.rounds import Check, verdict
 from benchmarks.samples import Curve, descriptors, plot, rss_mb
-from benchmarks.soak_clients import Clients, Soak, questions
+from benchmarks.soak_clients import Soak, SoakClients, questions
 from tandem.apps.bench.client import Client
-from tandem.apps.chaos.live import Live, run_live, total
+from tandem.apps.chaos.live import LivePlatform, run_platform, total
 from tandem.apps.cli.member import Member
 
 MINUTES: Final = 60.0
@@ -56,7 +56,7 @@ _TYPED: Final = frozenset(("worker_lost", "no_workers", "queue_full", "deadline_
 class Faults:
     """Strikes the victims in turn, one at a time, and waits until the victim is back."""
 
-    def __init__(self, live: Live, victims: tuple[Member, ...], soak: Soak) -> None:
+    def __init__(self, live: LivePlatform, victims: tuple[Member, ...], soak: Soak) -> None:
         self._live = live
         self._victims = victims
         self._soak = soak
@@ -90,7 +90,7 @@ class Faults:
 # ---- looking ----
 
 
-async def _look(live: Live, soak: Soak, now: Callable[[], float]) -> None:
+async def _look(live: LivePlatform, soak: Soak, now: Callable[[], float]) -> None:
     """Every second, what every process uses."""
     while True:
         for member in live.platform.members:
@@ -100,7 +100,7 @@ async def _look(live: Live, soak: Soak, now: Callable[[], float]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _look_at(live: Live, member: Member, soak: Soak, at_s: float) -> None:
+async def _look_at(live: LivePlatform, member: Member, soak: Soak, at_s: float) -> None:
     process = psutil.Process(live.pid(member))
     soak.memory.setdefault(member.name, Curve()).add(at_s, rss_mb(process))
     soak.files.setdefault(member.name, Curve()).add(at_s, float(descriptors(process)))
@@ -122,7 +122,7 @@ async def _tell(soak: Soak, now: Callable[[], float], seconds: float) -> None:
         print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
 
-async def _still_held(live: Live) -> str:
+async def _still_held(live: LivePlatform) -> str:
     """What is held when nobody asks any more; empty when it is nothing."""
     held = "nothing was looked at"
     for _ in range(int(_SETTLE_S / 0.25)):
@@ -134,7 +134,7 @@ async def _still_held(live: Live) -> str:
     return held
 
 
-async def _held_by(live: Live, member: Member) -> str:
+async def _held_by(live: LivePlatform, member: Member) -> str:
     page = await live.figures(member)
     if member is live.router:
         running = total(page, "tandem_requests_running")
@@ -146,14 +146,14 @@ async def _held_by(live: Live, member: Member) -> str:
 # ---- the whole ----
 
 
-async def measure(live: Live, minutes: float, faults: bool) -> Soak:
+async def measure(live: LivePlatform, minutes: float, faults: bool) -> Soak:
     """Learn the answers, then load and faults for `minutes`, then silence."""
     soak, asked = Soak(), questions()
     victims = tuple(member for member in live.workers if member.name.endswith("-0"))
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with aclosing(Client(live.platform.target)) as client:
-        clients = Clients(live, client, soak, lambda: loop.time() - began)
+        clients = SoakClients(live, client, soak, lambda: loop.time() - began)
         await clients.learn(asked)
         print(f"{len(asked)} answers learnt; {minutes:g} minutes begin", flush=True)
         began, seconds = loop.time(), 60.0 * minutes
@@ -229,7 +229,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder for soak.json and soak.png")
     arguments = parser.parse_args()
     flags = ["--engine", arguments.engine, "--prefill", "2", "--decode", "2"]
-    soak = run_live(flags, partial(measure, minutes=arguments.minutes, faults=not arguments.no_faults), SETTINGS)
+    soak = run_platform(flags, partial(measure, minutes=arguments.minutes, faults=not arguments.no_faults), SETTINGS)
     say(soak, arguments.minutes)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "soak.json").write_bytes(msgspec.json.encode(soak))

@@ -13,8 +13,8 @@ import msgspec
 from benchmarks.samples import Curve
 from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import error_kind
-from tandem.apps.bench.wire import BadAnswer, Events
-from tandem.apps.chaos.live import Live
+from tandem.apps.bench.wire import BadResponse, Events
+from tandem.apps.chaos.live import LivePlatform
 
 _PATIENCE_S: Final = 90.0
 _QUESTIONS: Final = 24
@@ -79,10 +79,10 @@ def questions(seed: int = 11) -> tuple[Question, ...]:
     )
 
 
-class Clients:
+class SoakClients:
     """Ask without end, and compare."""
 
-    def __init__(self, live: Live, client: Client, soak: Soak, now: Callable[[], float]) -> None:
+    def __init__(self, live: LivePlatform, client: Client, soak: Soak, now: Callable[[], float]) -> None:
         self._live = live
         self._client = client
         self._soak = soak
@@ -151,7 +151,7 @@ class Clients:
                 return _read([piece async for piece in answer.pieces()], question.n)
         except TimeoutError:
             return ("left", ()) if leave_s else ("no end", ())
-        except (OSError, BadAnswer) as error:
+        except (OSError, BadResponse) as error:
             return f"broken: {type(error).__name__}", ()
 
 

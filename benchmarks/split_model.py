@@ -21,7 +21,7 @@ from benchmarks.fleet.fleet import FleetSettings
 from benchmarks.goodput_cells import CLOSED, TPOTS_MS, TRAFFICS, WARM_UP_S, Run
 from benchmarks.goodput_runs import carry_out, fleet_of, slo, traffic_of
 from router.split.outlook import Replay
-from router.split.values import Seen, Standing, Way, WorkTimes
+from router.split.values import ObservedRequest, SplitOption, WorkerStatus, WorkTimes
 from router.split.work import demands, present
 
 _LOADS: Final = (0.5, 0.75, 0.9)
@@ -29,7 +29,7 @@ _WAYS_PER_LOOK: Final = 10
 
 
 @dataclass(frozen=True)
-class Cell:
+class ModelledCell:
     """By split, shares in the objective; and CPU seconds of a replay."""
 
     run: Run
@@ -44,17 +44,17 @@ class Cell:
         return max(self.truth.values()) - self.truth[chosen]
 
 
-def seen_of(run: Run) -> list[Seen]:
+def seen_of(run: Run) -> list[ObservedRequest]:
     """Its requests as a router sees them whose workers keep every prefix."""
     workload, _, _ = traffic_of(run)
     requests = sorted(workload.requests, key=lambda request: request.arrival_s)
     answer = fmean(request.output_tokens for request in requests)
-    known, found = set[int](), list[Seen]()
+    known, found = set[int](), list[ObservedRequest]()
     for request in requests:
         held = next((place for place, name in enumerate(request.blocks) if name not in known), len(request.blocks))
         known.update(request.blocks)
         uncached = max(1, request.input_tokens - request.leading(held))
-        found.append(Seen(request.arrival_s, request.input_tokens, uncached, answer))
+        found.append(ObservedRequest(request.arrival_s, request.input_tokens, uncached, answer))
     return found
 
 
@@ -73,12 +73,12 @@ def times_of(fleet: FleetSettings) -> WorkTimes:
     )
 
 
-def cell_of(run: Run, splits: Sequence[int]) -> Cell:
+def cell_of(run: Run, splits: Sequence[int]) -> ModelledCell:
     """Simulate and foresee."""
     seen, fleet, bounds = seen_of(run), fleet_of(run), slo(run.tpot_ms)
     times, worker = times_of(fleet), fleet.worker
     blocks = worker.kv_tokens // worker.block_tokens
-    idle = Standing("", False, 0, 0, 0, blocks, blocks, worker.block_tokens, True, worker.max_sequences)
+    idle = WorkerStatus("", False, 0, 0, 0, blocks, blocks, worker.block_tokens, True, worker.max_sequences)
     now = present([idle] * run.workers, seen, times)
     truth, foreseen, cpu_s = dict[int, float](), dict[int, float](), list[float]()
     for split in splits:
@@ -86,15 +86,17 @@ def cell_of(run: Run, splits: Sequence[int]) -> Cell:
         truth[split] = carry_out(of_split).attainment(run.tpot_ms)
         began = time.process_time()
         counted_s = WARM_UP_S * run.length - seen[0].arrival_s
-        replay = Replay(Way(split, run.itl_ms / 1e3), demands(seen, times, bounds), now, times, bounds, counted_s)
+        replay = Replay(
+            SplitOption(split, run.itl_ms / 1e3), demands(seen, times, bounds), now, times, bounds, counted_s
+        )
         for _ in replay.run():
             pass
         cpu_s.append((time.process_time() - began) / len(seen))
         foreseen[split] = replay.outlook().attainment
-    return Cell(run, truth, foreseen, fmean(cpu_s))
+    return ModelledCell(run, truth, foreseen, fmean(cpu_s))
 
 
-def correlation(cell: Cell) -> float | None:
+def correlation(cell: ModelledCell) -> float | None:
     """Of the ranks, ties sharing theirs; None where either side is the same everywhere."""
     first, second = (_ranks(list(each.values())) for each in (cell.truth, cell.foreseen))
     middle = fmean(first)
@@ -144,7 +146,7 @@ def main() -> None:
     print(f"a look at 1,000 requests and {_WAYS_PER_LOOK} ways takes {each_s * 1e6 * _WAYS_PER_LOOK:.0f} ms")
 
 
-def _line(cell: Cell) -> str:
+def _line(cell: ModelledCell) -> str:
     run, rank = cell.run, correlation(cell)
     by_split = "  ".join(f"{split}P {cell.truth[split]:.2f}/{cell.foreseen[split]:.2f}" for split in cell.truth)
     name = f"{run.traffic}, TPOT {run.tpot_ms} ms, load {run.scale:g}, seed {run.seed}"

@@ -40,7 +40,7 @@ _SHAPES: Final = (
 
 
 @dataclass(frozen=True)
-class Figure:
+class TreeSamples:
     """`values` by tree, of every measurement."""
 
     name: str
@@ -66,7 +66,7 @@ class Side(TreeSide):
         return float(json.loads(self.ask(json.dumps(what)))["value"])
 
 
-def in_pairs(sides: dict[str, Side], name: str, unit: str, what: dict[str, Any], pairs: int) -> Figure:
+def in_pairs(sides: dict[str, Side], name: str, unit: str, what: dict[str, Any], pairs: int) -> TreeSamples:
     """Forth and back; the first round does not count, as it touches every page once."""
     values: dict[str, list[float]] = {tree: [] for tree in sides}
     for number in range(pairs + 1):
@@ -75,10 +75,10 @@ def in_pairs(sides: dict[str, Side], name: str, unit: str, what: dict[str, Any],
             found = sides[tree].measure(what)
             if number:
                 values[tree].append(found)
-    return Figure(name, unit, values)
+    return TreeSamples(name, unit, values)
 
 
-def shown(figure: Figure, memcpy: Figure | None = None) -> str:
+def shown(figure: TreeSamples, memcpy: TreeSamples | None = None) -> str:
     text = f"{figure.name:<52}" + "".join(f"{figure.middle(tree):9.1f}" for tree in figure.values)
     if memcpy is not None:
         text += f"{figure.middle('after') / memcpy.middle('after'):10.2f}"
@@ -87,7 +87,7 @@ def shown(figure: Figure, memcpy: Figure | None = None) -> str:
     return text
 
 
-def copies(sides: dict[str, Side], pairs: int) -> list[Figure]:
+def copies(sides: dict[str, Side], pairs: int) -> list[TreeSamples]:
     """GB/s of one thread by layout."""
     memcpy = in_pairs(sides, "memcpy, 128 MiB", "GB/s", {"how": "memcpy"}, pairs)
     columns = "".join(f"{tree:>9}" for tree in sides)
@@ -112,7 +112,7 @@ def copies(sides: dict[str, Side], pairs: int) -> list[Figure]:
     return figures
 
 
-def hand_off(sides: dict[str, Side], pairs: int) -> list[Figure]:
+def hand_off(sides: dict[str, Side], pairs: int) -> list[TreeSamples]:
     """Milliseconds that the last step's saving, the transfer and the load are not hidden behind computing."""
     what = {"how": "handoff", "tokens": TOKENS, "chunk": CHUNK, "chunk_s": CHUNK_S}
     head = f"hand-off of {TOKENS} tokens, exposed, ms"
@@ -122,7 +122,7 @@ def hand_off(sides: dict[str, Side], pairs: int) -> list[Figure]:
         for _ in range(2):
             side.measure(what)
     found = in_pairs(sides, "steps of 2048 tokens, 512 KiB per block, shm", "ms", what, pairs)
-    figure = Figure(
+    figure = TreeSamples(
         found.name, "ms", {tree: [1e3 * each for each in values] for tree, values in found.values.items()}
     )
     print(shown(figure), flush=True)
@@ -133,7 +133,7 @@ def _ratio_head(sides: dict[str, Side]) -> str:
     return "  after / before: min median max" if "before" in sides else ""
 
 
-async def hashing(rounds: int = 100) -> list[Figure]:
+async def hashing(rounds: int = 100) -> list[TreeSamples]:
     """How long the event loop is kept by hashing blocks, and by having threads do it."""
     print(f"\n{'digests: microseconds of the event loop':<52}{'here':>9}{'handed over':>14}{'until words':>14}")
     figures = []
@@ -153,7 +153,7 @@ async def hashing(rounds: int = 100) -> list[Figure]:
                     until.append((time.perf_counter() - began) * 1e6)
         threads.close()
         name = f"{pieces} x {each} KiB"
-        figures.append(Figure(name, "us", {"here": here, "handed over": loop, "until words": until}))
+        figures.append(TreeSamples(name, "us", {"here": here, "handed over": loop, "until words": until}))
         print(f"{name:<52}{median(here):9.0f}{median(loop):14.0f}{median(until):14.0f}", flush=True)
     return figures
 
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     trees = {"after": _HERE} if given.before is None else {"before": given.before.resolve(), "after": _HERE}
     sides = {name: Side(tree) for name, tree in trees.items()}
-    figures = list[Figure]()
+    figures = list[TreeSamples]()
     try:
         if given.only in (None, "copies"):
             figures += copies(sides, given.pairs)

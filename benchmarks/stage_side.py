@@ -30,7 +30,7 @@ from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import FirstTokens
 from tandem.engine.vllm.canonical import RankPart, SlotShape
 from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, RankHello
-from tandem.engine.vllm.connector import vllm_worker
+from tandem.engine.vllm.connector import worker_side as vllm_worker
 from tandem.engine.vllm.connector.conduit_client import ConduitClient
 from tandem.engine.vllm.connector.orders import LoadOrder, PageTarget, SaveOrder, StepOrders
 from tandem.engine.vllm.stage import Stage
@@ -81,7 +81,7 @@ def made_cache(order: tuple[int, ...], shape: tuple[int, ...], *, apart: bool) -
     return [layer.clone(memory_format=torch.preserve_format) if apart else layer for layer in logical]
 
 
-class Mover:
+class SlotCopier:
     """The copies of this tree between a cache and slots."""
 
     def __init__(self, cache: list[torch.Tensor], blocks: int, part: RankPart, shape: SlotShape) -> None:
@@ -98,14 +98,14 @@ class Mover:
 
     def side(self, client: ConduitClient) -> Any:
         more = () if OLD else (LoadPace(0.05),)
-        return vllm_worker.WorkerSide(0, client, self.copies, self.block_bytes, *more)
+        return vllm_worker.TandemConnectorWorker(0, client, self.copies, self.block_bytes, *more)
 
 
 class Layouts:
     """Rates of copies on caches that are made when they are asked for first."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[Mover, HostMemory, dict[str, list[PageTarget]]]] = {}
+        self._made: dict[str, tuple[SlotCopier, HostMemory, dict[str, list[PageTarget]]]] = {}
         self._flat = torch.ones(128 << 20, dtype=torch.uint8), torch.ones(128 << 20, dtype=torch.uint8)
 
     def rate(self, what: dict[str, Any]) -> float:
@@ -118,7 +118,7 @@ class Layouts:
         move = mover.save if what["how"] == "save" else mover.copies.load
         return _rate(len(some) * mover.block_bytes, lambda: move(some))
 
-    def _of(self, what: dict[str, Any]) -> tuple[Mover, HostMemory, dict[str, list[PageTarget]]]:
+    def _of(self, what: dict[str, Any]) -> tuple[SlotCopier, HostMemory, dict[str, list[PageTarget]]]:
         if what["name"] not in self._made:
             for _, memory, _ in self._made.values():
                 memory.close()  # An open descriptor keeps every page of it.
@@ -132,7 +132,7 @@ class Layouts:
             shape = SlotShape(layers, units * tensor, page)
             own = tuple(range(units)) if tensor == 1 else tuple(range(units, 2 * units))
             mover, memory = (
-                Mover(cache, blocks, RankPart(0, layers, own), shape),
+                SlotCopier(cache, blocks, RankPart(0, layers, own), shape),
                 HostMemory(shape.slot_bytes, blocks),
             )
             mover.copies.map_slots(memory.buffer)
@@ -175,7 +175,7 @@ def run_rank(path: str) -> None:
             torch.manual_seed(1)
             cache = made_cache((0, 1, 2, 3, 4), (LAYERS, blocks, UNITS, BLOCK_TOKENS, CONTENT), apart=False)
             right = [layer.clone() for layer in cache]
-            side = Mover(cache, blocks, part, SlotShape(LAYERS, UNITS, PAGE_BYTES)).side(client)
+            side = SlotCopier(cache, blocks, part, SlotShape(LAYERS, UNITS, PAGE_BYTES)).side(client)
         if told["do"] == "prefill":
             tell(t=_compute(side, told))
             continue
@@ -246,14 +246,14 @@ def _end(side: Any, request: str) -> None:
 # ---- workers --------------------------------------------------------------------------------------------------
 
 
-class Child:
+class ScriptProcess:
     """A process of this script, and lines to and from it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     @classmethod
-    async def start(cls, *arguments: str) -> "Child":
+    async def start(cls, *arguments: str) -> "ScriptProcess":
         pipe = asyncio.subprocess.PIPE
         return cls(await asyncio.create_subprocess_exec(*begin(*arguments), stdin=pipe, stdout=pipe))
 
@@ -279,20 +279,20 @@ class Child:
             await self.process.wait()
 
 
-class Worker:
+class StageWorker:
     """A stage with its rank beside it."""
 
     def __init__(self, epoch: int) -> None:
         self.clock = SystemClock()
         self.stage = Stage(StageSettings(blocks=STAGE_BLOCKS), self.clock, epoch)
         self.world = StageWorld(self.stage, [])
-        self.rank: Child
+        self.rank: ScriptProcess
 
     async def start(self) -> None:
         await self.stage.start()
         told = self.stage.transfer_config()["kv_connector_extra_config"]
         assert isinstance(told, dict)
-        self.rank = await Child.start("rank", told["socket"])
+        self.rank = await ScriptProcess.start("rank", told["socket"])
         await self.stage.ready(READY_S, *(() if OLD else (1,)))
 
     async def stop(self) -> None:
@@ -312,7 +312,7 @@ def prompt(tokens: int, seed: int) -> tuple[int, ...]:
 
 async def run_prefill() -> None:
     """Computes prompts and exports their blocks."""
-    worker = Worker(11)
+    worker = StageWorker(11)
     await worker.start()
     transport = ShmTransport(ShmSettings())
     exporter = Exporter(worker.stage, KEYRING, worker.clock, Deadlines())
@@ -336,13 +336,13 @@ class Decode:
     """The worker that is handed prompts, and the other one, which it starts."""
 
     def __init__(self) -> None:
-        self._worker = Worker(22)
+        self._worker = StageWorker(22)
         self._seeds = count(1)
-        self._prefill: Child
+        self._prefill: ScriptProcess
         self._at: dict[str, Any] = {}
 
     async def start(self) -> None:
-        self._prefill = await Child.start("prefill")
+        self._prefill = await ScriptProcess.start("prefill")
         await self._worker.start()
         self._at = await self._prefill.told()
         self._transport = ShmTransport(ShmSettings())

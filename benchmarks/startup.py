@@ -46,7 +46,7 @@ class Start:
     requests: int
 
 
-class Platform:
+class StartedPlatform:
     """A running `tandem up` on a free port."""
 
     def __init__(self, output: IO[str]) -> None:
@@ -159,7 +159,7 @@ def _text(event: bytes) -> str:
 def measure(requests: int) -> Start:
     """One start, from nothing to stopped."""
     with tempfile.TemporaryFile("w+") as output:
-        platform = Platform(output)
+        platform = StartedPlatform(output)
         try:
             ready_s = platform.wait_until_ready()
             first_s = platform.first_token()

@@ -31,8 +31,8 @@ from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.tiers.disk import aligned_buffer
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.open import TierIdentity, open_tiers
+from kv_transfer.tiers.protocol import OffloadCandidate, Restored
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.tiers import Offer, Restored
 from tandem.core.kv import Handle, Layout
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester, bind
@@ -100,7 +100,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Row:
+class TierRow:
     """One contender's figure against its limit, GB/s."""
 
     name: str
@@ -139,7 +139,7 @@ async def _opened(tiers: LocalTiers) -> None:
 async def keep(tiers: LocalTiers, space: Space, names: Sequence[bytes]) -> float:
     """Seconds from offering the blocks to the last of them being written."""
     begun = time.perf_counter()
-    tiers.offer([Offer(name) for name in names])
+    tiers.offer([OffloadCandidate(name) for name in names])
     await tiers.settle()
     seconds = time.perf_counter() - begun
     assert len(tiers.where(names)) == len(names), "not every block was kept"
@@ -162,7 +162,7 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - begun
 
 
-async def dram_rows(size: int, rounds: int) -> list[Row]:
+async def dram_rows(size: int, rounds: int) -> list[TierRow]:
     space = Space(size)
     settings = TierSettings(dram_bytes=TOTAL + size, offers_max=1 << 20)
     ours, theirs, writes = [], [], []
@@ -182,7 +182,7 @@ async def dram_rows(size: int, rounds: int) -> list[Row]:
     ]
 
 
-async def nvme_rows(size: int, rounds: int, directory: Path, reference: "Reference") -> list[Row]:
+async def nvme_rows(size: int, rounds: int, directory: Path, reference: "DiskReference") -> list[TierRow]:
     space = Space(size)
     settings = TierSettings(
         nvme_dir=directory,
@@ -221,10 +221,10 @@ async def nvme_rows(size: int, rounds: int, directory: Path, reference: "Referen
     ]
 
 
-def _row(name: str, total: int, ours: Sequence[float], theirs: Sequence[float], limit: float | None) -> Row:
+def _row(name: str, total: int, ours: Sequence[float], theirs: Sequence[float], limit: float | None) -> TierRow:
     ratio = statistics.median(reference / own for own, reference in zip(ours, theirs, strict=True))
     rate, reference = (total / statistics.median(times) / 1e9 for times in (ours, theirs))
-    return Row(name, rate, reference, ratio, limit)
+    return TierRow(name, rate, reference, ratio, limit)
 
 
 def _label(size: int) -> str:
@@ -234,7 +234,7 @@ def _label(size: int) -> str:
 # ---- what the disk can do -------------------------------------------------------------------------------------
 
 
-class Reference:
+class DiskReference:
     """Sequential direct reads and writes of `TOTAL` bytes, spread over threads; gives seconds."""
 
     name = "fio"
@@ -259,7 +259,7 @@ class Reference:
         return TOTAL / float(figures["bw_bytes"])
 
 
-class BareLoop(Reference):
+class BareLoop(DiskReference):
     """The same without fio: threads that read and write with `preadv` and `pwritev`."""
 
     name = "bare loop"
@@ -307,10 +307,10 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, help="where to write; by default the system's temporary directory")
     parser.add_argument("--only", choices=("dram", "nvme"))
     arguments = parser.parse_args()
-    rows: list[Row] = []
+    rows: list[TierRow] = []
     with tempfile.TemporaryDirectory(prefix="tandem-tiers-", dir=arguments.directory) as folder:
         directory = Path(folder)
-        reference = (Reference if shutil.which("fio") else BareLoop)(directory)
+        reference = (DiskReference if shutil.which("fio") else BareLoop)(directory)
         direct = takes_direct(directory)
         for size in SIZES:
             if arguments.only != "nvme":

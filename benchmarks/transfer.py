@@ -27,7 +27,7 @@ from benchmarks.transfer_before import compare
 from benchmarks.transfer_nixl import RawNixl
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.transport.protocol import Delivered, Landed, Transport
+from kv_transfer.transport.protocol import BlockReceived, Delivered, Transport
 from kv_transfer.transport.shm import ShmSettings, ShmTransport
 from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from kv_transfer.transport.tcp_tls import encryption
@@ -49,7 +49,7 @@ _HEADS, _HEAD_DIM = 8, 64
 
 
 @dataclass(frozen=True)
-class Case:
+class PullCase:
     """`pieces` blocks of `size` bytes in scattered slots, pulled `repeats` times per measurement."""
 
     label: str
@@ -70,14 +70,14 @@ class Case:
 
 
 CASES: Final = (
-    Case("128 x 1 MiB", 1 << 20, 128, 2, LIMIT),
-    Case("32 x 64 KiB", 64 << 10, 32, 60, None, 0.7),
-    Case("32 x 8 KiB", 8 << 10, 32, 150, None, 0.5),
+    PullCase("128 x 1 MiB", 1 << 20, 128, 2, LIMIT),
+    PullCase("32 x 64 KiB", 64 << 10, 32, 60, None, 0.7),
+    PullCase("32 x 8 KiB", 8 << 10, 32, 150, None, 0.5),
 )
 
 
 @dataclass(frozen=True)
-class Row:
+class PullRow:
     """One contender's figure against its limit, GB/s. `ratios` are of single rounds."""
 
     name: str
@@ -122,11 +122,11 @@ def transports() -> dict[str, Transport]:
     }
 
 
-def _holder(case: Case, pipe: Connection) -> None:
+def _holder(case: PullCase, pipe: Connection) -> None:
     asyncio.run(_hold(case, pipe))
 
 
-async def _hold(case: Case, pipe: Connection) -> None:
+async def _hold(case: PullCase, pipe: Connection) -> None:
     """Export one lease over all transports until told to stop."""
     space = _Lasting(case.layout, 2 * case.pieces, HOLDER_EPOCH)
     names = ready_lease(space, case.pieces)
@@ -138,7 +138,7 @@ async def _hold(case: Case, pipe: Connection) -> None:
         await transport.close()
 
 
-def _secured_sender(case: Case, pipe: Connection) -> None:
+def _secured_sender(case: PullCase, pipe: Connection) -> None:
     _bare_sender(case, pipe, secure=True)
 
 
@@ -151,7 +151,7 @@ def _send_secured(peer: socket.socket, views: list[memoryview]) -> None:
             secured.sendall(view)
 
 
-def _bare_sender(case: Case, pipe: Connection, secure: bool = False) -> None:
+def _bare_sender(case: PullCase, pipe: Connection, secure: bool = False) -> None:
     """The bare loop's sending half: one byte asks for all pieces."""
     space = TestSpace(case.layout, 2 * case.pieces, HOLDER_EPOCH)
     ready_lease(space, case.pieces)
@@ -183,7 +183,7 @@ class Receiver:
 
     def __init__(
         self,
-        case: Case,
+        case: PullCase,
         addresses: dict[str, str],
         names: tuple[bytes, ...],
         bare: tuple[str, int],
@@ -224,7 +224,9 @@ class Receiver:
         async with aclosing(pull.events()) as events:
             got = [event async for event in events]
         await pull.close()
-        count = sum(len(event.blocks) if isinstance(event, Delivered) else isinstance(event, Landed) for event in got)
+        count = sum(
+            len(event.blocks) if isinstance(event, Delivered) else isinstance(event, BlockReceived) for event in got
+        )
         assert count == self._case.pieces
 
     async def fetch(self, scheme: str) -> None:
@@ -281,7 +283,7 @@ class Receiver:
             await transport.close()
 
 
-async def _rate(case: Case, contender: Contender) -> float:
+async def _rate(case: PullCase, contender: Contender) -> float:
     """From the median of single pulls: what others do to a busy machine meanwhile is in few of them."""
     taken = []
     for _ in range(case.repeats):
@@ -291,7 +293,7 @@ async def _rate(case: Case, contender: Contender) -> float:
     return case.size * case.pieces / statistics.median(taken) / 1e9
 
 
-async def _rounds(case: Case, contenders: dict[str, Contender], raw: RawNixl | None) -> dict[str, list[float]]:
+async def _rounds(case: PullCase, contenders: dict[str, Contender], raw: RawNixl | None) -> dict[str, list[float]]:
     if raw is not None:
         contenders = {"nixl": raw.pull, "nixl prepared": raw.prepared, **contenders}
     rates: dict[str, list[float]] = {name: [] for name in contenders}
@@ -309,7 +311,7 @@ async def _rounds(case: Case, contenders: dict[str, Contender], raw: RawNixl | N
     return rates
 
 
-async def _measure(case: Case) -> list[Row]:
+async def _measure(case: PullCase) -> list[PullRow]:
     holder_pipe, holder = _start(_holder, case)
     bare_pipe, bare = _start(_bare_sender, case)
     secured_pipe, secured = _start(_secured_sender, case)
@@ -360,21 +362,23 @@ async def _measure(case: Case) -> list[Row]:
     return rows
 
 
-def _raw_nixl(case: Case) -> RawNixl:
+def _raw_nixl(case: PullCase) -> RawNixl:
     pipe, _ = _start(_nixl_holder, case)
     return RawNixl(case.size, case.pieces, pipe)
 
 
-def _nixl_holder(case: Case, pipe: Connection) -> None:
+def _nixl_holder(case: PullCase, pipe: Connection) -> None:
     transfer_nixl.hold(case.size, case.pieces, pipe)
 
 
-def _row(name: str, ours: list[float], reference: list[float], limit: float | None) -> Row:
+def _row(name: str, ours: list[float], reference: list[float], limit: float | None) -> PullRow:
     ratios = [mine / theirs for mine, theirs in zip(ours, reference, strict=True)]
-    return Row(name, statistics.median(ours), statistics.median(reference), ratios, limit)
+    return PullRow(name, statistics.median(ours), statistics.median(reference), ratios, limit)
 
 
-def _start(target: Callable[[Case, Connection], None], case: Case) -> tuple[Connection, multiprocessing.Process]:
+def _start(
+    target: Callable[[PullCase, Connection], None], case: PullCase
+) -> tuple[Connection, multiprocessing.Process]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=target, args=(case, there), daemon=True)

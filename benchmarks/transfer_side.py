@@ -19,20 +19,20 @@ from tests.worlds.certificates import shared_certificates
 _MEASURE_S: Final = 0.25
 
 
-async def _digest(receiver: transfer.Receiver, case: transfer.Case) -> None:
+async def _digest(receiver: transfer.Receiver, case: transfer.PullCase) -> None:
     digester = Digester(case.layout)
     for index in range(case.pieces):
         digester.content_words(receiver.block(index))
 
 
 async def _serve() -> None:
-    made: dict[tuple[int, int], tuple[transfer.Case, transfer.Receiver]] = {}
+    made: dict[tuple[int, int], tuple[transfer.PullCase, transfer.Receiver]] = {}
     started = []
     for line in sys.stdin:
         size, pieces, what = line.split()
         key = int(size), int(pieces)
         if key not in made:
-            case = transfer.Case("", *key, 1, None)
+            case = transfer.PullCase("", *key, 1, None)
             others = (transfer._holder, transfer._bare_sender, transfer._secured_sender)
             new = [transfer._start(other, case) for other in others]
             pipes = [pipe for pipe, _ in new]

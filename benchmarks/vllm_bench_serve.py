@@ -28,7 +28,7 @@ from benchmarks.vllm_bench_client import Client, client
 from benchmarks.vllm_engine_facts import resolved
 from benchmarks.vllm_overhead import TANDEM, VLLM, environment, server_flags, tandem_flags, vllm_server
 from tandem.apps.bench.client import Target
-from tandem.apps.chaos.live import Live, run_live
+from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.platform import cores
 
 RATIO_MIN: Final = 0.98
@@ -37,7 +37,7 @@ _START_S: Final = 600.0
 
 
 @dataclass(frozen=True)
-class Load:
+class ServeLoad:
     """`requests` of one round, `streams` at a time. Prompts are vLLM's random tokens."""
 
     streams: int
@@ -47,7 +47,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ServeMetrics:
     """What the client says of one round."""
 
     tokens_per_s: float
@@ -60,11 +60,11 @@ class Figures:
 class Results:
     """Rounds of both servers by load, and the memory of their processes afterwards, in MiB of their own."""
 
-    rounds: dict[Load, dict[str, list[Figures]]]
+    rounds: dict[ServeLoad, dict[str, list[ServeMetrics]]]
     memory_mib: dict[str, float]
 
 
-async def bench(asked: Client, target: Target, model: Path, load: Load, seed: int) -> Figures:
+async def bench(asked: Client, target: Target, model: Path, load: ServeLoad, seed: int) -> ServeMetrics:
     """One run of the client. Raises `RuntimeError` when it does not end well or a request fails."""
     told = await asked.ask([
         "--backend", "openai", "--base-url", f"http://{target.host}:{target.port}", "--model", "model",
@@ -76,7 +76,7 @@ async def bench(asked: Client, target: Target, model: Path, load: Load, seed: in
     if told["completed"] != load.requests:
         raise RuntimeError(f"{told['completed']} of {load.requests} requests were answered")
     names = ("output_throughput", "median_ttft_ms", "median_itl_ms", "median_tpot_ms")
-    return Figures(*(told[name] for name in names))
+    return ServeMetrics(*(told[name] for name in names))
 
 
 def shimmed(place: Path) -> Path:
@@ -92,11 +92,13 @@ def shimmed(place: Path) -> Path:
     return place
 
 
-def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, priority: bool, apart: bool) -> Results:
+def measure(
+    model: Path, loads: Sequence[ServeLoad], rounds: int, warm: int, *, priority: bool, apart: bool
+) -> Results:
     """Every load's rounds of both servers, which run all the while; `warm` rounds before them do not count."""
-    found: dict[Load, dict[str, list[Figures]]] = {load: {TANDEM: [], VLLM: []} for load in loads}
+    found: dict[ServeLoad, dict[str, list[ServeMetrics]]] = {load: {TANDEM: [], VLLM: []} for load in loads}
 
-    async def contest(live: Live, server: Target, shim: Path) -> dict[str, float]:
+    async def contest(live: LivePlatform, server: Target, shim: Path) -> dict[str, float]:
         targets = {TANDEM: Target(live.host, live.port, False, ""), VLLM: server}
         sides = _sides(live)
         show_facts(live, model)
@@ -120,7 +122,7 @@ def measure(model: Path, loads: Sequence[Load], rounds: int, warm: int, *, prior
 
     with tempfile.TemporaryDirectory() as place, vllm_server(model, "auto") as server:
         shim = shimmed(Path(place))
-        memory = run_live(
+        memory = run_platform(
             tandem_flags(model, "auto"), lambda live: contest(live, server, shim), environment(), _START_S
         )
     return Results(found, memory)
@@ -135,7 +137,7 @@ def _keep_apart(servers: Sequence[int], client: int) -> None:
     print("the engines have a core of their own; servers and client share the others")
 
 
-def _sides(live: Live) -> dict[str, list[int]]:
+def _sides(live: LivePlatform) -> dict[str, list[int]]:
     """The processes of both servers, which are all children of this one."""
     heads = [psutil.Process(live.pid(member)) for member in (live.router, *live.workers)]
     ours = [each.pid for head in heads for each in (head, *head.children(recursive=True))]
@@ -152,7 +154,7 @@ def own_mib(pid: int) -> float:
     return 0.0
 
 
-def show_facts(live: Live, model: Path) -> None:
+def show_facts(live: LivePlatform, model: Path) -> None:
     """Print what vLLM makes of both sides' arguments, and mark what differs."""
     flags = psutil.Process(live.pid(live.workers[0])).cmdline()
     after = next(index for index, flag in enumerate(flags) if flag.startswith("--") and flag != "--events")
@@ -174,7 +176,7 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=64, help="(default %(default)s)")
     parser.add_argument("--json", type=Path, help="write every round to this file")
     given = parser.parse_args()
-    loads = [Load(each, max(32, 3 * each), given.input_tokens, given.output_tokens) for each in given.streams]
+    loads = [ServeLoad(each, max(32, 3 * each), given.input_tokens, given.output_tokens) for each in given.streams]
     results = measure(given.model, loads, given.rounds, given.warm, priority=given.priority, apart=given.apart)
     checks, rows, intervals = list[Check](), [], list[str]()
     for load, servers in results.rounds.items():

@@ -27,8 +27,8 @@ from tandem.apps.bench.completion import Style
 from tandem.apps.bench.content import TokenRange
 from tandem.apps.bench.replay import Settings, replay
 from tandem.apps.bench.synthetic import RequestClass, synthetic
-from tandem.apps.bench.wire import BadAnswer
-from tandem.apps.chaos.live import Live, run_live
+from tandem.apps.bench.wire import BadResponse
+from tandem.apps.chaos.live import LivePlatform, run_platform
 from tandem.apps.cli.launches import threads_per_worker
 from tandem.apps.cli.platform import cores
 from tandem.apps.cli.ports import free_port
@@ -49,7 +49,7 @@ _SERVER: Final = "vllm.entrypoints.openai.api_server"
 
 
 @dataclass(frozen=True)
-class Load:
+class RoundLoad:
     """One round: requests of about `input_tokens` and `output_tokens` (±50 %), `streams` of them at a time."""
 
     requests: int
@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Figures:
+class OverheadMetrics:
     """One round of one server."""
 
     tokens_per_s: float
@@ -70,13 +70,13 @@ class Figures:
 class Contender:
     """A server that is asked round after round; both are asked the same, as rounds are numbered."""
 
-    def __init__(self, name: str, target: Target, load: Load) -> None:
+    def __init__(self, name: str, target: Target, load: RoundLoad) -> None:
         self._name = name
         self._target = target
         self._load = load
         self._round = 0
 
-    async def round(self) -> Figures:
+    async def round(self) -> OverheadMetrics:
         """Ask one round. Raises `RuntimeError` when a request was not answered in full."""
         self._round += 1
         load = self._load
@@ -94,7 +94,7 @@ class Contender:
         waits = [outcome.first_s - outcome.sent_s for outcome in outcomes if outcome.first_s is not None]
         gaps = [outcome.tpot_s for outcome in outcomes if outcome.tpot_s is not None]
         tokens = sum(outcome.output_tokens for outcome in outcomes)
-        return Figures(tokens / lasted_s, percentile(waits, 0.5), percentile(gaps, 0.5))
+        return OverheadMetrics(tokens / lasted_s, percentile(waits, 0.5), percentile(gaps, 0.5))
 
 
 # ---- the two servers ----
@@ -183,7 +183,7 @@ async def healthy(target: Target, process: "subprocess.Popen[bytes]") -> bool:
                 async with await client.exchange("GET", "/health") as answer:
                     if answer.status == 200:
                         return True
-            except (OSError, BadAnswer):
+            except (OSError, BadResponse):
                 # It does not listen yet.
                 pass
             await asyncio.sleep(_LOOK_S)
@@ -208,19 +208,19 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 # ---- measuring and telling ----
 
 
-def measure(model: Path, dtype: str, load: Load, rounds: int) -> dict[str, list[Figures]]:
+def measure(model: Path, dtype: str, load: RoundLoad, rounds: int) -> dict[str, list[OverheadMetrics]]:
     """Both servers' rounds, in the order in which they were measured."""
 
-    async def contest(live: Live, server: Target) -> dict[str, list[Figures]]:
+    async def contest(live: LivePlatform, server: Target) -> dict[str, list[OverheadMetrics]]:
         ours = Contender(TANDEM, Target(live.host, live.port, False, ""), load)
         theirs = Contender(VLLM, server, load)
         return await alternate({TANDEM: ours.round, VLLM: theirs.round}, rounds)
 
     with vllm_server(model, dtype) as server:
-        return run_live(tandem_flags(model, dtype), lambda live: contest(live, server), environment(), _START_S)
+        return run_platform(tandem_flags(model, dtype), lambda live: contest(live, server), environment(), _START_S)
 
 
-def checks_of(results: Mapping[str, Sequence[Figures]]) -> list[Check]:
+def checks_of(results: Mapping[str, Sequence[OverheadMetrics]]) -> list[Check]:
     """Medians over rounds of the ratio within each round."""
     ours, theirs = results[TANDEM], results[VLLM]
     tokens = median_ratio([each.tokens_per_s for each in ours], [each.tokens_per_s for each in theirs])
@@ -231,7 +231,7 @@ def checks_of(results: Mapping[str, Sequence[Figures]]) -> list[Check]:
     ]
 
 
-def show(results: Mapping[str, Sequence[Figures]]) -> str:
+def show(results: Mapping[str, Sequence[OverheadMetrics]]) -> str:
     """A line per server: medians over rounds."""
     rows = [
         (
@@ -257,7 +257,7 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=64, help="about (default %(default)s)")
     parser.add_argument("--json", type=Path, help="write every round and the checks to this file")
     given = parser.parse_args()
-    load = Load(given.requests, given.streams, given.input_tokens, given.output_tokens)
+    load = RoundLoad(given.requests, given.streams, given.input_tokens, given.output_tokens)
     results = measure(given.model, given.dtype, load, given.rounds)
     checks = checks_of(results)
     print(

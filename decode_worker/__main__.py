@@ -4,11 +4,11 @@ import sys
 
 from decode_worker.service import decode_worker
 from kv_transfer.key_file import read_keyring
-from tandem.worker.process import Process, worker_main
+from tandem.worker.process import ProcessDeps, worker_main
 from tandem.worker.service import WorkerService
 
 
-def make(process: Process) -> WorkerService:
+def make(process: ProcessDeps) -> WorkerService:
     """The service. Raises `bad_setting`."""
     settings = process.settings
     return decode_worker(

@@ -4,21 +4,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from kv_store.pods import ServicePods, connected
-from kv_store.service import Membership, StoreParts, StoreService
+from kv_store.pods import ServicePods, connect_in_cluster
+from kv_store.service import Membership, StoreDeps, StoreService
 from kv_store.settings import StoreSettings
 from kv_transfer.key_file import read_keyring
+from kv_transfer.tiers.backend import HeldSpace
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.open import TierIdentity, open_tiers
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import HeldSpace
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.engine.digest_threads import DigestThreads
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_proof import LinkKeys
-from tandem.link.link_servers import open_server
+from tandem.link.dialer import open_dialer
+from tandem.link.proof import LinkKeys
+from tandem.link.servers import open_server
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, set_up_logs
 from tandem.process.metrics import PrometheusMeter
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, health: Health) -> StoreParts:
+def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, health: Health) -> StoreDeps:
     """Raises `bad_setting`."""
     assert settings.ticket_key_file is not None
     entropy, clock, link = SystemEntropy(), SystemClock(), settings.link
@@ -67,7 +67,7 @@ def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, 
         identity = TierIdentity(settings.worker_id, root)
         return open_tiers(wanted, space, clock, meter, keyring, identity, entropy)
 
-    return StoreParts(
+    return StoreDeps(
         links=open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s, proved),
         dialer=open_dialer(settings.worker_id, entropy, settings.link_tls, proved),
         transports=paths.open(STORE_SCHEMES),
@@ -88,7 +88,7 @@ def _membership(
     settings: StoreSettings, tell: Callable[[Sequence[Member]], None], clock: Clock, entropy: Entropy
 ) -> Membership:
     if settings.kubernetes is not None:
-        return ServicePods(connected, settings.kubernetes, tell, clock, entropy)
+        return ServicePods(connect_in_cluster, settings.kubernetes, tell, clock, entropy)
     assert settings.workers_file is not None
     return WorkersFile(settings.workers_file, tell)
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import Hello
-from tandem.engine.protocol import BlockSpace, EngineInfo, Listener, Work
+from tandem.engine.protocol import BlockSpace, EngineInfo, EngineRequest, Listener
 
 
 def info_of(hello: Hello, blocks: int) -> EngineInfo:
@@ -45,7 +45,7 @@ class IdleEngine:
     async def stop(self) -> None:
         self._stopped.set()
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: EngineRequest) -> None:
         """Raises `no_workers`."""
         raise TandemError("no_workers", "a store keeps blocks and computes nothing")
 

@@ -10,7 +10,7 @@ from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster, Selector
 from tandem.kube.kinds import POD, Json
 from tandem.kube.reflector import Reflector
-from tandem.link.link_address import SCHEMES, TCP, LinkAddress
+from tandem.link.address import SCHEMES, TCP, LinkAddress
 from tandem.process.workers_file import Member
 from tandem.spec.service import API_GROUP
 
@@ -89,7 +89,7 @@ def address_of(pod: Json) -> str | None:
     return str(LinkAddress(transport if transport in SCHEMES else TCP, ip, int(port)))
 
 
-async def connected() -> Cluster:
+async def connect_in_cluster() -> Cluster:
     """The cluster that this pod is in. Raises `bad_setting`."""
     try:
         # Imported on use: an extra, and on one machine not even loaded.

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from kv_store.collector import Collector
+from kv_store.block_server import BlockServer
 from kv_store.engine import IdleEngine, info_of
-from kv_store.lender import Lender
-from kv_store.observer import Observer, acquaintance
+from kv_store.replicator import Replicator
 from kv_store.settings import StoreSettings
+from kv_store.watcher import WorkerWatcher, link_handshake
 from kv_transfer.tickets import Keyring
-from kv_transfer.tiers.filling import Filling
+from kv_transfer.tiers.backend import FillableBackend, HeldSpace
+from kv_transfer.tiers.inbound import InboundBlocks
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import FillableShelf, HeldSpace
 from kv_transfer.transport.protocol import Transport
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
@@ -24,17 +24,17 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import Hello
 from tandem.core.metrics import Meter
-from tandem.engine.hashing import HashingHere, OpenHashing
+from tandem.engine.hashing import InlineHashing, OpenHashing
 from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import BlockMemory
-from tandem.link.link import Dialer, LinkServer
+from tandem.link.protocol import Dialer, LinkServer
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, event
 from tandem.process.workers_file import Member
+from tandem.worker.deps import OpenPublisher, WorkerDeps
+from tandem.worker.epoch import WorkerEpoch
 from tandem.worker.host import WorkerHost
 from tandem.worker.identity import Identity, root_name
-from tandem.worker.incarnation import Incarnation
-from tandem.worker.parts import OpenPublisher, Parts
 from tandem.worker.simple_decoder import SimpleDecoder
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ OpenTiers = Callable[[TierSettings, HeldSpace, bytes], LocalTiers]
 
 
 @dataclass(frozen=True)
-class StoreParts:
+class StoreDeps:
     """What a store stands on: the seams its process, or the simulator, hands to it."""
 
     links: LinkServer
@@ -77,12 +77,12 @@ class StoreParts:
     open_membership: OpenMembership
     open_publisher: OpenPublisher | None = None
     """Makes who tells an index beyond the links what the store has; None when there is no such index."""
-    open_hashing: OpenHashing = HashingHere
+    open_hashing: OpenHashing = InlineHashing
     """Makes who checks blocks that arrive."""
 
 
 class NoPool:
-    """`kv_transfer.tiers.shelf.HeldSpace` of a store, which has no pool above its tiers."""
+    """`kv_transfer.tiers.backend.HeldSpace` of a store, which has no pool above its tiers."""
 
     def __init__(self, layout: Layout, epoch: int) -> None:
         self.epoch = epoch
@@ -99,7 +99,7 @@ class NoPool:
 class StoreService:
     """`tandem.process.run.Service` of a store."""
 
-    def __init__(self, settings: StoreSettings, parts: StoreParts) -> None:
+    def __init__(self, settings: StoreSettings, parts: StoreDeps) -> None:
         self._settings = settings
         self._parts = parts
         self._members: tuple[Member, ...] = ()
@@ -109,9 +109,9 @@ class StoreService:
         self._engine: IdleEngine | None = None
         self._tiers: LocalTiers | None = None
         self._host: WorkerHost | None = None
-        self._filling: Filling | None = None
-        self._lender: Lender | None = None
-        self._collector: Collector | None = None
+        self._inbound: InboundBlocks | None = None
+        self._block_server: BlockServer | None = None
+        self._replicator: Replicator | None = None
         self._hello: Hello | None = None
         self._membership = parts.open_membership(self._take_members)
         self.address = ""
@@ -131,12 +131,14 @@ class StoreService:
         through = replace(settings.tiers, write_through=True)
         self._tiers = parts.open_tiers(through, NoPool(layout, epoch), hello.root)
         upper, *lower = self._tiers.levels
-        assert isinstance(upper.shelf, FillableShelf), "a store lends from memory"
-        self._filling = filling = Filling(upper, upper.shelf)
-        incarnation = Incarnation(epoch, settings.deadlines.heartbeat_lost_s, parts.entropy.u64)
+        assert isinstance(upper.backend, FillableBackend), "a store lends from memory"
+        self._inbound = filling = InboundBlocks(upper, upper.backend)
+        incarnation = WorkerEpoch(epoch, settings.deadlines.heartbeat_lost_s, parts.entropy.u64)
         below, keyring, batch_bytes = (lower[0] if lower else None), parts.keyring, settings.tiers.batch_bytes
-        self._lender = Lender(filling, below, layout, lambda: incarnation.epoch, keyring, parts.clock, batch_bytes)
-        self._collector = Collector(
+        self._block_server = BlockServer(
+            filling, below, layout, lambda: incarnation.epoch, keyring, parts.clock, batch_bytes
+        )
+        self._replicator = Replicator(
             filling,
             self._here,
             layout,
@@ -155,10 +157,10 @@ class StoreService:
             self._host.publisher = parts.open_publisher(self._host.hello(), self._tiers.snapshot)
         parts.events.emit("loading", fraction=1.0)
 
-    def _make_host(self, incarnation: Incarnation, addresses: tuple[str, ...]) -> WorkerHost:
+    def _make_host(self, incarnation: WorkerEpoch, addresses: tuple[str, ...]) -> WorkerHost:
         assert self._engine is not None
         parts, settings = self._parts, self._settings
-        worker = Parts(
+        worker = WorkerDeps(
             self._engine, SimpleDecoder(), parts.clock, parts.entropy, meter=parts.meter, deadlines=settings.deadlines
         )
         revision = settings.revision or (self._hello.revision if self._hello is not None else "")
@@ -183,7 +185,7 @@ class StoreService:
 
     async def _ask(self, address: str) -> Hello | None:
         try:
-            async with acquaintance(self._parts.dialer, address, self._settings.deadlines) as (_, hello):
+            async with link_handshake(self._parts.dialer, address, self._settings.deadlines) as (_, hello):
                 return hello
         except TandemError as error:
             event(_log, "worker_unheard", worker=address, reason=error.message)
@@ -191,11 +193,11 @@ class StoreService:
 
     async def _serve_pulls(self) -> tuple[str, ...]:
         """Serve over every transport that can be. Raises `bad_setting` when none can."""
-        assert self._lender is not None
+        assert self._block_server is not None
         served, failed = list[str](), list[TandemError]()
         for transport in self._parts.transports:
             try:
-                served.append(await transport.serve(self._lender))
+                served.append(await transport.serve(self._block_server))
             except TandemError as error:
                 failed.append(error)
         if failed and not served:
@@ -212,11 +214,11 @@ class StoreService:
 
     def roots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         assert self._engine is not None
-        assert self._collector is not None
+        assert self._replicator is not None
         roots: dict[str, Callable[[], Awaitable[None]]] = {
             "engine": partial(self._engine.run, self.host.listen),
             "host": lambda: self.host.run(self._running.set),
-            "collector": self._collector.run,
+            "collector": self._replicator.run,
             "observers": self._observe,
         }
         if self.host.publisher is not None:
@@ -245,11 +247,11 @@ class StoreService:
                 self._known.clear()
                 await self._known.wait()
 
-    def _observer(self, address: str) -> Observer:
-        assert self._collector is not None
+    def _observer(self, address: str) -> WorkerWatcher:
+        assert self._replicator is not None
         settings = self._settings
-        return Observer(
-            self._parts.dialer, address, self._problem_with, self._collector, settings.deadlines, settings.collect
+        return WorkerWatcher(
+            self._parts.dialer, address, self._problem_with, self._replicator, settings.deadlines, settings.collect
         )
 
     def _problem_with(self, hello: Hello) -> str | None:
@@ -271,9 +273,9 @@ class StoreService:
 
     # -- ending --
 
-    async def asked_to_leave(self) -> float | None:
-        await self.host.departure.asked.wait()
-        return self.host.departure.left_s
+    async def drain_requested(self) -> float | None:
+        await self.host.drain_state.asked.wait()
+        return self.host.drain_state.left_s
 
     async def drain(self, within_s: float) -> None:
         """Routers use other sources from now on; pulls that run end with their leases."""
@@ -284,7 +286,7 @@ class StoreService:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             event(_log, "drain_cut_off", worker=self._settings.worker_id, **self.held())
-        self._parts.events.emit("drained", **asdict(self.host.departure.farewell))
+        self._parts.events.emit("drained", **asdict(self.host.drain_state.farewell))
         if self.host.publisher is not None:
             await self.host.publisher.close()
         await self._parts.links.stop()
@@ -292,10 +294,10 @@ class StoreService:
     @property
     def coming(self) -> int:
         """Blocks on their way here, for which places are kept."""
-        return self._filling.coming if self._filling is not None else 0
+        return self._inbound.coming if self._inbound is not None else 0
 
     def held(self) -> Mapping[str, int]:
-        lent = self._lender.blocks_lent if self._lender is not None else 0
+        lent = self._block_server.blocks_lent if self._block_server is not None else 0
         return {"lent_blocks": lent} if lent else {}
 
     async def stop(self) -> None:

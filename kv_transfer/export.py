@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from kv_transfer.tickets import Keyring, check
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.tiers.protocol import Tiers
 from kv_transfer.transport.protocol import Alive, Answer, Missing, Offer, PullOpen, is_reuse
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from kv_transfer.fetch_progress import Brought, FetchProgress, FetchReport, Prefilled
-from kv_transfer.fetch_pull import FetchSettings, PullLeg, Receiver
-from kv_transfer.fetch_tiers import TierLeg
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.fetch_progress import FetchProgress, FetchReport, OriginReport, PrefillStatus
+from kv_transfer.fetch_pull import FetchSettings, PeerFetch, Receiver
+from kv_transfer.fetch_tiers import TierFetch
+from kv_transfer.tiers.protocol import Tiers
 from kv_transfer.transport.protocol import Transport
 from kv_transfer.verify import Verifier
 from tandem.core.clock import Clock
@@ -23,17 +23,17 @@ from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.messages import RemoteKv, Source
 from tandem.core.metrics import Meter
-from tandem.engine.hashing import Hashing, HashingHere
+from tandem.engine.hashing import Hashing, InlineHashing
 from tandem.engine.protocol import BlockSpace, FetchJob, FetchTarget
 from tandem.process.logs import event as log_event
 
-__all__ = ["Bringing", "FetchSettings", "Fetcher"]
+__all__ = ["FetchSettings", "Fetcher", "KvLoadSpec"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Bringing:
+class KvLoadSpec:
     """Where the first `blocks` blocks of a prompt may come from besides a hand-off: own tiers, then `sources`.
 
     `patience_s` is how long computing them would take: bringing them is given up when it has taken longer than that
@@ -45,20 +45,20 @@ class Bringing:
     patience_s: float = inf
 
 
-_NOTHING = Bringing()
+_NOTHING = KvLoadSpec()
 
-Whole = Callable[[FetchReport], None]
+OnAllReceived = Callable[[FetchReport], None]
 
 
-Failed = Callable[[FetchReport], Awaitable[None]]
+OnHandOffFailed = Callable[[FetchReport], Awaitable[None]]
 """Hears of a hand-off that has failed, and returns when what is missing may be computed here."""
 
 
-def unheard(_report: FetchReport) -> None:
+def ignore_report(_report: FetchReport) -> None:
     """Nobody wants to know."""
 
 
-async def unasked(_report: FetchReport) -> None:
+async def ignore_failure(_report: FetchReport) -> None:
     """Nobody is to be asked."""
 
 
@@ -83,7 +83,7 @@ class Fetcher:
         self._meter = meter
         self._settings = settings or FetchSettings()
         by_scheme = {transport.scheme: transport for transport in transports}
-        verifier = Verifier(hashing or HashingHere(space.layout))
+        verifier = Verifier(hashing or InlineHashing(space.layout))
         self._receiver = Receiver(space, by_scheme, verifier, clock, meter, self._settings)
         self._tiers = tiers
         self._settling: dict[asyncio.Task[None], None] = {}
@@ -92,10 +92,10 @@ class Fetcher:
         self,
         job: FetchJob,
         remote: RemoteKv | None,
-        bringing: Bringing = _NOTHING,
-        whole: Whole = unheard,
-        prefilled: Prefilled | None = None,
-        failed: Failed = unasked,
+        bringing: KvLoadSpec = _NOTHING,
+        whole: OnAllReceived = ignore_report,
+        prefilled: PrefillStatus | None = None,
+        failed: OnHandOffFailed = ignore_failure,
     ) -> FetchReport:
         """Bring the blocks of `job`, and the first tokens when `remote` computes the prompt for this request.
 
@@ -136,7 +136,7 @@ class Fetcher:
 
     # -- what somebody has already --
 
-    async def _bring(self, run: "_Fetch", bringing: Bringing) -> None:
+    async def _bring(self, run: "_Fetch", bringing: KvLoadSpec) -> None:
         until = run.started + bringing.patience_s + self._deadlines.transfer_progress_s
         if self._tiers is not None:
             await self._restore(run, self._tiers, bringing.blocks, until)
@@ -151,7 +151,7 @@ class Fetcher:
         if not found:
             return
         progress = self._progress(run, targets[: len(found)], until)
-        leg = run.leg = TierLeg(self._space, tiers, self._clock, self._meter, progress)
+        leg = run.leg = TierFetch(self._space, tiers, self._clock, self._meter, progress)
         failure = await leg.run()
         await leg.close_within(self._settings.close_grace_s)
         self._over(run, progress, found[0], "", failure)
@@ -159,7 +159,7 @@ class Fetcher:
     async def _reuse(self, run: "_Fetch", source: Source, targets: tuple[FetchTarget, ...], until: float) -> None:
         progress = self._progress(run, targets, until)
         holder = RemoteKv(source.holder, source.epoch, source.addresses, source.lease_id, source.ticket)
-        leg = run.leg = PullLeg(self._receiver, progress, holder, hand_off=False)
+        leg = run.leg = PeerFetch(self._receiver, progress, holder, hand_off=False)
         failure = await leg.run()
         await leg.let_go()
         await leg.close_within(self._settings.close_grace_s)
@@ -174,7 +174,7 @@ class Fetcher:
     # -- what is computed for this request --
 
     async def _hand_over(
-        self, run: "_Fetch", remote: RemoteKv, whole: Whole, prefilled: Prefilled | None
+        self, run: "_Fetch", remote: RemoteKv, whole: OnAllReceived, prefilled: PrefillStatus | None
     ) -> FetchReport:
         progress = self._progress(run, run.open_below(None), inf)
         progress.prefilled = prefilled
@@ -184,7 +184,7 @@ class Fetcher:
 
         if progress.whole:
             landed()
-        leg = run.leg = PullLeg(self._receiver, progress, remote, hand_off=True, whole=landed)
+        leg = run.leg = PeerFetch(self._receiver, progress, remote, hand_off=True, whole=landed)
         failure = await leg.run()
         acknowledged = failure is None and await leg.acknowledge()
         reason = None if failure is None else _told(failure)
@@ -239,8 +239,8 @@ class Fetcher:
         task.add_done_callback(self._settling.pop)
         return task
 
-    async def _settle(self, leg: "PullLeg | TierLeg", late: tuple[int, ...]) -> None:
-        if isinstance(leg, PullLeg) and not leg.hand_off:
+    async def _settle(self, leg: "PeerFetch | TierFetch", late: tuple[int, ...]) -> None:
+        if isinstance(leg, PeerFetch) and not leg.hand_off:
             # Of a hand-off the router tells whoever computes it; of what is only shared nobody else would.
             await leg.let_go()
         await leg.close()
@@ -254,8 +254,8 @@ class _Fetch:
     def __init__(self, job: FetchJob, started: float) -> None:
         self.job = job
         self.started = started
-        self.leg: PullLeg | TierLeg | None = None
-        self.brought: list[Brought] = []
+        self.leg: PeerFetch | TierFetch | None = None
+        self.brought: list[OriginReport] = []
         self.failed: str | None = None
         """Why its hand-off has failed."""
         self._landed: dict[int, None] = {}
@@ -275,7 +275,7 @@ class _Fetch:
 
     def over(
         self, progress: FetchProgress, origin: str, holder: str, failure: TandemError | None
-    ) -> tuple[Brought, ...]:
+    ) -> tuple[OriginReport, ...]:
         """A leg has brought what it could: that."""
         open_now = {target.index: None for target in progress.open_targets()}
         self._landed.update((target.index, None) for target in progress.job.targets if target.index not in open_now)

@@ -13,7 +13,7 @@ from tandem.engine.protocol import FetchJob, FetchTarget, FirstTokens
 
 
 @dataclass(frozen=True)
-class Brought:
+class OriginReport:
     """What one origin brought of blocks that nobody had to compute for this request.
 
     `origin` is a tier of `tandem.core.tiers`, `path` the tier or the transport that carried. `reason` says why not
@@ -59,7 +59,7 @@ class FetchReport:
     passed_over: tuple[str, ...] = ()
     started: float = 0.0
     ended: float = 0.0
-    brought: tuple[Brought, ...] = ()
+    brought: tuple[OriginReport, ...] = ()
     handed_over: bool = True
 
     @property
@@ -68,13 +68,13 @@ class FetchReport:
         return (self.reason or "").removeprefix(f"{self.code}: ")
 
 
-class Prefilled:
+class PrefillStatus:
     """Whether the prompt of a hand-off has been computed where its blocks come from, as far as its receiver knows."""
 
     def __init__(self) -> None:
         self.at: float | None = None
         """Since when that is known."""
-        self.changed: Callable[[], None] = unheeded
+        self.changed: Callable[[], None] = ignore_change
 
     def known(self, now: float) -> None:
         """The router says so, or that nobody computes it there any more."""
@@ -83,7 +83,7 @@ class Prefilled:
             self.changed()
 
 
-def unheeded() -> None:
+def ignore_change() -> None:
     """No pull runs that would have to hear of it."""
 
 
@@ -97,7 +97,7 @@ class FetchProgress:
     block_bytes: int
     started: float
     until: float = inf
-    prefilled: Prefilled | None = None
+    prefilled: PrefillStatus | None = None
     """None where nobody computes what is fetched."""
     path: str = ""
     first: FirstTokens | None = None
@@ -175,7 +175,7 @@ class FetchProgress:
         bounds = self.deadlines
         return min(self.deadline() - now, max(bounds.transfer_progress_s, bounds.prefill_progress_s))
 
-    def brought(self, origin: str, holder: str, reason: str | None) -> tuple[Brought, ...]:
+    def brought(self, origin: str, holder: str, reason: str | None) -> tuple[OriginReport, ...]:
         """What came, one entry per tier where blocks came from several; nothing when nothing came and all is well."""
         tokens: dict[str, list[int]] = {}
         for target in self.job.targets:
@@ -184,7 +184,7 @@ class FetchProgress:
         if not tokens and (reason or self.absent):
             tokens[""] = []
         return tuple(
-            Brought(
+            OriginReport(
                 origin=tier or origin,
                 holder=holder,
                 path=self.path or tier,

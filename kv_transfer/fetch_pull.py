@@ -6,12 +6,12 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from kv_transfer.fetch_leg import Leg
-from kv_transfer.fetch_progress import FetchProgress, routes, unheeded
-from kv_transfer.transport.protocol import Delivered, Landed, Missing, Pull, PullEvent, PullOpen, Transport
-from kv_transfer.unanswered import Unanswered
+from kv_transfer.fetch_origin import OriginFetch
+from kv_transfer.fetch_progress import FetchProgress, ignore_change, routes
+from kv_transfer.pull_verification import PullVerification
+from kv_transfer.transport.protocol import BlockReceived, Delivered, Missing, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.unanswered import UnansweredPulls
 from kv_transfer.verify import Verifier
-from kv_transfer.verifying import Verifying
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import RemoteKv
@@ -41,10 +41,10 @@ class Receiver:
     clock: Clock
     meter: Meter
     settings: FetchSettings
-    unanswered: Unanswered = field(default_factory=Unanswered)
+    unanswered: UnansweredPulls = field(default_factory=UnansweredPulls)
 
 
-class PullLeg(Leg[Pull]):
+class PeerFetch(OriginFetch[Pull]):
     """Pulls the targets of `progress` from one holder. With `hand_off` the holder computes them meanwhile, all of
     them have to come, and its first tokens come last; otherwise what the holder does not have now is missed."""
 
@@ -65,7 +65,7 @@ class PullLeg(Leg[Pull]):
         self._space = receiver.space
         self._receiver = receiver
         self._clock = receiver.clock
-        self._verifying: Verifying | None = None
+        self._verifying: PullVerification | None = None
         self._patient = True
         """Whether the last address had all the time there was."""
 
@@ -170,7 +170,7 @@ class PullLeg(Leg[Pull]):
     async def _take(self, pull: Pull, targets: tuple[FetchTarget, ...], sink: "_Slots") -> None:
         """Believe what verifies; raises at the first block that does not."""
         limit = asyncio.timeout_at(self.progress.deadline())
-        verifying = self._verifying = Verifying(
+        verifying = self._verifying = PullVerification(
             self._receiver.verifier,
             self.holder.epoch,
             lambda landed, words: self._believe(targets[landed.index], words),
@@ -209,14 +209,14 @@ class PullLeg(Leg[Pull]):
                 yield
             finally:
                 if prefilled is not None:
-                    prefilled.changed = unheeded
+                    prefilled.changed = ignore_change
 
     async def _listen(
         self,
         pull: Pull,
         targets: tuple[FetchTarget, ...],
         sink: "_Slots",
-        verifying: Verifying,
+        verifying: PullVerification,
         limit: asyncio.Timeout,
     ) -> None:
         """Hear of everything that comes until there is no more, or something is refused."""
@@ -236,12 +236,12 @@ class PullLeg(Leg[Pull]):
             await self._verifying.close()
 
     def _heard(
-        self, event: PullEvent, targets: tuple[FetchTarget, ...], sink: "_Slots", verifying: Verifying
+        self, event: PullEvent, targets: tuple[FetchTarget, ...], sink: "_Slots", verifying: PullVerification
     ) -> None:
         self.progress.heard(event, self._clock.now())
         if isinstance(event, Missing):
             self._miss(event, targets)
-        elif isinstance(event, Landed | Delivered):
+        elif isinstance(event, BlockReceived | Delivered):
             landed = event.blocks if isinstance(event, Delivered) else (event,)
             indices = [each.index for each in landed]
             names = [targets[index].name for index in indices]

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from kv_transfer.fetch_leg import Leg
+from kv_transfer.fetch_origin import OriginFetch
 from kv_transfer.fetch_progress import FetchProgress
-from kv_transfer.tiers.tiers import Lost, Restored, Tiers
+from kv_transfer.tiers.protocol import Lost, Restored, Tiers
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
@@ -14,7 +14,7 @@ from tandem.engine.protocol import BlockSpace
 Batch = tuple[Restored | Lost, ...]
 
 
-class Restoring:
+class RunningRestore:
     """A restore that runs. A disk may take its time to let go of a slot, so whoever waits for a batch does so beside
     the restore and can leave it alone."""
 
@@ -42,7 +42,7 @@ class Restoring:
         await self._batches.aclose()
 
 
-class TierLeg(Leg[Restoring]):
+class TierFetch(OriginFetch[RunningRestore]):
     """Restores the targets of `progress`. What tiers give is verified already."""
 
     def __init__(self, space: BlockSpace, tiers: Tiers, clock: Clock, meter: Meter, progress: FetchProgress) -> None:
@@ -56,7 +56,7 @@ class TierLeg(Leg[Restoring]):
     async def run(self) -> TandemError | None:
         """Bring what can be brought. Gives what ended it early; a lost copy does not."""
         targets = self.progress.job.targets
-        self.opened = Restoring(self._tiers.restore(targets, self._space.memory, self.progress.until))
+        self.opened = RunningRestore(self._tiers.restore(targets, self._space.memory, self.progress.until))
         try:
             await self._take(self.opened)
         except TimeoutError:
@@ -66,7 +66,7 @@ class TierLeg(Leg[Restoring]):
                 self._meter.add("tandem_kv_transfer_bytes_total", size, tier)
         return None
 
-    async def _take(self, restoring: Restoring) -> None:
+    async def _take(self, restoring: RunningRestore) -> None:
         while (batch := await restoring.next(self.progress.deadline() - self._clock.now())) is not None:
             now = self._clock.now()
             self.progress.moved(now)

@@ -26,7 +26,7 @@ class _Silence:
 
 
 @dataclass
-class Unanswered:
+class UnansweredPulls:
     """By address, in seconds of one receiver's clock. Whoever answers is trusted again."""
 
     _by_address: dict[str, _Silence] = field(default_factory=dict)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from kv_transfer.key_file import read_keyring
 from prefill_worker.service import prefill_worker
-from tandem.worker.process import Process, worker_main
+from tandem.worker.process import ProcessDeps, worker_main
 from tandem.worker.service import WorkerService
 
 
-def make(process: Process) -> WorkerService:
+def make(process: ProcessDeps) -> WorkerService:
     """The service. Raises `bad_setting`."""
     settings = process.settings
     return prefill_worker(

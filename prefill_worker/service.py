@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 
 from kv_transfer.tickets import Keyring
 from kv_transfer.transport.protocol import Transport
-from tandem.link.link import LinkServer
+from tandem.link.protocol import LinkServer
 from tandem.process.health import Health
 from tandem.process.logs import EventLines
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.kv_side import TransportSide
-from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerName, WorkerService
 
 
 def prefill_worker(
-    parts: Parts,
+    parts: WorkerDeps,
     worker_id: str,
     links: LinkServer,
     transports: Sequence[Transport],

@@ -11,7 +11,7 @@ from kv_transfer.key_file import read_keyring
 from kv_transfer.tickets import Keyring, TicketKey
 from router.api.auth import Keys, load_keys
 from router.api.chat_templates.render import FileRenderer, Renderer, SimpleRenderer
-from router.api.chat_templates.template_helper import HelperTemplates
+from router.api.chat_templates.supervisor import HelperTemplates
 from router.api.chat_templates.templates import Templates
 from router.process_settings import ProcessSettings, sized
 from router.wiring import Wiring

@@ -77,7 +77,7 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
         return len(self.prompt) // 4
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False):
+class PrefixReplica(msgspec.Struct, frozen=True, gc=False):
     """A worker incarnation that keeps the first `blocks` blocks of a pinned prefix."""
 
     worker_id: str
@@ -93,7 +93,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int
     by_tier: Mapping[str, int] | None = None
     """`cached_tokens` by where they were found (`tandem.core.tiers`); None when no worker has told."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[PrefixReplica, ...] = ()
     """Of a prefix to be pinned: who keeps how much of it."""
 
 
@@ -122,12 +122,13 @@ class Sink(Protocol):
         ...
 
 
-class Standing(msgspec.Struct, frozen=True):
+class RequestStatus(msgspec.Struct, frozen=True):
     """Where a running request is. `prefill` and `decode` are the workers of its current attempt, None while it
     waits for one (`prefill` also when decode computes the prompt itself); `tokens` are those accepted so far."""
 
     stage: str
-    """`queue`, `prefill`, `transfer`, `first-token` or `decode` (`router.dispatch.whereabouts` has their meaning)."""
+    """`queue`, `prefill`, `transfer`, `first-token` or `decode` (`router.dispatch.request_status` has their
+    meaning)."""
     prefill: str | None
     decode: str | None
     tokens: int
@@ -137,7 +138,7 @@ class Standing(msgspec.Struct, frozen=True):
 class Running(Protocol):
     """A started generation."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> RequestStatus:
         """Where it is now. Asked only before its end."""
         ...
 
@@ -201,22 +202,22 @@ class BlockShape(msgspec.Struct, frozen=True):
     keeps: bool = True
 
 
-class Keeper(Protocol):
+class PinnedPrefixes(Protocol):
     """What the front door needs of the rest of the router for prefixes that are kept."""
 
     def shape(self, model: str) -> BlockShape | None:
         """The blocks of a model's workers; None when no worker of it is known."""
         ...
 
-    def names(self, holder: Kept, generation: Generation) -> bytes:
+    def names(self, holder: PrefixReplica, generation: Generation) -> bytes:
         """The packed names of the blocks that `holder` keeps; empty when it is gone."""
         ...
 
-    def still(self, holders: Sequence[Kept], names: bytes) -> tuple[Kept, ...]:
+    def still(self, holders: Sequence[PrefixReplica], names: bytes) -> tuple[PrefixReplica, ...]:
         """Which of the holders are there and have how many of the leading blocks now, wherever they came from."""
         ...
 
-    def unpin(self, holder: Kept, names: bytes, tenant_salt: str) -> None:
+    def unpin(self, holder: PrefixReplica, names: bytes, tenant_salt: str) -> None:
         """Tell a holder, if it is there, that these blocks need not be kept any more."""
         ...
 

@@ -8,7 +8,7 @@ from kv_transfer.index.redis_settings import RedisSettings
 from router.api.openai.defaults import AUTO as FROM_FILE
 from router.api.openai.defaults import check_setting
 from router.api.parsers.dialect import AUTO, ParserSettings
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.core.errors import TandemError
 from tandem.process.tls_settings import TlsSettings
@@ -87,7 +87,7 @@ class ProcessSettings:
     index: RedisSettings = field(default_factory=RedisSettings)
     """Where else to look for blocks."""
     link_tls: TlsSettings = field(default_factory=TlsSettings)
-    front: FrontSettings = field(default_factory=FrontSettings)
+    front: ApiSettings = field(default_factory=ApiSettings)
     core: RouterSettings = field(default_factory=RouterSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -128,7 +128,7 @@ def sized(settings: ProcessSettings) -> ProcessSettings:
     )
     most = _or(streams, core.placement.sequences_per_worker_max, placement.sequences_per_worker_max)
     core = replace(core, admission=of_requests, placement=replace(core.placement, sequences_per_worker_max=most))
-    connections = _or(2 * streams, front.connections_max, FrontSettings().connections_max)
+    connections = _or(2 * streams, front.connections_max, ApiSettings().connections_max)
     return replace(settings, core=core, front=replace(front, connections_max=connections))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from router.api.door import FrontDoor
-from router.api.grpc.public_grpc import PublicGrpc
+from router.api.core import ApiCore
+from router.api.grpc.server import PublicGrpc
 from router.api.rest.probes import Probes
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
@@ -53,12 +53,12 @@ class Discovery(Protocol):
 
 
 @dataclass(frozen=True)
-class Insides:
+class RouterComponents:
     """What the router is made of. `discovery` is None when the workers are fixed."""
 
     fleet: Fleet
     dispatcher: Dispatcher
-    door: FrontDoor
+    door: ApiCore
     http: HttpServer
     probes: Probes
     grpc: PublicGrpc
@@ -71,7 +71,7 @@ class Insides:
 class RouterService:
     """`tandem.process.run.Service`. Ready means that a worker could take a request."""
 
-    def __init__(self, insides: Insides, addresses: Addresses, events: EventLines) -> None:
+    def __init__(self, insides: RouterComponents, addresses: Addresses, events: EventLines) -> None:
         self._insides = insides
         self._addresses = addresses
         self._events = events
@@ -131,7 +131,7 @@ class RouterService:
         while self._insides.door.not_ready() is not None:  # noqa: ASYNC110  (readiness is computed, not signalled)
             await asyncio.sleep(_LOOK_S)
 
-    async def asked_to_leave(self) -> float | None:
+    async def drain_requested(self) -> float | None:
         """Nobody but the process's owner asks a router to leave."""
         await asyncio.Event().wait()
         return None

@@ -10,34 +10,34 @@ from kv_transfer.tickets import Keyring
 from router.api.auth import Keys
 from router.api.chat_templates.render import Renderer
 from router.api.chat_templates.templates import Templates
-from router.api.door import FrontDoor, Services, nothing_coming
+from router.api.core import ApiCore, ApiDeps, nothing_coming
 from router.api.errors import explain
-from router.api.grpc.public_grpc import PublicGrpc
+from router.api.grpc.server import PublicGrpc
 from router.api.rest.app import RestApp
-from router.discovery.kubernetes import Connect, KubernetesDiscovery, Watching
+from router.discovery.kubernetes import Connect, KubernetesDiscovery, WatchDeps
 from router.discovery.loading import load_text_side
-from router.discovery.reading import TextSource, facts_of
+from router.discovery.model_service import TextSource, facts_of
 from router.discovery.texts import TextSide, TextSides
-from router.dispatch.context import Tools
+from router.dispatch.deps import DispatchDeps
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.keeping import FleetKeeper
+from router.dispatch.pinned_prefixes import FleetPinnedPrefixes
 from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
 from router.http_server.connections_max import ConnectionsMax, connections_within
 from router.http_server.server import HttpServer
 from router.placement import CostModel
 from router.process_settings import ProcessSettings
-from router.service import Addresses, Discovery, Insides, RouterService
+from router.service import Addresses, Discovery, RouterComponents, RouterService
 from router.settings import RouterSettings
-from router.tokenization.tokenizing_threads import Threaded
+from router.tokenization.threads import Threaded
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.core.slo import Slo
 from tandem.kube.cluster import Cluster
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_proof import LinkKeys
+from tandem.link.dialer import open_dialer
+from tandem.link.proof import LinkKeys
 from tandem.process.logs import EventLines
 from tandem.process.loop_watch import LoopWatch
 from tandem.process.metrics import PrometheusMeter
@@ -70,7 +70,7 @@ class Wiring:
         fleet = self._fleet(clock, entropy, meter, shared)
         dispatcher = Dispatcher(fleet, self._tools(clock, entropy, meter, telemetry))
         texts = _text_sides(settings, self.templates) if settings.kubernetes else None
-        services = Services(
+        services = ApiDeps(
             dispatcher,
             self.renderers if texts is None else texts,
             Threaded(queue_s=settings.core.deadlines.queue_s),
@@ -79,19 +79,19 @@ class Wiring:
             meter,
             telemetry.recorder,
             resumer=dispatcher,
-            keeper=FleetKeeper(fleet),
+            keeper=FleetPinnedPrefixes(fleet),
             seeker=None if shared is None else dispatcher,
             coming=nothing_coming if texts is None else texts.coming,
             slo=fleet.services.slo,
         )
-        door = FrontDoor(services, settings.front, settings.core.deadlines)
+        door = ApiCore(services, settings.front, settings.core.deadlines)
         discovery = self._discovery(fleet, texts, clock, entropy, meter)
         bounds = _bounds(settings)
         listed, outlooks = lambda models: dispatcher.standings().of(models), dispatcher.outlooks
         app = RestApp(door, self.keys, meter.render, fleet.listing, listed, outlooks)
         rest, grpc = HttpServer(app, bounds, meter, explain), PublicGrpc(door, self.keys, bounds.grpc)
         watch = LoopWatch(meter, clock.now, time.thread_time)
-        insides = Insides(fleet, dispatcher, door, rest, app.probes, grpc, discovery, shared, watch)
+        insides = RouterComponents(fleet, dispatcher, door, rest, app.probes, grpc, discovery, shared, watch)
         context = None if settings.peer_port is None else server_context(settings.link_tls)
         ports = settings.port, settings.grpc_port, settings.peer_port
         return RouterService(insides, Addresses(settings.host, *ports, context, settings.metrics_bind), events)
@@ -106,8 +106,8 @@ class Wiring:
         fleet.services.default_slo = Slo(settings.front.slo.ttft_s, settings.front.slo.tpot_s)
         return fleet
 
-    def _tools(self, clock: Clock, entropy: Entropy, meter: Meter, telemetry: Telemetry) -> Tools:
-        return Tools(
+    def _tools(self, clock: Clock, entropy: Entropy, meter: Meter, telemetry: Telemetry) -> DispatchDeps:
+        return DispatchDeps(
             loop=asyncio.get_running_loop(),
             clock=clock,
             entropy=entropy,
@@ -126,7 +126,7 @@ class Wiring:
         if texts is None:
             return _from_file(settings, fleet)
         fleet.services.watched = True
-        watching, reach = Watching(texts, clock, entropy, meter), self.connect or _connecting(settings)
+        watching, reach = WatchDeps(texts, clock, entropy, meter), self.connect or _connecting(settings)
         return KubernetesDiscovery(reach, settings.namespace, fleet, watching, settings.workers)
 
 

@@ -23,7 +23,7 @@ from tandem.apps.chaos.drill.options import DrillOptions
 from tandem.apps.chaos.drill.result import Report, Round, Summary
 from tandem.apps.chaos.drill.session import Bounds
 from tandem.apps.chaos.drill.table import markdown
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform, cores
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up import cleaning_up
@@ -129,7 +129,7 @@ def _run(plan: Plan, began: float) -> Report:
         return await run_drills(options, say, plan.engine)
 
     with cleaning_up(started):
-        return asyncio.run(started.run(LineBoard(lambda _line: None), work))
+        return asyncio.run(started.run(LineDisplay(lambda _line: None), work))
 
 
 def page(cells: list[Summary], rounds: int, took_s: float) -> str:

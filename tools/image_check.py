@@ -35,7 +35,7 @@ class ImageFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Run:
+class CommandCheck:
     """A command that ends with status 0 and prints `says`."""
 
     command: tuple[str, ...]
@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Start:
+class ServiceCheck:
     """A service that answers `url` with 200 within `bound_s` and ends with status 0 when it is told to."""
 
     command: tuple[str, ...]
@@ -58,7 +58,7 @@ class Role:
     name: str
     base_argument: str
     without: tuple[str, ...]
-    tries: tuple[Run | Start, ...]
+    tries: tuple[CommandCheck | ServiceCheck, ...]
 
     @property
     def file(self) -> Path:
@@ -87,7 +87,7 @@ class Tried:
     problem: str = ""
 
 
-_VERSION: Final = Run(("tandem", "--version"), "tandem ")
+_VERSION: Final = CommandCheck(("tandem", "--version"), "tandem ")
 _HEALTH: Final = "http://127.0.0.1:7480"
 _WORKER: Final = ("--metrics_bind=127.0.0.1:7480", "--link.bind=127.0.0.1:7400")
 _ROUTER: Final = ("python", "-m", "router", "--host=127.0.0.1", "--port=8000", "--workers=127.0.0.1:7400")
@@ -95,8 +95,8 @@ _STORE: Final = ("python", "-m", "kv_store", *_WORKER, "--ticket_key_file=/tmp/k
 _WITH_KEY: Final = ("sh", "-c", 'printf %064d 7 > /tmp/keys && exec "$@"', "sh")
 
 
-def _help(*module: str) -> Run:
-    return Run(("python", "-m", *module, "--help"), "usage: ")
+def _help(*module: str) -> CommandCheck:
+    return CommandCheck(("python", "-m", *module, "--help"), "usage: ")
 
 
 ROLES: Final = {
@@ -108,11 +108,11 @@ ROLES: Final = {
             ("torch", "triton", "transformers", "vllm", "pytest", "mypy", "setuptools"),
             (
                 _VERSION,
-                Run(("tandem", "--help"), "usage: tandem"),
+                CommandCheck(("tandem", "--help"), "usage: tandem"),
                 *(_help(module) for module in ("control_plane", "router", "kv_store")),
-                Start((*_ROUTER, "--engine=simulated"), "http://127.0.0.1:8000/health"),
-                Start((*_ROUTER, "--model=demo"), "http://127.0.0.1:8000/health"),
-                Start((*_WITH_KEY, *_STORE), f"{_HEALTH}/alive"),
+                ServiceCheck((*_ROUTER, "--engine=simulated"), "http://127.0.0.1:8000/health"),
+                ServiceCheck((*_ROUTER, "--model=demo"), "http://127.0.0.1:8000/health"),
+                ServiceCheck((*_WITH_KEY, *_STORE), f"{_HEALTH}/alive"),
             ),
         ),
         Role(
@@ -123,12 +123,12 @@ ROLES: Final = {
                 _VERSION,
                 *(_help(module) for module in ("prefill_worker", "decode_worker")),
                 *(
-                    Run(("python", "-m", "tandem.apps.cli", name, "--help"), "usage: ")
+                    CommandCheck(("python", "-m", "tandem.apps.cli", name, "--help"), "usage: ")
                     for name in ("fetch", "verify")
                 ),
-                Start(("python", "-m", "decode_worker", *_WORKER, "--engine=simulated"), f"{_HEALTH}/ready"),
-                Start(("python", "-m", "decode_worker", *_WORKER, "--role=unified"), f"{_HEALTH}/ready"),
-                Run(("tandem", "demo"), "decode"),
+                ServiceCheck(("python", "-m", "decode_worker", *_WORKER, "--engine=simulated"), f"{_HEALTH}/ready"),
+                ServiceCheck(("python", "-m", "decode_worker", *_WORKER, "--role=unified"), f"{_HEALTH}/ready"),
+                CommandCheck(("tandem", "demo"), "decode"),
             ),
         ),
         Role(
@@ -138,8 +138,8 @@ ROLES: Final = {
             (
                 _VERSION,
                 *(_help(module) for module in ("prefill_worker", "decode_worker")),
-                Run(("sh", "-c", 'head -n 1 "$(command -v vllm)"'), "/opt/tandem/bin/python"),
-                Start(("python", "-m", "decode_worker", *_WORKER, "--engine=vllm"), f"{_HEALTH}/ready", 280.0),
+                CommandCheck(("sh", "-c", 'head -n 1 "$(command -v vllm)"'), "/opt/tandem/bin/python"),
+                ServiceCheck(("python", "-m", "decode_worker", *_WORKER, "--engine=vllm"), f"{_HEALTH}/ready", 280.0),
             ),
         ),
     )
@@ -275,7 +275,7 @@ def described(size: int, found: Contents) -> str:
     )
 
 
-def attempt(each: Run | Start, image: str, options: argparse.Namespace) -> Tried:
+def attempt(each: CommandCheck | ServiceCheck, image: str, options: argparse.Namespace) -> Tried:
     """One command or service in a container of its own."""
     what, began = " ".join(each.command), time.monotonic()
 
@@ -283,7 +283,7 @@ def attempt(each: Run | Start, image: str, options: argparse.Namespace) -> Tried
         return round(time.monotonic() - began, 2)
 
     try:
-        if isinstance(each, Start):
+        if isinstance(each, ServiceCheck):
             answer = probe(image, ("start", each.url, str(each.bound_s), *each.command), options)
             return Tried(what, answer["ready_s"] or took(), start_problem(each, answer))
         said = call(run_command(image, each.command, options), RUN_S)
@@ -293,7 +293,7 @@ def attempt(each: Run | Start, image: str, options: argparse.Namespace) -> Tried
     return Tried(what, took(), problem)
 
 
-def start_problem(tried: Start, answer: Mapping[str, Any]) -> str:
+def start_problem(tried: ServiceCheck, answer: Mapping[str, Any]) -> str:
     if answer["ready_s"] is None:
         return f"{tried.url} never answered (status {answer['status']}): {answer['said'].strip()}"
     return "" if answer["status"] == 0 else f"ended with status {answer['status']}: {answer['said'].strip()}"

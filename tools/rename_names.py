@@ -9,7 +9,8 @@ A line of the table is one of
 A `name` is a class, function or constant at the top of its module. It is followed through imports and their aliases,
 through attributes of an imported module, annotations that are strings, and what prose quotes in backticks; a local
 variable that reads alike is left alone. A `word` is an identifier that means one thing wherever it stands: every
-occurrence in Python code is replaced, none in strings. Names are renamed first, then words, then modules move.
+occurrence in Python code is replaced, none in strings. Names are renamed first, then modules
+move, then words are replaced.
 """
 
 import argparse
@@ -18,8 +19,8 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -69,18 +70,24 @@ def main() -> int:
     if problems := [*_taken(sources, table)]:
         print("\n".join(problems), file=sys.stderr)
         return 1
-    changed = 0
-    for path, source in sources.items():
-        new = renamed(source, _module_of(path), table, sources.keys())
-        if new != source:
-            path.write_text(new)
-            changed += 1
+    changed = _rename(sources, replace(table, words={}))
     moved = move_modules.move(table.modules)
     texts = [path for path in move_modules.texts() if path != options.table]
     rewritten = sum(move_modules.rewrite(path, table.modules) for path in texts)
+    if table.words:
+        changed += _rename({path: path.read_text() for path in _python()}, Table(words=table.words))
     prose = sum(_rewrite_prose(path, table) for path in _prose() if path != options.table)
     print(f"{changed} files renamed in, {moved} modules moved, {rewritten} files rewritten, {prose} texts")
     return 0
+
+
+def _rename(sources: Mapping[Path, str], table: Table) -> int:
+    """Write what changes; how many files do."""
+    new = {path: renamed(source, _module_of(path), table) for path, source in sources.items()}
+    changed = [path for path, source in sources.items() if new[path] != source]
+    for path in changed:
+        path.write_text(new[path])
+    return len(changed)
 
 
 def hand_on(sources: Mapping[Path, str], table: Table) -> None:
@@ -101,7 +108,7 @@ def hand_on(sources: Mapping[Path, str], table: Table) -> None:
                         found = True
 
 
-def renamed(source: str, module: str, table: Table, files: Iterable[Path] = ()) -> str:
+def renamed(source: str, module: str, table: Table) -> str:
     """The text of a Python module with its names and words replaced."""
     tree = ast.parse(source)
     names, members, spots = _bindings(tree, module, table)
@@ -291,10 +298,18 @@ class _Replace:
 
 
 def _string_annotations(tree: ast.Module, lines: list[str]) -> set[tuple[int, int]]:
-    """Rows and columns of strings that stand where a type does, and look like one."""
+    """Rows and columns of strings that look like a type, as annotations do, and of what a module exports."""
     found: set[tuple[int, int]] = set()
+    exported = {
+        id(each)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for each in ast.walk(node.value)
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(_TYPE, node.value):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if id(node) in exported or re.fullmatch(_TYPE, node.value):
             found.add((node.lineno, _characters(lines[node.lineno - 1], node.col_offset)))
     return found
 
@@ -360,7 +375,9 @@ def _rewrite_prose(path: Path, table: Table) -> bool:
     source = path.read_text()
     if path.suffix == ".toml":
         # Lines of code, planted faults among them.
-        text = _Replace(plain | table.words)(source) if "mutants" in path.parts else source
+        replace = _Replace(plain | table.words)
+        lines = source.splitlines(keepends=True) if "mutants" in path.parts else [source]
+        text = "".join(line if line.startswith("#") or len(lines) == 1 else replace(line) for line in lines)
     else:
         replace = _Replace(plain | dotted | table.words)
         text = re.sub(_QUOTED, lambda found: replace(found.group()), source)

@@ -16,9 +16,9 @@ from router.placement.view import SEQUENCES_MAX
 from router.settings import SplitSettings
 from router.split.plan import Planner
 from router.split.reuse import marks_of
-from router.split.standing import ROLE, standings
 from router.split.times import work_times
-from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
+from router.split.values import ObservedRequest, Outlook, Split, WorkerStatus, WorkTimes
+from router.split.worker_status import ROLE, worker_statuses
 from tandem.core.slo import DEFAULT, Slo
 
 
@@ -34,18 +34,18 @@ class Planning(Protocol):
 
     def due(self, now: float) -> bool: ...
 
-    def seen(self, request: Seen) -> None: ...
+    def seen(self, request: ObservedRequest) -> None: ...
 
     def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None: ...
 
     def answered(self, prompt_tokens: int, max_tokens: int, tokens: float) -> None: ...
 
     def look(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+        self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]: ...
 
 
-class Held(NamedTuple):
+class SplitPeriod(NamedTuple):
     """The split that holds from `at_s` on: how many workers take prompts for others, what their steps may take, how
     many have changed kind so far, and why."""
 
@@ -67,7 +67,7 @@ class AutoDecider(OursDecider):
         self._every_s = settings.split.look_s
         self._look_s = 0.0
         self.planner = planner
-        self.history: list[Held] = []
+        self.history: list[SplitPeriod] = []
         """Every split that there was, in order."""
         self._split: Split | None = None
         self._autos = [view for view in self.views if view.role == ROLE]
@@ -83,7 +83,9 @@ class AutoDecider(OursDecider):
             marks = marks_of(self._knowledge.names(request), request.block_tokens)
             tokens, most = request.input_tokens, request.max_tokens
             prefills = 0 if self._split is None else len(self._split.prefills)
-            self.planner.seen(Seen(now, tokens, uncached, expected, max_tokens=most, marks=marks, prefills=prefills))
+            self.planner.seen(
+                ObservedRequest(now, tokens, uncached, expected, max_tokens=most, marks=marks, prefills=prefills)
+            )
         return placed
 
     def finished(self, request: Request, now: float) -> None:
@@ -100,7 +102,7 @@ class AutoDecider(OursDecider):
             return
         times = work_times(self.costs, self._autos, self._placing)
         for _ in self.planner.look(
-            now, standings(self._autos, None, {}, frozenset(), SEQUENCES_MAX), times, self._slo
+            now, worker_statuses(self._autos, None, {}, frozenset(), SEQUENCES_MAX), times, self._slo
         ):
             pass
         self._take(self.planner.split, now)
@@ -113,7 +115,7 @@ class AutoDecider(OursDecider):
             view.take_prompts(view.worker_id in split.prefills)
         for view in self._autos:
             self.tune(view.worker_id, split.steps_s(view.worker_id), now)
-        self.history.append(Held(now, len(split.prefills), split.itl_s, self.planner.moves, split.reason))
+        self.history.append(SplitPeriod(now, len(split.prefills), split.itl_s, self.planner.moves, split.reason))
 
 
 def auto(

@@ -3,8 +3,8 @@
 import heapq
 
 from benchmarks.fleet.gaps import Gaps, bin_of
-from benchmarks.fleet.job import Job
 from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_request import WorkerRequest
 from tandem.engine.scheduler.step_rules import blocks_for
 
 
@@ -33,17 +33,17 @@ class DecodeBatch:
         """How many of those positions there are when each is counted once, as far as is known; the owner keeps it."""
         self.step = 0
         """Steps done since the beginning."""
-        self._ends: list[tuple[int, int, Job]] = []
+        self._ends: list[tuple[int, int, WorkerRequest]] = []
         self._order = 0
         self._size = block_tokens
         self._phases = [0] * block_tokens
         """By place in a block, how many of them stood there at step 0: a new block is begun at the edge."""
         self._steps = Gaps()
         """All steps done."""
-        self._late: list[tuple[Job, float]] = []
+        self._late: list[tuple[WorkerRequest, float]] = []
         """Those that take part in the next step for the first time, and for how long they have had no token."""
 
-    def start(self, job: Job, now: float) -> None:
+    def start(self, job: WorkerRequest, now: float) -> None:
         """It takes part from the next step on, which begins now."""
         job.running = True
         if now > job.told_s:
@@ -58,7 +58,7 @@ class DecodeBatch:
         self._order += 1
         heapq.heappush(self._ends, (job.finish_step, self._order, job))
 
-    def stop(self, job: Job, now: float) -> int:
+    def stop(self, job: WorkerRequest, now: float) -> int:
         """It takes part no longer, its last step having ended now; gives the steps it took part in."""
         steps = self.step - job.first_step
         if steps:
@@ -124,7 +124,7 @@ class DecodeBatch:
             self._late = []
         self._steps.add_steps(first_s, first_s + 2 * half_s, steps)
 
-    def ended(self) -> list[Job]:
+    def ended(self) -> list[WorkerRequest]:
         """Those that have emitted their last token."""
         ended, ends = [], self._ends
         while ends and ends[0][0] <= self.step:

@@ -10,11 +10,11 @@ from functools import partial
 from math import inf
 
 from benchmarks.fleet.adapters import Adapters, AdapterSettings
-from benchmarks.fleet.figures import RunFigures, StageFigures, run_figures, stage_figures
-from benchmarks.fleet.handing import Network, Transfers
-from benchmarks.fleet.job import Job
+from benchmarks.fleet.handoff import Network, Transfers
+from benchmarks.fleet.metrics import RunMetrics, StageMetrics, run_metrics, stage_metrics
 from benchmarks.fleet.router import Decider, Knowledge
 from benchmarks.fleet.worker import Worker
+from benchmarks.fleet.worker_request import WorkerRequest
 from benchmarks.fleet.worker_settings import Listener, WorkerSettings
 from benchmarks.fleet.workload import Listed, Request, Source, Stage, Workload
 
@@ -71,7 +71,7 @@ class Fleet:
         """Of the stage that is played: where its requests come from, and when it began."""
         network = Network(settings.transfer_tokens_per_s, settings.transfer_s, settings.worker.max_batched_tokens)
         self.transfers = Transfers(network, self.workers, self.wake_at, self.decider.transferred)
-        self._jobs: dict[int, list[tuple[int, Job]]] = {}
+        self._jobs: dict[int, list[tuple[int, WorkerRequest]]] = {}
         """By request number: where it is, its jobs."""
         for from_s, number, pace in settings.paces:
             run_at = partial(self.workers[number].run_at, pace)
@@ -85,20 +85,20 @@ class Fleet:
         for at_s, number in settings.losses:
             self._at(at_s, partial(self._lose, number))
 
-    def run(self, workload: Workload, check_every: int = 0) -> RunFigures:
+    def run(self, workload: Workload, check_every: int = 0) -> RunMetrics:
         """Play all stages. With `check_every` the books are checked after so many events."""
-        now, told, reported = 0.0, list[StageFigures](), list[Request]()
+        now, told, reported = 0.0, list[StageMetrics](), list[Request]()
         for stage in workload.stages:
             end_s = self._play(stage, now, workload.in_flight_max, check_every)
             if not stage.warm_up:
-                told.append(stage_figures(stage, now))
+                told.append(stage_metrics(stage, now))
                 reported += [request for request in stage.requests if request.ended]
             now = end_s + workload.pause_s
         work_s = {
             role: [worker.work_s for worker in self.workers if worker.role == role]
             for role in dict.fromkeys(self._settings.roles)
         }
-        return run_figures(told, reported, work_s, sum(worker.preemptions for worker in self.workers), now)
+        return run_metrics(told, reported, work_s, sum(worker.preemptions for worker in self.workers), now)
 
     def check(self) -> None:
         """Assert every worker's invariants."""
@@ -173,11 +173,11 @@ class Fleet:
             return
         assert self.knowledge.away.isdisjoint(placed), f"{placed} was chosen, of which one is away"
         request.decode, request.prefill = placed
-        decode = Job(request, prefill_only=False, handed_over=request.prefill >= 0)
+        decode = WorkerRequest(request, prefill_only=False, handed_over=request.prefill >= 0)
         self._jobs[request.number] = []
         jobs = [(request.decode, decode)]
         if request.prefill >= 0:
-            prefill = Job(request, prefill_only=True, handed_over=False)
+            prefill = WorkerRequest(request, prefill_only=True, handed_over=False)
             self.transfers.begin(prefill, decode)
             jobs.insert(0, (request.prefill, prefill))
         if request.emitted:
@@ -188,7 +188,7 @@ class Fleet:
         else:
             self._submit(request, jobs, now)
 
-    def _submit(self, request: Request, jobs: list[tuple[int, Job]], now: float) -> None:
+    def _submit(self, request: Request, jobs: list[tuple[int, WorkerRequest]], now: float) -> None:
         """Unless it was cancelled on its way. Where a worker has to load its adapter first, it waits for that."""
         if not self.knowledge.away.isdisjoint(number for number, _ in jobs):
             self._place_again(request, now)
@@ -201,7 +201,7 @@ class Fleet:
             else:
                 begin(now)
 
-    def _begin(self, request: Request, attempt: int, number: int, job: Job, now: float) -> None:
+    def _begin(self, request: Request, attempt: int, number: int, job: WorkerRequest, now: float) -> None:
         """Unless it has been cancelled or placed again since."""
         if request.cancelled_s < 0 and request.retried == attempt:
             self._jobs[request.number].append((number, job))
@@ -252,12 +252,12 @@ class Fleet:
 
     # ---- benchmarks.fleet.worker.Listener ----
 
-    def first_token(self, job: Job, now: float) -> None:
+    def first_token(self, job: WorkerRequest, now: float) -> None:
         if job.request.first_s < 0:
             job.request.first_s = now
         self.decider.first_token(job.request, now)
 
-    def finished(self, job: Job, now: float) -> None:
+    def finished(self, job: WorkerRequest, now: float) -> None:
         request = job.request
         if job.left == 0:
             request.end_s = now
@@ -267,10 +267,10 @@ class Fleet:
             self.transfers.computed(job, now)
             self._schedule(self.workers[request.decode])
 
-    def reserved(self, job: Job, now: float) -> None:
+    def reserved(self, job: WorkerRequest, now: float) -> None:
         self.transfers.reserved(job, now)
 
-    def withdrawn(self, job: Job, now: float) -> None:
+    def withdrawn(self, job: WorkerRequest, now: float) -> None:
         self.transfers.withdrawn(job)
 
     def blocks(self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float) -> None:
@@ -290,7 +290,7 @@ class Fleet:
         self.transfers.fetch(worker, request, blocks, now)
 
 
-def simulate(settings: FleetSettings, decider_of: DeciderOf, workload: Workload) -> RunFigures:
+def simulate(settings: FleetSettings, decider_of: DeciderOf, workload: Workload) -> RunMetrics:
     """Play a workload through a fleet once."""
     return Fleet(settings, decider_of).run(workload)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.fleet.figures import quantile
 from benchmarks.fleet.gaps import Gaps, all_gaps
+from benchmarks.fleet.metrics import quantile
 from benchmarks.fleet.workload import Request
 from tandem.core.slo import End, Latency, Slo
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from benchmarks.fleet.block_tables import adopt
 from benchmarks.fleet.decode_batch import DecodeBatch
-from benchmarks.fleet.job import Job
 from benchmarks.fleet.pool import Pool
-from benchmarks.fleet.residence import adopt
 from benchmarks.fleet.step_time import StepTime, attended
+from benchmarks.fleet.worker_request import WorkerRequest
 from benchmarks.fleet.worker_settings import WorkerSettings
 from tandem.engine.scheduler.step_model import PromptCost
 from tandem.engine.scheduler.step_rules import Allowance, Order, chunk_end, open_allowance
@@ -27,7 +27,7 @@ class Step:
     """Chunks (job, tokens) of a step that ends at `end_s`, and how many tokens they have together."""
 
     end_s: float
-    chunks: list[tuple[Job, int]]
+    chunks: list[tuple[WorkerRequest, int]]
     tokens: int
 
 
@@ -38,10 +38,10 @@ class Prompts:
         self._settings = settings
         self._pool = pool
         self._batch = batch
-        self._jobs: list[Job] = []
+        self._jobs: list[WorkerRequest] = []
         self._cost = PromptCost(0.0, 0.0, 0.0)
         self._allowance = open_allowance(settings, 0, 0.0, 1.0, self._cost)
-        self._chunks: list[tuple[Job, int]] = []
+        self._chunks: list[tuple[WorkerRequest, int]] = []
         self._claims: set[int] = set()
         """Blocks that chunks of the step belong to."""
         self._shared = False
@@ -52,7 +52,7 @@ class Prompts:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[WorkerRequest]:
         return iter(self._jobs)
 
     @property
@@ -60,10 +60,10 @@ class Prompts:
         """Whether the step that is planned has tokens left."""
         return not self._allowance.spent
 
-    def add(self, job: Job) -> None:
+    def add(self, job: WorkerRequest) -> None:
         insort(self._jobs, job, key=_order)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: WorkerRequest) -> None:
         self._jobs.remove(job)
 
     def drop_known(self) -> None:
@@ -87,7 +87,7 @@ class Prompts:
                 return
             self.take_chunk(job)
 
-    def take_chunk(self, job: Job) -> None:
+    def take_chunk(self, job: WorkerRequest) -> None:
         """Of the step that is planned, for one that has just been admitted too."""
         if found := adopt(self._pool, job):
             self.adopted += found
@@ -146,9 +146,9 @@ class Prompts:
             steps.append(Step(end_s, found, tokens))
         return steps
 
-    def _alike(self, done: dict[Job, int], allowance: Allowance) -> list[tuple[Job, int]]:
+    def _alike(self, done: dict[WorkerRequest, int], allowance: Allowance) -> list[tuple[WorkerRequest, int]]:
         """Chunks of a later step; nothing where one of the prompts comes upon a block of another's."""
-        chunks: list[tuple[Job, int]] = []
+        chunks: list[tuple[WorkerRequest, int]] = []
         engine_block, claims = self._settings.engine_block_tokens, self._claims
         several = len(self._jobs) > 1
         for job in self._jobs:
@@ -173,5 +173,5 @@ class Prompts:
         return chunks
 
 
-def _order(job: Job) -> Order:
+def _order(job: WorkerRequest) -> Order:
     return job.order

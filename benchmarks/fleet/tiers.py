@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-Told = Callable[[str, tuple[int, ...], tuple[int, ...]], None]
+ReportBlocks = Callable[[str, tuple[int, ...], tuple[int, ...]], None]
 """(tier, stored, removed)."""
 
 
@@ -73,7 +73,7 @@ class Tier:
 class Tiers:
     """All tiers of one worker, the fastest first."""
 
-    def __init__(self, settings: Sequence[TierSettings], told: Told) -> None:
+    def __init__(self, settings: Sequence[TierSettings], told: ReportBlocks) -> None:
         self.tiers = tuple(Tier(each) for each in settings)
         self._told = told
 

@@ -14,17 +14,17 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from benchmarks.fleet.bringing import Bringing
+from benchmarks.fleet.block_tables import preempt_request, publish, release
 from benchmarks.fleet.decode_batch import DecodeBatch
-from benchmarks.fleet.job import Job
-from benchmarks.fleet.places import Places
+from benchmarks.fleet.onboarding import PromptOnboarding
+from benchmarks.fleet.places import WorkerAdmission
 from benchmarks.fleet.pool import Pool
 from benchmarks.fleet.prompts import Prompts, Step
 from benchmarks.fleet.rates import Rates
-from benchmarks.fleet.residence import give_way, publish, release
 from benchmarks.fleet.step_noise import StepNoise
 from benchmarks.fleet.step_time import attended
 from benchmarks.fleet.tiers import Tiers
+from benchmarks.fleet.worker_request import WorkerRequest
 from benchmarks.fleet.worker_settings import Listener, WorkerSettings
 from benchmarks.fleet.workload import Request
 from tandem.core.messages import Load, StepFit
@@ -63,8 +63,8 @@ class Worker:
         self._model = StepTimeModel(_FIRST_TOKEN_S) if settings.tells_fit else None
         self._fit: StepFit | None = None
         self._fit_due = 0.0
-        self._bringing = Bringing(index, self.tiers, settings.step_time, listener)
-        self._places = Places(settings, self.pool)
+        self._bringing = PromptOnboarding(index, self.tiers, settings.step_time, listener)
+        self._places = WorkerAdmission(settings, self.pool)
         self._clock = 0.0
         """When the step or run of steps that is under way began."""
         self._steps = 0
@@ -72,9 +72,9 @@ class Worker:
         self._planned: list[Step] = []
         """Steps with prompts, of which the first so many have been carried out."""
         self._carried_out = 0
-        self._joining: list[Job] = []
+        self._joining: list[WorkerRequest] = []
         """Those whose blocks have come, until the next step is planned."""
-        self._cancelled: list[Job] = []
+        self._cancelled: list[WorkerRequest] = []
         """To be dropped when the step that is under way ends."""
         self._look_s = inf
         """When a parked job is looked at that will be idle by then."""
@@ -83,7 +83,7 @@ class Worker:
 
     # ---- what comes in ----
 
-    def submit(self, job: Job, now: float) -> None:
+    def submit(self, job: WorkerRequest, now: float) -> None:
         """A job arrives; it is looked at when the running step ends."""
         request = job.request
         tokens = request.input_tokens + request.output_tokens
@@ -100,13 +100,13 @@ class Worker:
         if self.due is None or places.shortage is None or job.order < places.shortage.job.order:
             self.wake(now)
 
-    def prompt_ready(self, job: Job, now: float) -> None:
+    def prompt_ready(self, job: WorkerRequest, now: float) -> None:
         """The prompt of a job that is handed over has been computed elsewhere."""
         self.touch(now)
         if self._places.make_ready(job):
             self.wake(now)
 
-    def arrived(self, job: Job, now: float) -> None:
+    def arrived(self, job: WorkerRequest, now: float) -> None:
         """All blocks of a parked job are here, and its first token is known: it goes on."""
         self.touch(now)
         self._places.unpark(job)
@@ -115,7 +115,7 @@ class Worker:
         self._joining.append(job)
         self.wake(now)
 
-    def cancel(self, job: Job, now: float) -> None:
+    def cancel(self, job: WorkerRequest, now: float) -> None:
         """Nobody wants the rest: all that the job has here is given back as soon as the step that is under way has
         ended. Nothing happens when it is over already."""
         if job.keeps:
@@ -193,7 +193,7 @@ class Worker:
         steps = min(self._steps, batch.steps_until(now - self._clock))
         return self._left_waiting, max(0, self.pool.free - batch.growth(steps))
 
-    def release_kept(self, job: Job, now: float) -> None:
+    def release_kept(self, job: WorkerRequest, now: float) -> None:
         """What a prefill job kept for its transfer may go."""
         self.touch(now)
         job.keeps = False
@@ -290,7 +290,7 @@ class Worker:
 
     # ---- admission ----
 
-    def _enter(self, job: Job, here: int) -> None:
+    def _enter(self, job: WorkerRequest, here: int) -> None:
         """It has its room, with `here` blocks of its prompt in it."""
         request, now = job.request, self._clock
         if job.handed_over and not job.resumed:
@@ -313,7 +313,7 @@ class Worker:
         if not job.parked:
             self._prompts.take_chunk(job)
 
-    def _await_blocks(self, job: Job, end: int, at: float) -> None:
+    def _await_blocks(self, job: WorkerRequest, end: int, at: float) -> None:
         """The blocks up to `end` come `at` some time; what is left is computed then."""
         done = max(job.done, job.known(end))
         job.uncached -= done - job.done
@@ -322,7 +322,7 @@ class Worker:
         self._places.park(job, self._clock)
         self._listener.wake_at(self.index, at, partial(self._brought, job, end))
 
-    def _brought(self, job: Job, end: int, now: float) -> None:
+    def _brought(self, job: WorkerRequest, end: int, now: float) -> None:
         if job.cancelled:
             return
         self.touch(now)
@@ -375,9 +375,9 @@ class Worker:
         self._rates.observe(steps, batch.count, tokens, took_s)
         self._let_fall()
 
-    def _end_chunks(self, chunks: list[tuple[Job, int]], now: float) -> None:
+    def _end_chunks(self, chunks: list[tuple[WorkerRequest, int]], now: float) -> None:
         news: list[int] = []
-        known: list[Job] = []
+        known: list[WorkerRequest] = []
         for job, count in chunks:
             job.request.computed += count
             job.request.chunks += 1
@@ -401,7 +401,7 @@ class Worker:
             for job in known:
                 self._emit_first(job, now)
 
-    def _emit_first(self, job: Job, now: float) -> None:
+    def _emit_first(self, job: WorkerRequest, now: float) -> None:
         """The first token after the prompt, or after what was computed again."""
         job.left -= 1
         job.request.emitted += 1
@@ -416,24 +416,24 @@ class Worker:
         job.keeps = job.prefill_only and job.left > 0
         self._over(job, now)
 
-    def _finish(self, job: Job, now: float) -> None:
+    def _finish(self, job: WorkerRequest, now: float) -> None:
         self._count_emitted(job)
         self._over(job, now)
 
-    def _over(self, job: Job, now: float) -> None:
+    def _over(self, job: WorkerRequest, now: float) -> None:
         self._places.leave(job)
         self._listener.finished(job, now)
         if not job.keeps:
             job.over = True
             self._tell(release(self.pool, job))
 
-    def _count_emitted(self, job: Job) -> None:
+    def _count_emitted(self, job: WorkerRequest) -> None:
         """It leaves the batch with as many tokens more as it took part in steps."""
         steps = self._batch.stop(job, self._clock)
         job.left -= steps
         job.request.emitted += steps
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: WorkerRequest) -> None:
         """Out of the batch, in whatever part of it."""
         if job.running:
             self._count_emitted(job)
@@ -445,13 +445,13 @@ class Worker:
                 self._prompts.remove(job)
         self._places.leave(job)
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: WorkerRequest) -> None:
         """Give its room to the others; it will be computed again, with what it has generated."""
         self._leave(job)
         if job.request.emitted and not job.prefill_only:
             job.total = job.request.input_tokens + job.request.emitted
             job.resumed = True
-        give_way(self.pool, job)
+        preempt_request(self.pool, job)
         self.preemptions += 1
         job.request.preempted += 1
         job.uncached = job.total
@@ -516,7 +516,7 @@ class Worker:
 
     # ---- invariants ----
 
-    def check(self, kept: Sequence[Job] = ()) -> None:
+    def check(self, kept: Sequence[WorkerRequest] = ()) -> None:
         """Assert that the books fit, with `kept` the jobs whose transfer is under way."""
         self.pool.check()
         self.tiers.check()

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from benchmarks.fleet.bringing import Holders
-from benchmarks.fleet.job import Job
+from benchmarks.fleet.onboarding import Holders
 from benchmarks.fleet.step_time import StepTime
 from benchmarks.fleet.tiers import TierSettings
+from benchmarks.fleet.worker_request import WorkerRequest
 from tandem.engine.settings import SchedulerSettings
 
 _TANDEM: Final = SchedulerSettings()
@@ -70,15 +70,15 @@ class WorkerSettings:
 class Listener(Holders, Protocol):
     """What a worker tells, at the time it happens."""
 
-    def first_token(self, job: Job, now: float) -> None: ...
+    def first_token(self, job: WorkerRequest, now: float) -> None: ...
 
-    def finished(self, job: Job, now: float) -> None: ...
+    def finished(self, job: WorkerRequest, now: float) -> None: ...
 
-    def reserved(self, job: Job, now: float) -> None:
+    def reserved(self, job: WorkerRequest, now: float) -> None:
         """A job that is handed over has its room: blocks may come."""
         ...
 
-    def withdrawn(self, job: Job, now: float) -> None:
+    def withdrawn(self, job: WorkerRequest, now: float) -> None:
         """It has given its room back, and waits for it again."""
         ...
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from benchmarks.gpu.figures import Section, as_json, as_markdown
+from benchmarks.gpu.results import Section, as_json, as_markdown
 from benchmarks.gpu.target import Target
 
 BOUNDS_S: Final = {"ceilings": 60, "copies": 90, "engine": 300, "pair": 180, "tiers": 60, "nixl": 90}

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.figures import Figure
+from benchmarks.gpu.results import Measurement
 from benchmarks.gpu.target import Target
 
 TITLE = "Ceilings"
 
 
-def measure(target: Target) -> Iterator[Figure]:
+def measure(target: Target) -> Iterator[Measurement]:
     """GB/s of plain copies; those on the device count bytes read and bytes written."""
     size = target.sized(8 << 30, 4 << 20)
     words = size // 8
@@ -28,8 +28,8 @@ def measure(target: Target) -> Iterator[Figure]:
     dtype = torch.bfloat16 if target.on_gpu else torch.float32
     left, right = (torch.randn(rows, rows, device=target.device, dtype=dtype) for _ in range(2))
     taken = target.seconds(lambda: left @ right)
-    yield Figure(f"matrix product of {rows} rows, {dtype}", 2 * rows**3 / taken / 1e12, "TFLOP/s")
+    yield Measurement(f"matrix product of {rows} rows, {dtype}", 2 * rows**3 / taken / 1e12, "TFLOP/s")
 
 
-def _rate(target: Target, name: str, to: torch.Tensor, source: torch.Tensor, size: int) -> Figure:
-    return Figure(name, size / target.seconds(lambda: to.copy_(source, non_blocking=True)) / 1e9, "GB/s")
+def _rate(target: Target, name: str, to: torch.Tensor, source: torch.Tensor, size: int) -> Measurement:
+    return Measurement(name, size / target.seconds(lambda: to.copy_(source, non_blocking=True)) / 1e9, "GB/s")

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from benchmarks.gpu.device_calls import device_calls
-from benchmarks.gpu.figures import Figure
+from benchmarks.gpu.results import Measurement
 from benchmarks.gpu.target import Target
 from tandem.engine.memory import HostMemory
 from tandem.engine.vllm.canonical import RankPart, SlotShape
@@ -50,14 +50,14 @@ _MODELS = (
 _ORDERS = {"LBHNC": (0, 1, 2, 3, 4), "BLHNC": (1, 0, 2, 3, 4)}
 
 
-def measure(target: Target) -> Iterator[Figure]:
+def measure(target: Target) -> Iterator[Measurement]:
     """Rates of saving and loading, how long beginning them takes, and what they do to computing beside them."""
     for model in _MODELS[:1] if target.tiny else _MODELS:
         for order in _ORDERS:
             yield from _one(target, model, order)
 
 
-def _one(target: Target, model: _Model, order: str) -> Iterator[Figure]:
+def _one(target: Target, model: _Model, order: str) -> Iterator[Measurement]:
     blocks = target.sized(max(32, min(256, (1 << 30) // (model.page_bytes * model.slots * model.layers))), 4)
     layers = model.layers if not target.tiny else 4
     shape = SlotShape(layers, model.slots * model.tensor, model.page_bytes)
@@ -71,15 +71,15 @@ def _one(target: Target, model: _Model, order: str) -> Iterator[Figure]:
     what = f"{model.name}, {order}, {how}"
     try:
         _check(target, copies, cache, targets, what)
-        yield Figure(f"{what}: save", size / target.seconds(lambda: _save(copies, targets)) / 1e9, "GB/s")
-        yield Figure(f"{what}: load", size / target.seconds(lambda: _load(copies, targets)) / 1e9, "GB/s")
+        yield Measurement(f"{what}: save", size / target.seconds(lambda: _save(copies, targets)) / 1e9, "GB/s")
+        yield Measurement(f"{what}: load", size / target.seconds(lambda: _load(copies, targets)) / 1e9, "GB/s")
         for name, begin in (("save", _save), ("load", _load)):
-            yield Figure(
+            yield Measurement(
                 f"{what}: beginning a {name}", _begun_s(target, begin, copies, targets) * 1e3, "ms of the host"
             )
         if target.on_gpu:
             yield _stretch(target, copies, targets, what)
-            yield Figure(f"{what}: save and load, waits for the device", _syncs(copies, targets), "in all")
+            yield Measurement(f"{what}: save and load, waits for the device", _syncs(copies, targets), "in all")
     finally:
         copies.close()
         memory.close()
@@ -138,7 +138,7 @@ def _check(
         raise AssertionError(f"{what}: {wrong} of {len(cache)} layers came back with other bytes")
 
 
-def _stretch(target: Target, copies: DeviceCopies, targets: list[PageTarget], what: str) -> Figure:
+def _stretch(target: Target, copies: DeviceCopies, targets: list[PageTarget], what: str) -> Measurement:
     """How much longer products on the engine's stream take with a save beside them."""
     left = torch.randn(8192, 8192, device=target.device, dtype=torch.bfloat16)
 
@@ -151,7 +151,7 @@ def _stretch(target: Target, copies: DeviceCopies, targets: list[PageTarget], wh
         products()
 
     alone = target.seconds(products)
-    return Figure(f"{what}: products beside a save", target.seconds(both) / alone, "times as long")
+    return Measurement(f"{what}: products beside a save", target.seconds(both) / alone, "times as long")
 
 
 def _syncs(copies: DeviceCopies, targets: list[PageTarget]) -> float:

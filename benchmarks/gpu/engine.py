@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.engine import Ours, Reference
-from benchmarks.gpu.figures import Figure
+from benchmarks.engine import Ours, TransformersReference
+from benchmarks.gpu.results import Measurement
 from benchmarks.gpu.target import Target
 from tandem.core.kv import pack_tokens
 from tandem.core.request import Sampling
@@ -23,7 +23,7 @@ from tandem.engine.local import LocalEngine
 from tandem.engine.scheduler.plan import Draw, Row, Step
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
-from tandem.engine.torch.computer import Computer
+from tandem.engine.torch.executor import ModelExecutor
 from tandem.engine.torch.prepare import prepare
 from tandem.engine.torch.sampling import sample
 from tandem.engine.torch.settings import TorchSettings
@@ -50,7 +50,7 @@ _TINY: dict[str, Any] = {
 }
 
 
-def measure(target: Target) -> Iterator[Figure]:
+def measure(target: Target) -> Iterator[Measurement]:
     """Tokens per second while a whole batch decodes, against `transformers` and the bytes that must be read."""
     folder = random_model(target, target.folder / "model-8b", _TINY if target.tiny else _LARGE)
     dtype = "float32" if target.tiny else "bfloat16"
@@ -59,13 +59,15 @@ def measure(target: Target) -> Iterator[Figure]:
     count = target.sized(48, 6)
     sizes = [(batch, context) for batch in batches for context in contexts if batch * context <= 131_072]
     rates = asyncio.run(_ours(target, folder, dtype, sizes, count))
-    yield from (Figure(f"Tandem, batch {batch}, context {context}", rates[batch, context], "tokens/s")
+    yield from (Measurement(f"Tandem, batch {batch}, context {context}", rates[batch, context], "tokens/s")
                 for batch, context in sizes)  # fmt: skip
-    reference = Reference(str(folder), dtype, 1, str(target.device))
+    reference = TransformersReference(str(folder), dtype, 1, str(target.device))
     for batch, context in sizes:
         if batch * context <= target.sized(32_768, 64):
             rate = reference.rate(_prompts(batch, context, target), count)
-            yield Figure(f"transformers, batch {batch}, context {context}", rate, "tokens/s", "SDPA, dynamic cache")
+            yield Measurement(
+                f"transformers, batch {batch}, context {context}", rate, "tokens/s", "SDPA, dynamic cache"
+            )
     del reference
     if target.on_gpu:
         torch.cuda.empty_cache()
@@ -74,14 +76,14 @@ def measure(target: Target) -> Iterator[Figure]:
     yield _sampling(target)
 
 
-def _compiled(target: Target, folder: Path, dtype: str, count: int) -> Iterator[Figure]:
+def _compiled(target: Target, folder: Path, dtype: str, count: int) -> Iterator[Measurement]:
     """`transformers` at its fastest, at two sizes: each is compiled anew."""
-    reference = Reference(str(folder), dtype, 1, str(target.device), compiled=True)
+    reference = TransformersReference(str(folder), dtype, 1, str(target.device), compiled=True)
     for batch, context in ((1, 24),) if target.tiny else ((1, 128), (16, 128)):
         prompts = _prompts(batch, context, target)
         reference.rate(prompts, count)
         name = f"transformers compiled, batch {batch}, context {context}"
-        yield Figure(name, reference.rate(prompts, count), "tokens/s", "SDPA, static cache, torch.compile")
+        yield Measurement(name, reference.rate(prompts, count), "tokens/s", "SDPA, static cache, torch.compile")
     del reference
     if target.on_gpu:
         torch.cuda.empty_cache()
@@ -132,14 +134,14 @@ async def _ours(
         await running
 
 
-def _step(target: Target, folder: Path, dtype: str) -> Iterator[Figure]:
+def _step(target: Target, folder: Path, dtype: str) -> Iterator[Measurement]:
     """One decode step at a time, by hand: operations launched, and how much of it the GPU is busy."""
     settings = TorchSettings(
         str(folder), dtype=dtype, device=str(target.device), blocks=64, block_tokens=16, threads=1
     )
     ready = prepare(settings)
     try:
-        computer = Computer(ready.spec, ready.memory)
+        computer = ModelExecutor(ready.spec, ready.memory)
         rows = tuple(_row(1 + 2 * index) for index in range(target.sized(16, 2)))
         computer.execute(Step(0, rows))
         steps = target.sized(20, 3)
@@ -154,15 +156,17 @@ def _step(target: Target, folder: Path, dtype: str) -> Iterator[Figure]:
             taken = (time.perf_counter() - began) / steps
         events = profile.key_averages()
         dispatched = sum(each.count for each in events if each.key.startswith("aten::"))
-        yield Figure(f"a step of {len(rows)} sequences", taken * 1e3, "ms", "under the profiler")
-        yield Figure("operators dispatched in a step", dispatched / steps, "")
+        yield Measurement(f"a step of {len(rows)} sequences", taken * 1e3, "ms", "under the profiler")
+        yield Measurement("operators dispatched in a step", dispatched / steps, "")
         if target.on_gpu:
             kernels = [each for each in events if each.device_type.name == "CUDA"]
-            yield Figure("kernels and copies on the GPU in a step", sum(each.count for each in kernels) / steps, "")
+            yield Measurement(
+                "kernels and copies on the GPU in a step", sum(each.count for each in kernels) / steps, ""
+            )
             busy = sum(each.self_device_time_total for each in kernels) / steps / 1e6
-            yield Figure("GPU busy", 100 * busy / taken, "%")
+            yield Measurement("GPU busy", 100 * busy / taken, "%")
         read = shape_of(_config(folder)).weight_bytes(dtype)
-        yield Figure("weights read in a step", read / 1e9, "GB", "with bandwidth: the floor of a step")
+        yield Measurement("weights read in a step", read / 1e9, "GB", "with bandwidth: the floor of a step")
     finally:
         ready.memory.close()
 
@@ -177,9 +181,9 @@ def _config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _sampling(target: Target) -> Figure:
+def _sampling(target: Target) -> Measurement:
     rows, words = target.sized(256, 8), target.sized(128_256, 160)
     draws = [Draw(row, 0, row, 0, Sampling(temperature=1.0, top_p=0.9)) for row in range(rows)]
     logits = torch.randn(rows, words, device=target.device)
     taken = target.seconds(lambda: sample(logits.clone(), draws))
-    return Figure(f"sampling {rows} rows of {words}", taken * 1e3, "ms", "temperature 1, top-p 0.9")
+    return Measurement(f"sampling {rows} rows of {words}", taken * 1e3, "ms", "temperature 1, top-p 0.9")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.figures import Figure
+from benchmarks.gpu.results import Measurement
 from benchmarks.gpu.target import Target
 
 TITLE = "nixl between two processes"
@@ -26,12 +26,12 @@ def missing() -> str:
     return "" if _package() else "no nixl wheel is here (`make gpu-wheels WHEELS=nixl`)"
 
 
-def measure(target: Target) -> Iterator[Figure]:
+def measure(target: Target) -> Iterator[Measurement]:
     """GB/s of reads, from the other process's device and host memory into device memory."""
     size, pieces = target.sized(1 << 30, 4 << 20), 128
     for source in dict.fromkeys((str(target.device), "cpu")):
         name = f"{source} to {target.device}, {pieces} pieces of {size // pieces >> 10} KiB"
-        yield Figure(name, size / _read(str(target.device), source, size, pieces) / 1e9, "GB/s")
+        yield Measurement(name, size / _read(str(target.device), source, size, pieces) / 1e9, "GB/s")
 
 
 def _read(here: str, there: str, size: int, pieces: int) -> float:

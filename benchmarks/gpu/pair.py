@@ -14,16 +14,16 @@ import msgspec
 
 import tandem.models
 from benchmarks.gpu.engine import random_model
-from benchmarks.gpu.figures import Figure
+from benchmarks.gpu.results import Measurement
 from benchmarks.gpu.target import Target
-from tandem.apps.cli.ask import ask, spans_of
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
-from tandem.apps.cli.request_story import ROOT, number, tell
+from tandem.apps.cli.request_trace import ROOT, assemble_trace, number
+from tandem.apps.cli.router_client import send_request, spans_of
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up_options import parse
-from tools.equality.asks import all_waves, few_waves
 from tools.equality.models import demo
+from tools.equality.requests import all_waves, few_waves
 from tools.equality.runs import BLOCK_TOKENS, CHUNK_TOKENS, Setting, compare, truth
 
 TITLE = "A pair on one card"
@@ -41,13 +41,13 @@ _ANSWER_S = 120.0
 _WORDS = "The keeper of the lighthouse counted the boats and wrote their names into a book. "
 
 
-def measure(target: Target) -> Iterator[Figure]:
+def measure(target: Target) -> Iterator[Measurement]:
     """Answers that differ, and what processes on one card need for a hand-over."""
     yield from asyncio.run(_equality(target))
     yield from asyncio.run(_processes(target))
 
 
-async def _equality(target: Target) -> list[Figure]:
+async def _equality(target: Target) -> list[Measurement]:
     subject = demo()
     setting = Setting(subject, device=str(target.device))
     waves = (few_waves if target.tiny else all_waves)(subject.prompt, BLOCK_TOKENS, CHUNK_TOKENS)
@@ -59,11 +59,11 @@ async def _equality(target: Target) -> list[Figure]:
         if tally.failures:
             raise AssertionError(f"{scheme}: {len(tally.failures)} differences, the first: {tally.failures[0]}")
         note = f"{tally.flips} near-ties excused"
-        found.append(Figure(f"prompts over {scheme} with the tokens of one engine", tally.prompts, "", note))
+        found.append(Measurement(f"prompts over {scheme} with the tokens of one engine", tally.prompts, "", note))
     return found
 
 
-async def _processes(target: Target) -> list[Figure]:
+async def _processes(target: Target) -> list[Measurement]:
     model = "demo" if target.tiny else str(_one_b(target))
     device = [] if not target.on_gpu else ["--device", "cuda"]
     decode = "1" if target.tiny else "2"
@@ -74,36 +74,36 @@ async def _processes(target: Target) -> list[Figure]:
         parse(flags).service, dict(os.environ), ("--core.placement.prefer", "disaggregated"), drills=False
     )
 
-    async def work(supervisor: Supervisor) -> list[Figure]:
+    async def work(supervisor: Supervisor) -> list[Measurement]:
         await platform.ready(supervisor, _START_S)
-        found = [Figure("processes ready after", time.monotonic() - began, "s")]
+        found = [Measurement("processes ready after", time.monotonic() - began, "s")]
         found += await _long_prompt(platform, target.sized(20_000, 250))
         if not target.tiny:
             found += await _killed(platform)
         return found
 
     try:
-        return await platform.run(LineBoard(lambda _: None), work)
+        return await platform.run(LineDisplay(lambda _: None), work)
     finally:
         platform.directory.remove()
 
 
-async def _long_prompt(platform: Platform, words: int) -> list[Figure]:
+async def _long_prompt(platform: Platform, words: int) -> list[Measurement]:
     prompt = (_WORDS * (1 + words // 15))[: 5 * words]
     began = time.monotonic()
     answer = await _complete(platform, prompt, 4)
     taken = time.monotonic() - began
     await asyncio.sleep(0.3)  # workers report their spans just after the answer
-    story = tell(await spans_of(platform.target, answer["id"]))
+    story = assemble_trace(await spans_of(platform.target, answer["id"]))
     moved = max((number(span, "bytes") for span in story.named(ROOT) + story.spans), default=0)
     tokens = answer["usage"]["prompt_tokens"]
     return [
-        Figure("a long prompt, to its fourth token", taken, "s", f"{tokens} tokens"),
-        Figure("KV bytes of its hand-over", moved / 1e6, "MB"),
+        Measurement("a long prompt, to its fourth token", taken, "s", f"{tokens} tokens"),
+        Measurement("KV bytes of its hand-over", moved / 1e6, "MB"),
     ]
 
 
-async def _killed(platform: Platform) -> list[Figure]:
+async def _killed(platform: Platform) -> list[Measurement]:
     """Streams of a decode worker that is killed go on at the other one, with the same tokens."""
     prompts = [_WORDS * (2 + index) for index in range(8)]
     before = [(await _complete(platform, prompt, 64))["choices"][0]["text"] for prompt in prompts]
@@ -114,7 +114,9 @@ async def _killed(platform: Platform) -> list[Figure]:
     os.kill(victim.pid, signal.SIGKILL)
     after = [(await each)["choices"][0]["text"] for each in running]
     same = sum(one == other for one, other in zip(before, after, strict=True))
-    return [Figure("answers that went on after a decode worker was killed, the same", same, f"of {len(prompts)}")]
+    return [
+        Measurement("answers that went on after a decode worker was killed, the same", same, f"of {len(prompts)}")
+    ]
 
 
 async def _complete(platform: Platform, prompt: str, tokens: int) -> dict[str, Any]:
@@ -122,7 +124,9 @@ async def _complete(platform: Platform, prompt: str, tokens: int) -> dict[str, A
         "model": platform.service.model_name, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
         "ignore_eos": True,
     }  # fmt: skip
-    status, answer = await ask(platform.target, "POST", "/v1/completions", msgspec.json.encode(body), _ANSWER_S)
+    status, answer = await send_request(
+        platform.target, "POST", "/v1/completions", msgspec.json.encode(body), _ANSWER_S
+    )
     if status != 200:
         raise AssertionError(f"status {status}: {answer[:300].decode(errors='replace')}")
     found: dict[str, Any] = msgspec.json.decode(answer)

@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.figures import Machine
+from benchmarks.gpu.results import Machine
 
 _SMI_S = 20.0
 

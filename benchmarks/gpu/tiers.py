@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu.figures import Figure
+from benchmarks.gpu.results import Measurement
 from benchmarks.gpu.target import Target
 from tandem.core.kv import Layout
 from tandem.engine.digest import DIGEST, Digester
@@ -14,7 +14,7 @@ from tandem.engine.torch.pool import KvPool, host_tensor
 TITLE = "Blocks between host memory and the card"
 
 
-def measure(target: Target) -> Iterator[Figure]:
+def measure(target: Target) -> Iterator[Measurement]:
     """GB/s for blocks of an 8B model, in batches as a restore brings them."""
     layers, heads = target.sized(32, 2), target.sized(8, 2)
     layout = Layout(
@@ -38,16 +38,20 @@ def measure(target: Target) -> Iterator[Figure]:
         pool.settle()
 
     size = blocks * layout.block_bytes
-    yield Figure("host memory to the card", size / target.seconds(load) / 1e9, "GB/s", "pinned, a copy per block")
+    yield Measurement(
+        "host memory to the card", size / target.seconds(load) / 1e9, "GB/s", "pinned, a copy per block"
+    )
     host.zero_()
-    yield Figure("the card to host memory", size / target.seconds(store) / 1e9, "GB/s", "pinned, a copy per block")
+    yield Measurement(
+        "the card to host memory", size / target.seconds(store) / 1e9, "GB/s", "pinned, a copy per block"
+    )
     if not torch.equal(host.view(torch.int16), expected.view(torch.int16)):
         raise AssertionError("blocks came back from the device with other bytes")
     digester = Digester(layout)
     taken = target.seconds(lambda: [digester.content_words(memory.block(slot)) for slot in slots])
-    yield Figure("hashing, one core", size / taken / 1e9, "GB/s", DIGEST)
+    yield Measurement("hashing, one core", size / taken / 1e9, "GB/s", DIGEST)
     other = torch.empty_like(host)
-    yield Figure("memcpy, one core", size / target.seconds(lambda: _copied(other, host)) / 1e9, "GB/s")
+    yield Measurement("memcpy, one core", size / target.seconds(lambda: _copied(other, host)) / 1e9, "GB/s")
 
 
 def _copied(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ def scaled(pools: Iterable[Pool]) -> tuple[tuple[Pool, Autoscaling], ...]:
     return tuple((pool, pool.autoscaling) for pool in pools if pool.autoscaling is not None)
 
 
-def may_sleep(pools: tuple[Pool, ...]) -> bool:
+def may_scale_to_zero(pools: tuple[Pool, ...]) -> bool:
     """Whether every pool may have no worker at all."""
     return all(pool.autoscaling is not None and pool.autoscaling.min_replicas == 0 for pool in pools)
 
@@ -31,7 +31,7 @@ def activity(
     Workers that are starting keep it awake, since the requests that woke it may have given up by the time they are
     ready; those that start for too long do not. While a router has not told, nothing goes to sleep.
     """
-    if not may_sleep(pools):
+    if not may_scale_to_zero(pools):
         return True, now, "it never sleeps: a pool has a minimum"
     if load.busy:
         return True, now, "it has requests"

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from control_plane.autoscale.activity import activity
 from control_plane.autoscale.cron import open_floor
-from control_plane.autoscale.flow import Flow, decode_loads, prefill_loads, unified_loads
+from control_plane.autoscale.demand import DemandForecast, decode_loads, prefill_loads, unified_loads
 from control_plane.autoscale.history import History, stabilised
 from control_plane.autoscale.model import PoolScaling, PoolSpeed, ServiceLoad
-from control_plane.autoscale.need import Targets
-from control_plane.autoscale.roles import Scalable, Told, of_roles
+from control_plane.autoscale.required_replicas import Targets
+from control_plane.autoscale.roles import Scalable, ScalingInputs, of_roles
 from tandem.core.errors import TandemError
 from tandem.spec.pool import Pool
 from tandem.spec.service import Spec
@@ -39,8 +39,8 @@ def decide(spec: Spec, load: ServiceLoad, speeds: Mapping[str, PoolSpeed], histo
     left = replace(history, traffic=traffic, busy_at=busy_at)
     if not active:
         return Scaling(_asleep(spec.pools, why), active, why, replace(left, recommended={}))
-    told = Told(all_speeds, {name: max(1, floor) for name, floor in floors.items()})
-    flow = Flow(Targets.of(spec.slo), load, traffic)
+    told = ScalingInputs(all_speeds, {name: max(1, floor) for name, floor in floors.items()})
+    flow = DemandForecast(Targets.of(spec.slo), load, traffic)
     recommended = dict[str, tuple[tuple[float, int], ...]]()
     numbers = _Numbers(history, recommended, complaints, now)
     scale = _coupled if any(pool.role == "prefill" for pool in spec.pools) else _both
@@ -79,7 +79,9 @@ class _Numbers:
         return PoolScaling(replicas, load, pool.floor, reasons)
 
 
-def _both(spec: Spec, load: ServiceLoad, told: Told, flow: Flow, numbers: _Numbers) -> dict[str, PoolScaling]:
+def _both(
+    spec: Spec, load: ServiceLoad, told: ScalingInputs, flow: DemandForecast, numbers: _Numbers
+) -> dict[str, PoolScaling]:
     """No pool is there for prefill alone: its workers do both, each by itself or, in pools of role auto, as routers
     choose from one moment to the next; so both needs add up."""
     pools = of_roles(spec.pools, ("decode", "unified", "auto"), load, told)
@@ -87,7 +89,9 @@ def _both(spec: Spec, load: ServiceLoad, told: Told, flow: Flow, numbers: _Numbe
     return _numbered(pools, loads, reasons, numbers)
 
 
-def _coupled(spec: Spec, load: ServiceLoad, told: Told, flow: Flow, numbers: _Numbers) -> dict[str, PoolScaling]:
+def _coupled(
+    spec: Spec, load: ServiceLoad, told: ScalingInputs, flow: DemandForecast, numbers: _Numbers
+) -> dict[str, PoolScaling]:
     decode = of_roles(spec.pools, ("decode", "unified"), load, told)
     prefill = of_roles(spec.pools, ("prefill",), load, told)
     loads, reasons = decode_loads(decode, prefill, flow)

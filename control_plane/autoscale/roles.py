@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from control_plane.autoscale.allotment import Share
+from control_plane.autoscale.assignment import Share
 from control_plane.autoscale.model import PoolLoad, PoolSpeed, ServiceLoad
 from tandem.spec.pool import Autoscaling, Pool
 
@@ -52,14 +52,16 @@ class Scalable:
 
 
 @dataclass(frozen=True)
-class Told:
+class ScalingInputs:
     """Speeds and floors of every pool."""
 
     speeds: Mapping[str, PoolSpeed]
     floors: Mapping[str, int]
 
 
-def of_roles(pools: tuple[Pool, ...], roles: tuple[str, ...], load: ServiceLoad, told: Told) -> tuple[Scalable, ...]:
+def of_roles(
+    pools: tuple[Pool, ...], roles: tuple[str, ...], load: ServiceLoad, told: ScalingInputs
+) -> tuple[Scalable, ...]:
     """The pools that have one of these roles."""
     return tuple(
         Scalable(pool, load.pools.get(pool.name, PoolLoad()), told.speeds[pool.name], told.floors[pool.name])

@@ -18,7 +18,7 @@ from control_plane.objects.installation import (
 from control_plane.objects.merging import merged
 from control_plane.objects.model_volume import ModelVolume, model_volume
 from control_plane.objects.names import LINK_PORT_ANNOTATION, REVISION, pool_labels, workers_name
-from control_plane.objects.placing import affinity, node_selector, resources, tolerations
+from control_plane.objects.scheduling import affinity, node_selector, resources, tolerations
 from control_plane.objects.worker_flags import worker_flags
 from tandem.kube.kinds import Json
 from tandem.spec.pool import Pool

@@ -18,8 +18,8 @@ from control_plane.objects.names import (
     revision_name,
     service_labels,
 )
-from control_plane.objects.placing import nodes_of
 from control_plane.objects.pods import pod_template
+from control_plane.objects.scheduling import nodes_of
 from control_plane.objects.worker_flags import settings_map
 from tandem.kube.kinds import CONTROLLER_REVISION, Json
 from tandem.spec.service import ModelService

@@ -27,7 +27,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesiredSpec:
     """What a ModelService asks for. `service` is None when it cannot be read, `problem` says why it cannot be had.
 
     `service` has what the installation says filled in; `revision` is of that.
@@ -100,7 +100,7 @@ class Observed:
     by reference; EnginePools, workers and records are among them."""
 
     object: Json
-    wish: Wish
+    wish: DesiredSpec
     extensions: Extensions = Extensions()
     model: ModelFacts | None = None
     engine_pools: Mapping[str, Json] = field(default_factory=dict)

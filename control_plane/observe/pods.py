@@ -14,7 +14,7 @@ _OVER: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
-class WorkerLoad:
+class PodLoad:
     """What routers know of one worker; see `Pod`."""
 
     running: int = 0
@@ -22,10 +22,10 @@ class WorkerLoad:
     kv_used: float = 0.0
 
 
-_IDLE: Final = WorkerLoad()
+_IDLE: Final = PodLoad()
 
 
-def read_pod(obj: Json, loads: Mapping[str, WorkerLoad]) -> Pod | None:
+def read_pod(obj: Json, loads: Mapping[str, PodLoad]) -> Pod | None:
     """None for a pod that is no worker's, or that has ended. `loads` are by pod name."""
     labels, metadata, status = labels_of(obj), obj["metadata"], obj.get("status") or {}
     if POOL not in labels or REVISION not in labels or ROLE not in labels or status.get("phase") in _OVER:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from control_plane.objects.names import GATE, POOL, REVISION, SERVICE, labels_of
 from control_plane.objects.revisions import RevisionRecord, read_revision
 from control_plane.observe.gates import read_gate
-from control_plane.observe.observed import Extensions, Gate, ModelFacts, Observed, Pod, Wish, Workers
-from control_plane.observe.pods import WorkerLoad, read_pod
+from control_plane.observe.observed import DesiredSpec, Extensions, Gate, ModelFacts, Observed, Pod, Workers
+from control_plane.observe.pods import PodLoad, read_pod
 from tandem.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -43,18 +43,18 @@ Stores = Mapping[Kind, Store]
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedInputs:
     """What is not in the cluster: load per pod, from routers; facts about the model. Health is added later."""
 
-    loads: Mapping[str, WorkerLoad] = field(default_factory=dict)
+    loads: Mapping[str, PodLoad] = field(default_factory=dict)
     model: ModelFacts | None = None
 
 
 def observe(
     obj: Json,
-    wish: Wish,
+    wish: DesiredSpec,
     stores: Stores,
-    told: Told,
+    told: ReportedInputs,
     record_from: Callable[[Json], RevisionRecord] = read_revision,
 ) -> Observed:
     """The service of the ModelService `obj`. A store that is absent is of a kind that the cluster does not have."""
@@ -98,7 +98,7 @@ def _workers(objects: Iterable[Json]) -> tuple[Workers, ...]:
     return tuple(found)
 
 
-def _pods(objects: Iterable[Json], loads: Mapping[str, WorkerLoad]) -> tuple[Pod, ...]:
+def _pods(objects: Iterable[Json], loads: Mapping[str, PodLoad]) -> tuple[Pod, ...]:
     return tuple(pod for each in objects if (pod := read_pod(each, loads)) is not None)
 
 

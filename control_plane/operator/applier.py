@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from control_plane.objects.names import COST_MANAGER, HANDOVER_MANAGER, SPEC_MANAGER, STATUS_MANAGER
 from control_plane.observe.reading import OPTIONAL
-from control_plane.operator.applying import fingerprint, holds, signature, signed
-from control_plane.operator.status_pace import INTERIM_AFTER_S, interim
+from control_plane.operator.apply_diff import fingerprint, holds, signature, signed
+from control_plane.operator.status_throttle import INTERIM_AFTER_S, interim
 from control_plane.reconcile import Deletion, Plan
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError

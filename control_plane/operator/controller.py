@@ -6,15 +6,15 @@ from typing import Final, Protocol
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.revisions import RevisionRecord, read_revision
-from control_plane.observe.observed import ModelFacts, Observed, Wish
-from control_plane.observe.pods import WorkerLoad
-from control_plane.observe.reading import Told, observe
-from control_plane.observe.wishes import read_wish
+from control_plane.observe.desired_spec import read_desired_spec
+from control_plane.observe.observed import DesiredSpec, ModelFacts, Observed
+from control_plane.observe.pods import PodLoad
+from control_plane.observe.reading import ReportedInputs, observe
 from control_plane.operator.applier import Applier
 from control_plane.operator.health import RolloutHealth
 from control_plane.operator.mirror import Mirror
 from control_plane.reconcile import reconcile
-from control_plane.reconcile.service_status import is_held
+from control_plane.reconcile.service_status import awaits_routers
 from control_plane.rollout import Health
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -38,7 +38,7 @@ class Reports(Protocol):
         """Totals of a revision."""
         ...
 
-    def loads(self, key: Key) -> dict[str, WorkerLoad]:
+    def loads(self, key: Key) -> dict[str, PodLoad]:
         """Of a service's workers, by pod."""
         ...
 
@@ -50,11 +50,11 @@ class Reports(Protocol):
 class Models(Protocol):
     """What is known of models."""
 
-    def facts(self, obj: Json, wish: Wish) -> ModelFacts | None: ...
+    def facts(self, obj: Json, wish: DesiredSpec) -> ModelFacts | None: ...
 
 
 @dataclass(frozen=True)
-class Tools:
+class ControllerDeps:
     """What the controller works with."""
 
     mirror: Mirror
@@ -71,9 +71,9 @@ class Tools:
 class Controller:
     """`work` and `failed` are for the queue's workers; `observed` is for whoever wants to know how a service is."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: ControllerDeps) -> None:
         self._tools = tools
-        self._wishes: dict[Key, tuple[tuple[str, int], Wish]] = {}
+        self._wishes: dict[Key, tuple[tuple[str, int], DesiredSpec]] = {}
         self._records: dict[str, RevisionRecord] = {}
         self._health = RolloutHealth()
 
@@ -98,7 +98,7 @@ class Controller:
         tools.meter.add("tandem_operator_reconciles_total", 1.0, "done")
         tools.meter.observe("tandem_operator_reconcile_seconds", tools.clock.now() - began)
         # Nothing in the cluster tells that a router has heard of something.
-        unheard_s = _SOON_S if is_held(observed) else None
+        unheard_s = _SOON_S if awaits_routers(observed) else None
         waits = plan.requeue_after_s, tools.applier.waits_s(key), unheard_s
         return min((each for each in waits if each is not None), default=None)
 
@@ -114,7 +114,7 @@ class Controller:
         if obj is None:
             return None
         wish = self.wish(key, obj)
-        told = Told(loads=tools.reports.loads(key), model=tools.models.facts(obj, wish))
+        told = ReportedInputs(loads=tools.reports.loads(key), model=tools.models.facts(obj, wish))
         found = observe(obj, wish, tools.mirror.stores(key[0]), told, self._record)
         return replace(found, health=self._health_of(key, found), routers=tools.reports.routers(key))
 
@@ -123,12 +123,12 @@ class Controller:
         aim = observed.wish.revision
         return self._health.since(key, aim, names, lambda revision: self._tools.reports.health(key, revision))
 
-    def wish(self, key: Key, obj: Json) -> Wish:
+    def wish(self, key: Key, obj: Json) -> DesiredSpec:
         """Read once per generation."""
         version = (obj["metadata"]["uid"], int(obj["metadata"].get("generation", 0)))
         kept = self._wishes.get(key)
         if kept is None or kept[0] != version:
-            kept = self._wishes[key] = (version, read_wish(obj, self._tools.installation))
+            kept = self._wishes[key] = (version, read_desired_spec(obj, self._tools.installation))
         return kept[1]
 
     def _record(self, obj: Json) -> RevisionRecord:

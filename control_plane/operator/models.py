@@ -1,6 +1,6 @@
 """What is known of a service's model, from wherever it is known."""
 
-from control_plane.observe.observed import ModelFacts, Wish
+from control_plane.observe.observed import DesiredSpec, ModelFacts
 from control_plane.operator.model_facts import HubFacts, annotated
 from tandem.kube.kinds import Json
 
@@ -11,7 +11,7 @@ class KnownModels:
     def __init__(self, hub: HubFacts | None) -> None:
         self._hub = hub
 
-    def facts(self, obj: Json, wish: Wish) -> ModelFacts | None:
+    def facts(self, obj: Json, wish: DesiredSpec) -> ModelFacts | None:
         """Of the model of a ModelService."""
         told = annotated(obj)
         if told is not None or self._hub is None or wish.service is None:

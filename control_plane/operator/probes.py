@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.core.errors import TandemError
-from tandem.link.link_address import join_host, split_host
+from tandem.link.address import join_host, split_host
 
 _HEAD_MAX: Final = 8 << 10
 _CLIENT_S: Final = 5.0

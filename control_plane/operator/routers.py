@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from control_plane.observe.pods import WorkerLoad
-from control_plane.reports.books import Books
-from control_plane.reports.http_get import Place
+from control_plane.observe.pods import PodLoad
+from control_plane.reports.aggregator import ReportAggregate
+from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
 from control_plane.rollout import Health
 from tandem.kube.kinds import Json
@@ -13,18 +13,18 @@ from tandem.kube.kinds import Json
 Key = tuple[str, str]
 
 
-def places_of_urls(urls: Iterable[str]) -> dict[str, Place]:
+def endpoints_of_urls(urls: Iterable[str]) -> dict[str, Endpoint]:
     """Routers that were given, by their addresses."""
-    return {urlsplit(url).netloc: Place.parse(url) for url in urls}
+    return {urlsplit(url).netloc: Endpoint.parse(url) for url in urls}
 
 
-def places_of_pods(pods: Iterable[Json], port: int, *, secure: bool) -> dict[str, Place]:
+def endpoints_of_pods(pods: Iterable[Json], port: int, *, secure: bool) -> dict[str, Endpoint]:
     """Routers of pods that have an address, by pod name; those that leave included, since they still count."""
     found = {}
     for pod in pods:
         status = pod.get("status") or {}
         if status.get("phase") == "Running" and status.get("podIP"):
-            found[pod["metadata"]["name"]] = Place(status["podIP"], port, secure)
+            found[pod["metadata"]["name"]] = Endpoint(status["podIP"], port, secure)
     return found
 
 
@@ -46,8 +46,8 @@ class RouterReports:
     def __init__(self, poller: Poller, serving: Callable[[], Iterable[str]]) -> None:
         self._poller = poller
         self._serving = serving
-        self._of: Books | None = None
-        self._loads: dict[str, dict[str, WorkerLoad]] = {}
+        self._of: ReportAggregate | None = None
+        self._loads: dict[str, dict[str, PodLoad]] = {}
         self._sharing: dict[str, dict[str, frozenset[str]]] = {}
 
     def health(self, key: Key, revision: str) -> Health:
@@ -55,7 +55,7 @@ class RouterReports:
         counted = self._poller.books.health("/".join(key), revision)
         return Health(counted.requests, counted.errors, counted.slo_misses)
 
-    def loads(self, key: Key) -> dict[str, WorkerLoad]:
+    def loads(self, key: Key) -> dict[str, PodLoad]:
         """Of a service's workers, by pod."""
         self._read()
         return self._loads.get("/".join(key), {})
@@ -73,11 +73,11 @@ class RouterReports:
             self._loads, self._sharing = _by_service(self._of), self._of.sharing()
 
 
-def _by_service(books: Books) -> dict[str, dict[str, WorkerLoad]]:
-    found: dict[str, dict[str, WorkerLoad]] = {}
+def _by_service(books: ReportAggregate) -> dict[str, dict[str, PodLoad]]:
+    found: dict[str, dict[str, PodLoad]] = {}
     for name, worker in books.workers().items():
         load = worker.load
         if load is not None:
-            told = WorkerLoad(load.running + load.waiting, load.queued_prompt_tokens, load.kv_used)
+            told = PodLoad(load.running + load.waiting, load.queued_prompt_tokens, load.kv_used)
             found.setdefault(worker.service, {})[name] = told
     return found

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Final
 
 from control_plane.operator.applier import Applier
-from control_plane.operator.controller import Controller, Tools
+from control_plane.operator.controller import Controller, ControllerDeps
 from control_plane.operator.mirror import Mirror, Watched
 from control_plane.operator.model_facts import HubFacts
 from control_plane.operator.models import KnownModels
 from control_plane.operator.probes import Page, ProbeServer
-from control_plane.operator.routers import RouterReports, places_of_pods, places_of_urls, serving
+from control_plane.operator.routers import RouterReports, endpoints_of_pods, endpoints_of_urls, serving
 from control_plane.operator.scaling import scaled_services
 from control_plane.operator.schema_check import check_schemas
 from control_plane.operator.settings import OperatorSettings
 from control_plane.reconcile.pool_status import LOAD_EVERY_S
-from control_plane.reports.http_get import Place
+from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
-from control_plane.scaler import Board, ScalerServer, ScalerSettings, ScalingLoop, serve
+from control_plane.scaler import MetricCache, ScalerServer, ScalerSettings, ScalingLoop, serve
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
@@ -103,7 +103,7 @@ class OperatorService:
         await self._parts.mirror.synced()
         self._serving = True
 
-    async def asked_to_leave(self) -> float | None:
+    async def drain_requested(self) -> float | None:
         """Nobody but a signal asks."""
         await asyncio.Event().wait()
         return None
@@ -209,7 +209,7 @@ class _Parts:
         self._queue = queue
         recorder = EventRecorder(cluster, clock, _COMPONENT, self.identity)
         self.controller = Controller(
-            Tools(
+            ControllerDeps(
                 mirror=self.mirror,
                 reports=self.reports,
                 models=KnownModels(self.hub),
@@ -221,18 +221,18 @@ class _Parts:
                 installation=settings.installation,
             )
         )
-        self.board = Board(clock)
+        self.board = MetricCache(clock)
         self.scaling = ScalingLoop(poller, lambda: scaled_services(self.mirror, self.controller), self.board, clock)
 
-    def _routers(self, settings: OperatorSettings) -> Callable[[], Mapping[str, Place]]:
-        given = places_of_urls(settings.router_url)
+    def _routers(self, settings: OperatorSettings) -> Callable[[], Mapping[str, Endpoint]]:
+        given = endpoints_of_urls(settings.router_url)
         secure = settings.router_tls.certificate is not None
         if given:
             return lambda: given
-        return lambda: places_of_pods(self.mirror.routers(), settings.router_port, secure=secure)
+        return lambda: endpoints_of_pods(self.mirror.routers(), settings.router_port, secure=secure)
 
     def _serving(self, settings: OperatorSettings) -> Callable[[], Iterable[str]]:
-        given = places_of_urls(settings.router_url)
+        given = endpoints_of_urls(settings.router_url)
         return (lambda: given) if given else (lambda: serving(self.mirror.routers()))
 
     def _found(self, _repository: str) -> None:

@@ -11,14 +11,14 @@ from fractions import Fraction
 from math import ceil
 
 from control_plane.observe.observed import Observed
-from control_plane.rollout import PoolGoal, PoolPods, RevisionObserved
+from control_plane.rollout import PoolPods, PoolTarget, RevisionObserved
 
 
 @dataclass(frozen=True)
 class Alignment:
     """`goals` are the pools of the revision that is asked for; `has` the pools that each revision really has."""
 
-    goals: tuple[PoolGoal, ...]
+    goals: tuple[PoolTarget, ...]
     has: Mapping[str, frozenset[str]]
     wanted: Mapping[str, int]
     """Replicas by pool, of all pools that there are."""

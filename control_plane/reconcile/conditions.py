@@ -17,7 +17,7 @@ _MESSAGE_MAX: Final = 4096
 
 
 @dataclass(frozen=True)
-class Saying:
+class ConditionUpdate:
     """What is to be said: `reason` is one word, `message` a sentence."""
 
     type: str
@@ -26,12 +26,12 @@ class Saying:
     message: str = ""
 
 
-def saying(type_: str, holds: bool, reason: str, message: str = "") -> Saying:
-    return Saying(type_, "True" if holds else "False", reason, message)
+def condition_update(type_: str, holds: bool, reason: str, message: str = "") -> ConditionUpdate:
+    return ConditionUpdate(type_, "True" if holds else "False", reason, message)
 
 
 def conditions(
-    before: Iterable[Condition], sayings: Iterable[Saying], generation: int, now: float
+    before: Iterable[Condition], sayings: Iterable[ConditionUpdate], generation: int, now: float
 ) -> tuple[Condition, ...]:
     """In the order of their types."""
     known = {each.type: each for each in before}
@@ -44,7 +44,7 @@ def changed(before: Iterable[Condition], type_: str, reason: str) -> bool:
     return all(each.reason != reason for each in before if each.type == type_)
 
 
-def _condition(before: Condition | None, said: Saying, generation: int, now: float) -> Condition:
+def _condition(before: Condition | None, said: ConditionUpdate, generation: int, now: float) -> Condition:
     message = said.message[:_MESSAGE_MAX]
     since = timestamp(now)
     if before is not None and before.status == said.status:

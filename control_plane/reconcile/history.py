@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from control_plane.objects.names import REVISION, labels_of
 from control_plane.observe.observed import Observed
-from control_plane.reconcile.goal import Goal
+from control_plane.reconcile.desired_state import DesiredState
 from control_plane.reconcile.plan import Deletion
 from control_plane.reconcile.workers import deletion
 from tandem.kube.kinds import CONTROLLER_REVISION, ref_of
 
 
-def forgotten(observed: Observed, goal: Goal) -> Iterator[Deletion]:
+def expired_records(observed: Observed, goal: DesiredState) -> Iterator[Deletion]:
     """Records beyond the limit, oldest first. One is never forgotten while anything of its revision is there."""
     if goal.service is None or goal.blocked is not None:
         return

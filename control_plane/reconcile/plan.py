@@ -15,7 +15,7 @@ class Deletion:
 
 
 @dataclass(frozen=True)
-class Note:
+class PlannedEvent:
     """What is said about an object as an Event."""
 
     about: Json
@@ -37,7 +37,7 @@ class Plan:
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
     statuses: tuple[Json, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[PlannedEvent, ...] = ()
     requeue_after_s: float | None = None
 
     @property

@@ -8,11 +8,11 @@ import msgspec
 from control_plane.objects.names import LEADER, POOL, SERVICE, pool_name
 from control_plane.observe.observed import Observed, Pod
 from control_plane.observe.pods import seconds
-from control_plane.reconcile.conditions import Saying, conditions, saying
-from control_plane.reconcile.fitting import unchecked
-from control_plane.reconcile.goal import Goal
-from control_plane.reconcile.service_status import Standing
-from control_plane.reconcile.splitting import split_saying
+from control_plane.reconcile.capacity_check import pools_unchecked
+from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
+from control_plane.reconcile.desired_state import DesiredState
+from control_plane.reconcile.service_status import ServiceState
+from control_plane.reconcile.splitting import split_condition
 from tandem.kube.kinds import ENGINE_POOL, SCALED_OBJECT, Json, Ref
 from tandem.kube.times import timestamp
 from tandem.spec.pool import Pool
@@ -24,7 +24,9 @@ LOAD_EVERY_S: Final = 30.0
 """How often a changed load is written at most."""
 
 
-def pool_status(observed: Observed, goal: Goal, stands: Standing, name: str, now: float) -> EnginePoolStatus:
+def pool_status(
+    observed: Observed, goal: DesiredState, stands: ServiceState, name: str, now: float
+) -> EnginePoolStatus:
     """What is to be written of the pool `name`, whose EnginePool is there."""
     obj = observed.engine_pools[name]
     before = read_pool_status(obj)
@@ -86,8 +88,8 @@ def next_late_s(observed: Observed, now: float) -> float | None:
 
 
 def _sayings(
-    observed: Observed, goal: Goal, stands: Standing, name: str, staying: tuple[Pod, ...], now: float
-) -> Iterator[Saying]:
+    observed: Observed, goal: DesiredState, stands: ServiceState, name: str, staying: tuple[Pod, ...], now: float
+) -> Iterator[ConditionUpdate]:
     spec = _spec(goal, name)
     misfit = goal.blocked.pools.get(name) if goal.blocked is not None else None
     wanted, ready = observed.wanted(name) or 0, sum(pod.ready for pod in staying)
@@ -96,48 +98,50 @@ def _sayings(
     complete = ready >= wanted and stands.ready
     counted = f"{ready} of {wanted} workers are ready."
     reason = "DoesNotFit" if misfit else "InsufficientCapacity" if short else stands.verdict.reason
-    yield saying("Ready", complete, "Complete" if complete else reason, misfit or counted)
-    yield saying(
+    yield condition_update("Ready", complete, "Complete" if complete else reason, misfit or counted)
+    yield condition_update(
         "Reconciling",
         not complete and not stalled,
         reason if not complete and not stalled else "Settled",
     )
     said = misfit or stands.verdict.message
-    yield saying("Stalled", stalled, *((reason, said) if stalled else ("Going", "")))
+    yield condition_update("Stalled", stalled, *((reason, said) if stalled else ("Going", "")))
     yield _scaling(observed, spec, name)
-    yield saying("InsufficientCapacity", bool(short), "Unschedulable" if short else "Placed", short)
-    missing = "" if goal.service is None else unchecked(goal.service, observed.model).get(name, "")
+    yield condition_update("InsufficientCapacity", bool(short), "Unschedulable" if short else "Placed", short)
+    missing = "" if goal.service is None else pools_unchecked(goal.service, observed.model).get(name, "")
     fits = "NotChecked" if missing else "Fits"
-    yield saying("DoesNotFit", misfit is not None, "TooLarge" if misfit else fits, misfit or missing)
+    yield condition_update("DoesNotFit", misfit is not None, "TooLarge" if misfit else fits, misfit or missing)
     if goal.service is not None and spec is not None and spec.role == "auto":
-        yield split_saying(goal.service, spec, observed.model)
+        yield split_condition(goal.service, spec, observed.model)
 
 
-def _scaling(observed: Observed, spec: Pool | None, name: str) -> Saying:
+def _scaling(observed: Observed, spec: Pool | None, name: str) -> ConditionUpdate:
     if spec is None:
-        return saying("ScalingActive", False, "Leaving", "The service has no such pool any more.")
+        return condition_update("ScalingActive", False, "Leaving", "The service has no such pool any more.")
     if spec.replicas is not None:
-        return saying("ScalingActive", False, "Fixed", "The service says how many workers there are.")
+        return condition_update("ScalingActive", False, "Fixed", "The service says how many workers there are.")
     if spec.autoscaling is None:
-        return saying("ScalingActive", True, "External", "Whoever scales this object says how many there are.")
+        return condition_update(
+            "ScalingActive", True, "External", "Whoever scales this object says how many there are."
+        )
     if not observed.extensions.keda:
         problem = "KEDA is not installed: scale this object by hand, or with a HorizontalPodAutoscaler."
-        return saying("ScalingActive", False, "NoKeda", problem)
+        return condition_update("ScalingActive", False, "NoKeda", problem)
     ref = Ref(SCALED_OBJECT, observed.namespace, pool_name(observed.name, name))
     stated = (observed.children.get(ref, {}).get("status") or {}).get("conditions") or ()
     ready: Json = next((each for each in stated if each.get("type") == "Ready"), {})
     if ready.get("status") == "False":
-        return saying("ScalingActive", False, "KedaRefused", str(ready.get("message", "")))
-    return saying("ScalingActive", True, "Keda", "KEDA asks for the number of workers.")
+        return condition_update("ScalingActive", False, "KedaRefused", str(ready.get("message", "")))
+    return condition_update("ScalingActive", True, "Keda", "KEDA asks for the number of workers.")
 
 
-def _spec(goal: Goal, name: str) -> Pool | None:
+def _spec(goal: DesiredState, name: str) -> Pool | None:
     if goal.service is None:
         return None
     return next((pool for pool in goal.service.spec.pools if pool.name == name), None)
 
 
-def _selector(observed: Observed, goal: Goal, name: str) -> str:
+def _selector(observed: Observed, goal: DesiredState, name: str) -> str:
     """Of one pod per worker."""
     terms = [f"{SERVICE}={observed.name}", f"{POOL}={name}"]
     record = goal.target.pools.get(name) if goal.target is not None else None

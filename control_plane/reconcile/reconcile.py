@@ -23,18 +23,18 @@ from control_plane.objects.revisions import controller_revision
 from control_plane.observe.observed import Observed
 from control_plane.reconcile import pool_status, service_status
 from control_plane.reconcile.conditions import changed
-from control_plane.reconcile.goal import (
+from control_plane.reconcile.desired_state import (
     INVALID,
-    Goal,
+    DesiredState,
     alignment,
-    goal_of,
+    desired_state_of,
     revisions_seen,
     rollout_spec,
     rollout_state,
 )
-from control_plane.reconcile.history import forgotten
-from control_plane.reconcile.plan import Deletion, Note, Plan
-from control_plane.reconcile.service_status import Standing, routable
+from control_plane.reconcile.history import expired_records
+from control_plane.reconcile.plan import Deletion, Plan, PlannedEvent
+from control_plane.reconcile.service_status import ServiceState, routable
 from control_plane.reconcile.splitting import CONDITION
 from control_plane.reconcile.workers import counts_of, deletion, deletion_costs, deletions, objects, old_gates
 from control_plane.rollout import RolloutPlan, step
@@ -50,7 +50,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
     if "deletionTimestamp" in observed.object["metadata"]:
         # What belongs to it goes with it.
         return Plan()
-    goal = goal_of(observed, installation)
+    goal = desired_state_of(observed, installation)
     rollout, counts = None, {}
     if goal.target is not None and _owned(observed, goal):
         aligned = alignment(observed, goal, goal.target)
@@ -60,7 +60,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
         counts = counts_of(observed, goal, aligned, rollout)
     retired = rollout.retired if rollout is not None else ()
     short = " ".join(filter(None, (pool_status.unplaced(observed, name, now) for name in observed.engine_pools)))
-    stands = service_status.standing(observed, goal, rollout, short)
+    stands = service_status.service_state(observed, goal, rollout, short)
     statuses, notes = _statuses(observed, goal, rollout, stands, installation, now)
     return Plan(
         handovers=tuple(_handovers(observed, goal)),
@@ -75,7 +75,7 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
             *(deletions(observed, counts, retired) if rollout is not None else ()),
             *_gates_over(observed, goal, rollout),
             *_unwanted(observed, goal),
-            *forgotten(observed, goal),
+            *expired_records(observed, goal),
         ),
         statuses=statuses,
         notes=notes,
@@ -83,24 +83,24 @@ def reconcile(observed: Observed, now: float, installation: Installation) -> Pla
     )
 
 
-def _owned(observed: Observed, goal: Goal) -> bool:
+def _owned(observed: Observed, goal: DesiredState) -> bool:
     """Whether every pool that is to have workers has an EnginePool, which is to own them."""
     return goal.target is not None and all(pool in observed.engine_pools for pool in goal.target.pools)
 
 
-def _records(observed: Observed, goal: Goal) -> Iterator[Json]:
+def _records(observed: Observed, goal: DesiredState) -> Iterator[Json]:
     """The record of a revision that is new; those that are there are never changed."""
     if goal.target is not None and goal.target.name not in observed.records and goal.target.spec:
         yield controller_revision(goal.target, observed.object)
 
 
-def _spec_pools(goal: Goal) -> tuple[Pool, ...]:
+def _spec_pools(goal: DesiredState) -> tuple[Pool, ...]:
     """Pools of a sound specification, also of one that cannot be carried out: their EnginePools say why."""
     sound = goal.blocked is None or goal.blocked.reason != INVALID
     return goal.service.spec.pools if goal.service is not None and sound else ()
 
 
-def _pools(observed: Observed, goal: Goal, installation: Installation) -> Iterator[Json]:
+def _pools(observed: Observed, goal: DesiredState, installation: Installation) -> Iterator[Json]:
     """EnginePools, and what belongs to those that are there."""
     for pool in _spec_pools(goal):
         yield engine_pool(observed.object, pool)
@@ -116,7 +116,7 @@ def _pools(observed: Observed, goal: Goal, installation: Installation) -> Iterat
             yield scaled_object(observed.name, pool, pool.autoscaling, owner, installation)
 
 
-def _handovers(observed: Observed, goal: Goal) -> Iterator[Json]:
+def _handovers(observed: Observed, goal: DesiredState) -> Iterator[Json]:
     """Replicas that the service no longer says stay as they are until somebody scales the pool: without another
     manager they would fall back to the default."""
     for pool in _spec_pools(goal):
@@ -135,7 +135,7 @@ def _handovers(observed: Observed, goal: Goal) -> Iterator[Json]:
         }
 
 
-def _unwanted(observed: Observed, goal: Goal) -> Iterator[Deletion]:
+def _unwanted(observed: Observed, goal: DesiredState) -> Iterator[Deletion]:
     """EnginePools of pools that are gone, once nothing of them runs; and what scales a pool no longer."""
     if goal.blocked is not None or goal.service is None:
         return
@@ -151,7 +151,9 @@ def _unwanted(observed: Observed, goal: Goal) -> Iterator[Deletion]:
                 yield deletion(ref_of(obj, kind), obj)
 
 
-def _gates(observed: Observed, goal: Goal, rollout: RolloutPlan | None, installation: Installation) -> Iterator[Json]:
+def _gates(
+    observed: Observed, goal: DesiredState, rollout: RolloutPlan | None, installation: Installation
+) -> Iterator[Json]:
     """The comparison of a new revision with the one that serves, once both can answer."""
     if rollout is None or goal.service is None or goal.target is None or goal.blocked is not None:
         return
@@ -166,7 +168,7 @@ def _gates(observed: Observed, goal: Goal, rollout: RolloutPlan | None, installa
     yield gate_job(observed.object, gate, model, old, new, installation.worker_image, installation)
 
 
-def _gates_over(observed: Observed, goal: Goal, rollout: RolloutPlan | None) -> Iterable[Deletion]:
+def _gates_over(observed: Observed, goal: DesiredState, rollout: RolloutPlan | None) -> Iterable[Deletion]:
     if rollout is None or goal.target is None:
         return ()
     return old_gates(observed, rollout.state.stable, goal.target.name)
@@ -174,16 +176,16 @@ def _gates_over(observed: Observed, goal: Goal, rollout: RolloutPlan | None) -> 
 
 def _statuses(
     observed: Observed,
-    goal: Goal,
+    goal: DesiredState,
     rollout: RolloutPlan | None,
-    stands: Standing,
+    stands: ServiceState,
     installation: Installation,
     now: float,
-) -> tuple[tuple[Json, ...], tuple[Note, ...]]:
+) -> tuple[tuple[Json, ...], tuple[PlannedEvent, ...]]:
     """Those that have changed, and what there is to say about that."""
     status = service_status.service_status(observed, goal, rollout, stands, installation.service_url, now)
     written: list[Json] = []
-    notes: list[Note] = []
+    notes: list[PlannedEvent] = []
     if _ordered(status) != _ordered(goal.status):
         written.append(service_status.as_object(observed, plain(status)))
         notes += _service_notes(observed, goal, status, stands)
@@ -198,25 +200,27 @@ def _statuses(
     return tuple(written), tuple(notes)
 
 
-def _service_notes(observed: Observed, goal: Goal, status: ModelServiceStatus, stands: Standing) -> Iterator[Note]:
+def _service_notes(
+    observed: Observed, goal: DesiredState, status: ModelServiceStatus, stands: ServiceState
+) -> Iterator[PlannedEvent]:
     ready = next(each for each in status.conditions if each.type == "Ready")
     if changed(goal.status.conditions, "Ready", ready.reason):
         warning = stands.verdict.stalled or ready.reason == "InsufficientCapacity"
-        yield Note(observed.object, "Warning" if warning else "Normal", ready.reason, ready.message)
+        yield PlannedEvent(observed.object, "Warning" if warning else "Normal", ready.reason, ready.message)
     told = {each.name: each.weight for each in goal.status.revisions if each.weight}
     weights = {each.name: each.weight for each in status.revisions if each.weight}
     if weights != told and weights:
         shares = ", ".join(f"{weight} % to revision {name}" for name, weight in sorted(weights.items()))
-        yield Note(observed.object, "Normal", "TrafficShifted", f"New requests go {shares}.")
+        yield PlannedEvent(observed.object, "Normal", "TrafficShifted", f"New requests go {shares}.")
 
 
-def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) -> Iterator[Note]:
+def _pool_notes(obj: Json, before: EnginePoolStatus, after: EnginePoolStatus) -> Iterator[PlannedEvent]:
     for each in after.conditions:
         bad = each.type in ("DoesNotFit", "InsufficientCapacity")
         if bad and each.status == "True" and changed(before.conditions, each.type, each.reason):
-            yield Note(obj, "Warning", each.type, each.message)
+            yield PlannedEvent(obj, "Warning", each.type, each.message)
         if each.type == CONDITION and each.status == "False" and changed(before.conditions, each.type, each.reason):
-            yield Note(obj, "Normal", each.reason, each.message)
+            yield PlannedEvent(obj, "Normal", each.reason, each.message)
 
 
 def plain(status: ModelServiceStatus | EnginePoolStatus) -> Json:

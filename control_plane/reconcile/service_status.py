@@ -6,8 +6,8 @@ from typing import Final
 
 from control_plane.observe.observed import Observed
 from control_plane.observe.pods import seconds
-from control_plane.reconcile.conditions import Saying, conditions, saying
-from control_plane.reconcile.goal import Goal, rollout_state
+from control_plane.reconcile.conditions import ConditionUpdate, condition_update, conditions
+from control_plane.reconcile.desired_state import DesiredState, rollout_state
 from control_plane.rollout import RolloutPlan, RolloutState, Verdict
 from tandem.kube.kinds import MODEL_SERVICE, Json
 from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, RevisionStatus, RolloutStatus
@@ -20,7 +20,7 @@ _STARTING: Final = Verdict("Progressing", "Its pools are being made.")
 
 
 @dataclass(frozen=True)
-class Standing:
+class ServiceState:
     """How a service stands. `verdict` is the rollout's, or that of what stands in its way."""
 
     verdict: Verdict
@@ -35,7 +35,7 @@ class Standing:
         return (self.verdict.done or rests) and not self.verdict.stalled
 
 
-def standing(observed: Observed, goal: Goal, plan: RolloutPlan | None, short: str) -> Standing:
+def service_state(observed: Observed, goal: DesiredState, plan: RolloutPlan | None, short: str) -> ServiceState:
     """`plan` is None while there is nothing to roll out."""
     weights = plan.weights if plan is not None else rollout_state(goal.status).weights
     available = any(weight and routable(observed, goal, name) for name, weight in weights.items())
@@ -43,18 +43,18 @@ def standing(observed: Observed, goal: Goal, plan: RolloutPlan | None, short: st
     if goal.blocked is not None:
         kept = f" Revision {goal.target.name} goes on." if goal.target is not None else ""
         said = f"{goal.blocked.sentence}{kept}"
-        return Standing(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, short)
-    return Standing(_STARTING if plan is None else plan.verdict, available, asleep, short)
+        return ServiceState(Verdict(goal.blocked.reason, said, stalled=True), available, asleep, short)
+    return ServiceState(_STARTING if plan is None else plan.verdict, available, asleep, short)
 
 
-def routable(observed: Observed, goal: Goal, revision: str) -> bool:
+def routable(observed: Observed, goal: DesiredState, revision: str) -> bool:
     """Whether every pool of the revision has a worker that takes work."""
     record = goal.records.get(revision)
     return record is not None and all(observed.ready(pool, revision) for pool in record.pools)
 
 
 def service_status(
-    observed: Observed, goal: Goal, plan: RolloutPlan | None, stands: Standing, url: str, now: float
+    observed: Observed, goal: DesiredState, plan: RolloutPlan | None, stands: ServiceState, url: str, now: float
 ) -> ModelServiceStatus:
     """What is to be written."""
     generation = int(observed.object["metadata"].get("generation", 0))
@@ -88,7 +88,7 @@ def as_object(observed: Observed, status: Json) -> Json:
     }
 
 
-def is_held(observed: Observed) -> bool:
+def awaits_routers(observed: Observed) -> bool:
     """Whether a service that is complete waits for routers to hear of it."""
     stated = (observed.object.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "Unknown" for each in stated)
@@ -104,44 +104,44 @@ def _unheard(observed: Observed, weights: dict[str, int]) -> str:
     return f"Routers that do not know which revisions get requests: {', '.join(names[:_NAMED_MAX])}{others}."
 
 
-def _ready(stands: Standing, unheard: str, before: Condition | None, now: float) -> Saying:
+def _ready(stands: ServiceState, unheard: str, before: Condition | None, now: float) -> ConditionUpdate:
     """A service becomes ready when every router that takes requests has heard of it, or has had its time to. One that
     was ready stays it: requests find it."""
     verdict = stands.verdict
     if not stands.ready:
         short = stands.short if not verdict.stalled else ""
         if short:
-            return saying("Ready", False, "InsufficientCapacity", f"{verdict.message} {short}")
-        return saying("Ready", False, verdict.reason, verdict.message)
+            return condition_update("Ready", False, "InsufficientCapacity", f"{verdict.message} {short}")
+        return condition_update("Ready", False, verdict.reason, verdict.message)
     if not unheard or (before is not None and before.status == "True"):
-        return saying("Ready", True, verdict.reason, verdict.message)
+        return condition_update("Ready", True, verdict.reason, verdict.message)
     since = seconds(before.last_transition_time) if before is not None and before.status == "Unknown" else None
     if since is None or now - since < HEARD_WITHIN_S:
-        return Saying("Ready", "Unknown", "RoutersNotReached", unheard)
-    return saying("Ready", True, verdict.reason, f"{verdict.message} {unheard}")
+        return ConditionUpdate("Ready", "Unknown", "RoutersNotReached", unheard)
+    return condition_update("Ready", True, verdict.reason, f"{verdict.message} {unheard}")
 
 
-def _sayings(stands: Standing, ready: Saying) -> Iterator[Saying]:
+def _sayings(stands: ServiceState, ready: ConditionUpdate) -> Iterator[ConditionUpdate]:
     verdict, said = stands.verdict, (ready.reason, ready.message)
     yield ready
     reconciling = ready.status != "True" and not verdict.stalled
-    yield saying("Reconciling", reconciling, *(said if reconciling else ("Settled", "")))
-    yield saying("Stalled", verdict.stalled, *(said if verdict.stalled else ("Going", "")))
+    yield condition_update("Reconciling", reconciling, *(said if reconciling else ("Settled", "")))
+    yield condition_update("Stalled", verdict.stalled, *(said if verdict.stalled else ("Going", "")))
     if stands.available:
-        yield saying("Available", True, "Routable", "Every pool of a revision with traffic has a worker.")
+        yield condition_update("Available", True, "Routable", "Every pool of a revision with traffic has a worker.")
     elif stands.asleep:
-        yield saying("Available", False, "ScaledToZero", "The first request wakes the service.")
+        yield condition_update("Available", False, "ScaledToZero", "The first request wakes the service.")
     else:
-        yield saying("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
+        yield condition_update("Available", False, "NoRoutableRevision", "No revision has a worker in every pool.")
 
 
-def _revisions(observed: Observed, goal: Goal, weights: dict[str, int]) -> Iterator[RevisionStatus]:
+def _revisions(observed: Observed, goal: DesiredState, weights: dict[str, int]) -> Iterator[RevisionStatus]:
     names = {each.revision for each in observed.workers} | set(weights)
     for name in sorted(names):
         yield RevisionStatus(name, weights.get(name, 0), routable(observed, goal, name))
 
 
-def _pools(observed: Observed, goal: Goal) -> Iterator[PoolStatus]:
+def _pools(observed: Observed, goal: DesiredState) -> Iterator[PoolStatus]:
     newest = goal.target.name if goal.target is not None else ""
     for name in sorted({*observed.engine_pools, *(each.pool for each in observed.workers)}):
         pods = observed.pods_of(name)

@@ -8,7 +8,7 @@ from control_plane.objects.names import DELETION_COST, GATE, REVISION, labels_of
 from control_plane.objects.workload import workload
 from control_plane.observe.observed import Observed, Pod
 from control_plane.reconcile.align import Alignment
-from control_plane.reconcile.goal import Goal
+from control_plane.reconcile.desired_state import DesiredState
 from control_plane.reconcile.plan import Deletion
 from control_plane.rollout import RolloutPlan
 from tandem.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB, LEADER_WORKER_SET, POD, Json, Kind, Ref
@@ -22,7 +22,9 @@ Counts = Mapping[tuple[str, str], int]
 """Replicas by pool and revision."""
 
 
-def counts_of(observed: Observed, goal: Goal, aligned: Alignment, plan: RolloutPlan) -> dict[tuple[str, str], int]:
+def counts_of(
+    observed: Observed, goal: DesiredState, aligned: Alignment, plan: RolloutPlan
+) -> dict[tuple[str, str], int]:
     """Replicas of every Deployment that there is or is to be."""
     found: dict[tuple[str, str], int] = {}
     for revision in sorted({name for _, name in plan.replicas}):
@@ -39,7 +41,7 @@ def counts_of(observed: Observed, goal: Goal, aligned: Alignment, plan: RolloutP
     return found
 
 
-def objects(observed: Observed, goal: Goal, counts: Counts, retired: tuple[str, ...]) -> list[Json]:
+def objects(observed: Observed, goal: DesiredState, counts: Counts, retired: tuple[str, ...]) -> list[Json]:
     """Deployments or LeaderWorkerSets and their settings, of pools whose EnginePool is there to own them."""
     found: list[Json] = []
     for (pool, revision), count in sorted(counts.items()):

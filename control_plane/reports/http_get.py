@@ -14,7 +14,7 @@ BYTES_MAX: Final = 16 << 20
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """Where a router listens. `host` is an address or a name; brackets around IPv6 are added where they belong."""
 
     host: str
@@ -22,7 +22,7 @@ class Place:
     secure: bool = False
 
     @classmethod
-    def parse(cls, url: str) -> "Place":
+    def parse(cls, url: str) -> "Endpoint":
         """Of `http://host:port` or `https://host:port`. Raises `bad_setting`."""
         parts = urlsplit(url)
         try:
@@ -38,7 +38,9 @@ class Place:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-async def get(place: Place, path: str, timeout_s: float, tls: ssl.SSLContext | None = None, key: str = "") -> bytes:
+async def get(
+    place: Endpoint, path: str, timeout_s: float, tls: ssl.SSLContext | None = None, key: str = ""
+) -> bytes:
     """The body. Raises `link_lost` when nobody answers in time or the answer breaks off, `not_allowed` for a 401 or
     403, and `protocol_mismatch` for any other status than 200 or for what is too long."""
     if place.secure and tls is None:
@@ -56,7 +58,7 @@ async def get(place: Place, path: str, timeout_s: float, tls: ssl.SSLContext | N
     return body
 
 
-async def _exchange(place: Place, path: str, tls: ssl.SSLContext | None, key: str) -> tuple[int, bytes]:
+async def _exchange(place: Endpoint, path: str, tls: ssl.SSLContext | None, key: str) -> tuple[int, bytes]:
     url = f"{'https' if place.secure else 'http'}://{place.authority}{path}"
     headers = {"authorization": f"Bearer {key}"} if key else {}
     verify = tls if place.secure and tls is not None else False

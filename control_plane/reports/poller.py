@@ -5,8 +5,8 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 
-from control_plane.reports.books import Books
-from control_plane.reports.http_get import Place, get
+from control_plane.reports.aggregator import ReportAggregate
+from control_plane.reports.http_get import Endpoint, get
 from control_plane.reports.wire import RouterReport, read_report
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -20,14 +20,14 @@ class Poller:
 
     def __init__(
         self,
-        routers: Callable[[], Mapping[str, Place]],
+        routers: Callable[[], Mapping[str, Endpoint]],
         clock: Clock,
         *,
         timeout_s: float = 2.0,
         tls: ssl.SSLContext | None = None,
         key: str = "",
     ) -> None:
-        self.books = Books()
+        self.books = ReportAggregate()
         self._routers = routers
         self._clock = clock
         self._timeout_s = timeout_s
@@ -35,7 +35,7 @@ class Poller:
         self._key = key
         self._silent = frozenset[str]()
 
-    async def poll(self) -> Books:
+    async def poll(self) -> ReportAggregate:
         """One round; takes at most the timeout. Routers that do not answer are logged once."""
         routers = dict(self._routers())
         answers = await asyncio.gather(*(self._ask(place) for place in routers.values()))
@@ -47,7 +47,7 @@ class Poller:
         self.books = self.books.round(routers, reports, self._clock.now())
         return self.books
 
-    async def _ask(self, place: Place) -> RouterReport | TandemError:
+    async def _ask(self, place: Endpoint) -> RouterReport | TandemError:
         try:
             workers, revisions = await asyncio.gather(
                 get(place, "/v1/workers", self._timeout_s, self._tls, self._key),

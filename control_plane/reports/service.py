@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from control_plane.autoscale.learning import WorkerSample
 from control_plane.autoscale.model import PoolLoad, ServiceLoad
-from control_plane.reports.books import Books
+from control_plane.reports.aggregator import ReportAggregate
 from control_plane.reports.wire import WorkerReport
 from tandem.spec.service import Spec
 
@@ -41,7 +41,7 @@ class ServiceObserved:
         return f"{self.namespace}/{self.name}"
 
 
-def service_load(service: ServiceObserved, books: Books, now: float) -> ServiceLoad:
+def service_load(service: ServiceObserved, books: ReportAggregate, now: float) -> ServiceLoad:
     """`now` is wall-clock time."""
     demand, workers = books.demand(service.full_name), books.workers()
     told = {name: _told(pool, workers) for name, pool in service.pools.items()}
@@ -67,7 +67,7 @@ def service_load(service: ServiceObserved, books: Books, now: float) -> ServiceL
     )
 
 
-def samples(service: ServiceObserved, books: Books, now: float) -> dict[str, list[WorkerSample]]:
+def samples(service: ServiceObserved, books: ReportAggregate, now: float) -> dict[str, list[WorkerSample]]:
     """By pool, what its workers tell of their speed. Without a pod's time of readiness a router's counts."""
     workers = books.workers()
     return {

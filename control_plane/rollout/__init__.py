@@ -4,8 +4,8 @@ from control_plane.rollout.decide import step
 from control_plane.rollout.model import (
     Failure,
     Health,
-    PoolGoal,
     PoolPods,
+    PoolTarget,
     Progress,
     RevisionObserved,
     RolloutPlan,
@@ -13,19 +13,19 @@ from control_plane.rollout.model import (
     RolloutState,
     Verdict,
 )
-from control_plane.rollout.shares import pool_goal
+from control_plane.rollout.shares import pool_target
 
 __all__ = [
     "Failure",
     "Health",
-    "PoolGoal",
     "PoolPods",
+    "PoolTarget",
     "Progress",
     "RevisionObserved",
     "RolloutPlan",
     "RolloutSpec",
     "RolloutState",
     "Verdict",
-    "pool_goal",
+    "pool_target",
     "step",
 ]

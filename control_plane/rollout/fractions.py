@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil, floor
 
-from control_plane.rollout.model import PoolGoal
+from control_plane.rollout.model import PoolTarget
 
-Goals = tuple[PoolGoal, ...]
+PoolTargets = tuple[PoolTarget, ...]
 Pods = Mapping[str, int]
 WHOLE = Fraction(1)
 NOTHING = Fraction(0)
 
 
-def largest(goals: Goals, room: Pods, most: Fraction) -> dict[str, int]:
+def largest(goals: PoolTargets, room: Pods, most: Fraction) -> dict[str, int]:
     """The most pods that fit into `room`, of at most the share `most`; none at all where one pool has no room."""
     if most <= 0 or any(room[goal.name] < 1 for goal in goals):
         return {goal.name: 0 for goal in goals}
@@ -25,7 +25,7 @@ def largest(goals: Goals, room: Pods, most: Fraction) -> dict[str, int]:
     return {goal.name: min(room[goal.name], max(1, ceil(share * goal.replicas))) for goal in goals}
 
 
-def smallest(goals: Goals, floors: Pods, least: Fraction) -> dict[str, int]:
+def smallest(goals: PoolTargets, floors: Pods, least: Fraction) -> dict[str, int]:
     """The fewest pods that are at least `floors`, of at least the share `least`; in every pool one, or in none."""
     share = max(least, reaching(goals, floors))
     if share <= 0:
@@ -33,24 +33,24 @@ def smallest(goals: Goals, floors: Pods, least: Fraction) -> dict[str, int]:
     return {goal.name: _kept(goal, floors[goal.name], share) for goal in goals}
 
 
-def reaching(goals: Goals, floors: Pods) -> Fraction:
+def reaching(goals: PoolTargets, floors: Pods) -> Fraction:
     """The smallest share whose pods, rounded up, are at least `floors`."""
     needed = [Fraction(floors[goal.name] - 1, goal.replicas) for goal in goals if floors[goal.name] > 0]
     return max(needed) + grain(goals) if needed else NOTHING
 
 
-def grain(goals: Goals) -> Fraction:
+def grain(goals: PoolTargets) -> Fraction:
     """Less than any two shares of these pools can lie apart: one pod in each pool when rounded up."""
     most = max(1, *(goal.replicas for goal in goals))
     return Fraction(1, 4 * most * most)
 
 
-def _fitting(goal: PoolGoal, room: int, fine: Fraction) -> Fraction:
+def _fitting(goal: PoolTarget, room: int, fine: Fraction) -> Fraction:
     """The largest share whose pods fit into `room`, or miss it by less than one where rounding up is not allowed."""
     return Fraction(room, goal.replicas) if goal.surge else Fraction(room + 1, goal.replicas) - fine
 
 
-def _kept(goal: PoolGoal, floor_pods: int, share: Fraction) -> int:
+def _kept(goal: PoolTarget, floor_pods: int, share: Fraction) -> int:
     if goal.surge:
         return max(1, ceil(share * goal.replicas))
     return max(1, floor_pods, floor(share * goal.replicas))

@@ -14,7 +14,7 @@ FailureKind = Literal["gate", "deadline", "errors", "slo"]
 
 
 @dataclass(frozen=True)
-class PoolGoal:
+class PoolTarget:
     """One pool of the spec. `replicas` is what scaling wants now; `surge` and `unavailable` are pods, not percent."""
 
     name: str
@@ -31,7 +31,7 @@ class RolloutSpec:
     """What the user asks for: `revision` is to have `weight` percent; 100 replaces the others."""
 
     revision: str
-    pools: tuple[PoolGoal, ...]
+    pools: tuple[PoolTarget, ...]
     weight: int = 100
     paused: bool = False
     auto_rollback: bool = True

@@ -4,12 +4,12 @@ A percentage of surge is rounded up and one of unavailability down, as Deploymen
 capacity.
 """
 
-from control_plane.rollout.model import PoolGoal
+from control_plane.rollout.model import PoolTarget
 
 
-def pool_goal(name: str, replicas: int, max_surge: int | str, max_unavailable: int | str) -> PoolGoal:
+def pool_target(name: str, replicas: int, max_surge: int | str, max_unavailable: int | str) -> PoolTarget:
     """The goal of one pool that wants `replicas` now; shares are pods or a percentage such as `25%`."""
-    return PoolGoal(name, replicas, _pods(max_surge, replicas, up=True), _pods(max_unavailable, replicas, up=False))
+    return PoolTarget(name, replicas, _pods(max_surge, replicas, up=True), _pods(max_unavailable, replicas, up=False))
 
 
 def _pods(share: int | str, replicas: int, *, up: bool) -> int:

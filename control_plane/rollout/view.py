@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control_plane.rollout.model import PoolGoal, RevisionObserved, RolloutSpec, RolloutState
+from control_plane.rollout.model import PoolTarget, RevisionObserved, RolloutSpec, RolloutState
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class View:
     stable: str | None
     rejected: bool
     """The spec's revision has failed and is to go."""
-    goals: tuple[PoolGoal, ...] = field(init=False)
+    goals: tuple[PoolTarget, ...] = field(init=False)
     serving: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class View:
         return routable
 
 
-def feasible(pools: tuple[PoolGoal, ...], alive: int) -> tuple[PoolGoal, ...]:
+def feasible(pools: tuple[PoolTarget, ...], alive: int) -> tuple[PoolTarget, ...]:
     """The goals under which a rollout can always go on, for `alive` revisions with pods.
 
     Scaling to zero is one decision for a service: while one pool wants a pod, every pool has one, and never are all
@@ -95,10 +95,10 @@ def feasible(pools: tuple[PoolGoal, ...], alive: int) -> tuple[PoolGoal, ...]:
     return tuple(_feasible(pool, max(pool.replicas, 1) if awake else 0, alive) for pool in pools)
 
 
-def _feasible(pool: PoolGoal, replicas: int, alive: int) -> PoolGoal:
+def _feasible(pool: PoolTarget, replicas: int, alive: int) -> PoolTarget:
     surge = pool.surge
     if replicas <= 1 or pool.unavailable == 0:
         surge = max(surge, 1)
     if alive > 2:
         surge = max(surge, alive - 1)
-    return PoolGoal(pool.name, replicas, surge, min(pool.unavailable, max(0, replicas - 1)))
+    return PoolTarget(pool.name, replicas, surge, min(pool.unavailable, max(0, replicas - 1)))

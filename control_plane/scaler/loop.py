@@ -6,8 +6,8 @@ from typing import Final
 
 from control_plane.reports.poller import Poller
 from control_plane.reports.service import ServiceObserved
-from control_plane.scaler.board import Board
-from control_plane.scaler.keeper import Keeper, Look
+from control_plane.scaler.metric_cache import MetricCache
+from control_plane.scaler.state import ScalingDecision, ScalingState
 from tandem.core.clock import Clock
 
 EVERY_S: Final = 2.0
@@ -22,13 +22,13 @@ class ScalingLoop:
         self,
         poller: Poller,
         services: Callable[[], Iterable[ServiceObserved]],
-        board: Board,
+        board: MetricCache,
         clock: Clock,
         every_s: float = EVERY_S,
     ) -> None:
-        self.looks: dict[tuple[str, str], Look] = {}
+        self.looks: dict[tuple[str, str], ScalingDecision] = {}
         """The latest of each service, for status and metrics."""
-        self.keeper = Keeper()
+        self.keeper = ScalingState()
         self._poller = poller
         self._services = services
         self._board = board

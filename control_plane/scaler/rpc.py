@@ -4,7 +4,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from control_plane.scaler.board import PoolName
+from control_plane.scaler.metric_cache import PoolName
 from protos import externalscaler_pb2 as wire
 from tandem.core.errors import TandemError
 

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from control_plane.scaler import rpc
-from control_plane.scaler.board import STALE_S, Board, PoolAnswer, PoolName
+from control_plane.scaler.metric_cache import STALE_S, MetricCache, PoolAnswer, PoolName
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.link.grpc_tls import server_credentials
@@ -41,7 +41,7 @@ class ScalerSettings:
 class ScalerServer:
     """Answers from `board`."""
 
-    def __init__(self, board: Board, clock: Clock, settings: ScalerSettings) -> None:
+    def __init__(self, board: MetricCache, clock: Clock, settings: ScalerSettings) -> None:
         self._board = board
         self._clock = clock
         self._settings = settings
@@ -141,7 +141,9 @@ async def _abort(context: Context, error: TandemError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-async def serve(board: Board, clock: Clock, settings: ScalerSettings, tls: TlsSettings | None = None) -> ScalerServer:
+async def serve(
+    board: MetricCache, clock: Clock, settings: ScalerSettings, tls: TlsSettings | None = None
+) -> ScalerServer:
     """A server that listens. Raises `bad_setting`."""
     server = ScalerServer(board, clock, settings)
     await server.start(tls or TlsSettings())

@@ -15,7 +15,7 @@ from kv_transfer.index.redis_connection import Connect
 from kv_transfer.index.redis_nodes import RedisNodes
 from kv_transfer.index.redis_scripts import HOLDERS, LOOK_UP
 from kv_transfer.index.redis_settings import RedisSettings
-from kv_transfer.index.redis_wire import Elsewhere, read_answer
+from kv_transfer.index.redis_wire import RedisHolder, read_answer
 from tandem.core.errors import TandemError
 from tandem.core.kv import packed_names
 from tandem.core.metrics import Meter
@@ -84,7 +84,7 @@ class RedisIndex:
         answer = await self._nodes.evaluate(HOLDERS, (prefix,), self._settings.publish_s)
         return frozenset(each.decode() for each in cast(Sequence[bytes], answer))
 
-    async def longest(self, names: Sequence[bytes], service: str = _OWN) -> dict[str, Elsewhere]:
+    async def longest(self, names: Sequence[bytes], service: str = _OWN) -> dict[str, RedisHolder]:
         """How far each holder of a service's blocks gets, by its id. Of more than `NAMES_MAX` names those between two
         that were looked up are taken for held when the second is: a name stands for its whole prefix, and what turns
         out to be missing is computed."""

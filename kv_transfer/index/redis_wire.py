@@ -15,7 +15,7 @@ _ENTRY: Final = struct.Struct(ENTRY)
 _NUMBER: Final = struct.Struct(">I")
 
 
-class Elsewhere(NamedTuple):
+class RedisHolder(NamedTuple):
     """How many leading blocks of a prompt a holder has, as Redis knows it."""
 
     hello: Hello
@@ -28,7 +28,7 @@ def encoded(hello: Hello) -> bytes:
     return msgspec.msgpack.encode(hello)
 
 
-def read_answer(answer: Sequence[bytes], names: int) -> dict[str, Elsewhere]:
+def read_answer(answer: Sequence[bytes], names: int) -> dict[str, RedisHolder]:
     """The holders in the answer to a look-up of `names` names, by holder id. Of one that has told of itself under two
     numbers the longer prefix counts. Raises `ValueError` when the answer is torn."""
     if len(answer) % 2 != 1 or len(answer[0]) < _NUMBER.size:
@@ -38,12 +38,12 @@ def read_answer(answer: Sequence[bytes], names: int) -> dict[str, Elsewhere]:
     rows = _rows(answer[0], bits)
     if len(rows) > names:
         raise ValueError(f"{names} names were asked for and {len(rows)} answered")
-    found: dict[str, Elsewhere] = {}
+    found: dict[str, RedisHolder] = {}
     for number, held in leading(rows, (1 << len(records)) - 1).items():
         hello = records[number]
         known = found.get(hello.worker_id)
         if known is None or held.total > known.held.total:
-            found[hello.worker_id] = Elsewhere(hello, held._replace(known_by="redis"))
+            found[hello.worker_id] = RedisHolder(hello, held._replace(known_by="redis"))
     return found
 
 

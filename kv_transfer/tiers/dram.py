@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from kv_transfer.tiers.crew import Crew
-from kv_transfer.tiers.crew_reading import CrewReading, Job
-from kv_transfer.tiers.landing import Landing, copy_bytes
+from kv_transfer.tiers.backend import BackendOwner, BlockRead, BlockReadFailed, Item, Wanted
 from kv_transfer.tiers.passes import PIECE_BYTES, Passes
 from kv_transfer.tiers.runs import runs
-from kv_transfer.tiers.shelf import Brought, Failed, Item, ShelfOwner, Wanted
+from kv_transfer.tiers.slot_writer import SlotWriter, copy_bytes
+from kv_transfer.tiers.thread_pool import ThreadPool
+from kv_transfer.tiers.threaded_reading import Job, ThreadedReading
 from tandem.core.kv import Layout
 from tandem.engine.digest import Digester
 from tandem.engine.memory import HostMemory
@@ -30,8 +30,8 @@ PageLock = Callable[[memoryview], None]
 from the device run at full speed beside its computing. Engines on the CPU need none."""
 
 
-class DramShelf:
-    """`kv_transfer.tiers.shelf.Shelf` in host memory. A place is a slot of `memory`.
+class DramBackend:
+    """`kv_transfer.tiers.backend.StorageBackend` in host memory. A place is a slot of `memory`.
 
     Raises `bad_setting` when the operating system refuses that much memory.
     """
@@ -54,15 +54,15 @@ class DramShelf:
         self._passes = Passes(Digester(layout), layout.block_bytes)
         self._together = max(1, PIECE_BYTES // layout.block_bytes)
         """Blocks that are copied in one piece, where they lie one after the other."""
-        self._crew = Crew(threads, "tier-dram")
-        self._writing = self._crew.lane()
+        self._thread_pool = ThreadPool(threads, "tier-dram")
+        self._writing = self._thread_pool.lane()
         self._threads = threads
         self._stall_s = stall_s
         self._free = list(reversed(range(blocks)))
         self._kept: list[_Kept] = [(b"", b"")] * blocks
         """By place."""
 
-    def open(self, owner: ShelfOwner) -> None:
+    def open(self, owner: BackendOwner) -> None:
         owner.usable(True, "")
 
     async def write(
@@ -111,30 +111,30 @@ class DramShelf:
         self._kept[place] = item.name, item.words
         return place
 
-    def read(self, wanted: Sequence[Wanted], memory: BlockMemory) -> CrewReading:
+    def read(self, wanted: Sequence[Wanted], memory: BlockMemory) -> ThreadedReading:
         total = len(wanted) * self._pool.block_bytes
         share = max(_INLINE_BYTES, min(_JOB_BYTES, total // (2 * self._threads)))
         size = max(1, share // self._pool.block_bytes)
         batches = [wanted[start : start + size] for start in range(0, len(wanted), size)]
         jobs = [(batch, self._job(batch, memory)) for batch in batches]
-        return CrewReading(self._crew, jobs, self._stall_s, lambda error: "io_error", lambda number: None)
+        return ThreadedReading(self._thread_pool, jobs, self._stall_s, lambda error: "io_error", lambda number: None)
 
     def _job(self, wanted: Sequence[Wanted], memory: BlockMemory) -> Job:
         slots, places = [each.slot for each in wanted], [each.place for each in wanted]
         kept = [self._kept[place] for place in places]
 
-        def work(landing: Landing) -> tuple[Brought | Failed, ...]:
-            outcomes = list[Brought | Failed]()
+        def work(landing: SlotWriter) -> tuple[BlockRead | BlockReadFailed, ...]:
+            outcomes = list[BlockRead | BlockReadFailed]()
             for start, end in runs(slots, places, self._together):
                 found = self._brought(wanted[start:end], memory, landing)
                 for each, what, words in zip(wanted[start:end], kept[start:end], found, strict=True):
                     good = what == (each.name, words)
-                    outcomes.append(Brought(each.index, words) if good else Failed(each.index, "digest"))
+                    outcomes.append(BlockRead(each.index, words) if good else BlockReadFailed(each.index, "digest"))
             return tuple(outcomes)
 
         return work
 
-    def _brought(self, wanted: Sequence[Wanted], memory: BlockMemory, landing: Landing) -> list[bytes]:
+    def _brought(self, wanted: Sequence[Wanted], memory: BlockMemory, landing: SlotWriter) -> list[bytes]:
         """Copy blocks that lie one after the other on both sides; the content words of what has arrived."""
         size, first, count = self._pool.block_bytes, wanted[0], len(wanted)
         source = self._pool.buffer[first.place * size : (first.place + count) * size]
@@ -158,5 +158,5 @@ class DramShelf:
         self._free.append(place)
 
     async def close(self, within_s: float) -> None:
-        await self._crew.close(within_s)
+        await self._thread_pool.close(within_s)
         self._pool.close()

@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Final
 
-from kv_transfer.tiers.books import TierBook
-from kv_transfer.tiers.demotion import Demotion
-from kv_transfer.tiers.level import Level, report
-from kv_transfer.tiers.offload import Offload
-from kv_transfer.tiers.pins import PinBook
+from kv_transfer.tiers.backend import HeldSpace, StorageBackend
+from kv_transfer.tiers.index import TierIndex
+from kv_transfer.tiers.pins import PinTable
+from kv_transfer.tiers.pool_offload import PoolOffload
+from kv_transfer.tiers.protocol import Changed, Lost, OffloadCandidate, Pinning, Restored
 from kv_transfer.tiers.quotas import Quotas
-from kv_transfer.tiers.restoring import Restoring
+from kv_transfer.tiers.restore import TierRestore
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import HeldSpace, Shelf
 from kv_transfer.tiers.speed import Speed
-from kv_transfer.tiers.tiers import Changed, Lost, Offer, Pinning, Restored
+from kv_transfer.tiers.tier import Tier, report
+from kv_transfer.tiers.tier_offload import TierOffload
 from tandem.core.clock import Clock
 from tandem.core.messages import TierCost
 from tandem.core.metrics import Meter
@@ -29,40 +29,40 @@ _CHECKING: Final = 2
 
 
 class LocalTiers:
-    """`kv_transfer.tiers.tiers.Tiers` over shelves, the fastest first. Made, used and closed on one event loop."""
+    """`kv_transfer.tiers.protocol.Tiers` over shelves, the fastest first. Made, used and closed on one event loop."""
 
     def __init__(
-        self, space: HeldSpace, shelves: Sequence[Shelf], clock: Clock, meter: Meter, settings: TierSettings
+        self, space: HeldSpace, backends: Sequence[StorageBackend], clock: Clock, meter: Meter, settings: TierSettings
     ) -> None:
-        assert shelves, "tiers without a tier"
+        assert backends, "tiers without a tier"
         self._clock = clock
         self._settings = settings
         self._block_bytes = space.layout.block_bytes
         self._watchers: list[Changed] = []
-        top = shelves[0].blocks
-        pinnable = settings.pin_share * min(shelf.blocks for shelf in shelves)
+        top = backends[0].blocks
+        pinnable = settings.pin_share * min(backend.blocks for backend in backends)
         own = max(1, int(pinnable * settings.tenant_share))
-        self._pins = PinBook(Quotas(own), max(1, int(pinnable)))
-        self._levels = tuple(self._level(shelf, meter) for shelf in shelves)
+        self._pins = PinTable(Quotas(own), max(1, int(pinnable)))
+        self._levels = tuple(self._level(backend, meter) for backend in backends)
         batch = max(1, settings.batch_bytes // self._block_bytes)
         writes = settings.write_threads + _CHECKING + 1
-        at_once = settings.copy_threads if shelves[0].tier == "dram" else writes
+        at_once = settings.copy_threads if backends[0].tier == "dram" else writes
         # What is held for being copied is kept from whoever waits for blocks: an eighth of the pool is the bound.
         held = max(1, min(batch, space.memory.blocks // (8 * at_once)))
-        self._offload = Offload(space, self._levels[0], settings.offers_max, held, at_once)
-        self._demotion: Demotion | None = None
+        self._offload = PoolOffload(space, self._levels[0], settings.offers_max, held, at_once)
+        self._tier_offload: TierOffload | None = None
         if len(self._levels) > 1:
             spared = 0 if settings.write_through else int((1.0 - settings.clean_share) * top)
             upper, lower = self._levels
-            self._demotion = Demotion(upper, lower, spared, batch, writes)
+            self._tier_offload = TierOffload(upper, lower, spared, batch, writes)
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
-    def _level(self, shelf: Shelf, meter: Meter) -> Level:
-        quotas = Quotas(max(1, int(self._settings.tenant_share * shelf.blocks)))
-        book = TierBook(shelf.blocks, quotas, self._pinned)
-        speed = Speed(*_PRIORS[shelf.tier], self._block_bytes)
-        return Level(shelf, book, speed, self._block_bytes, meter, self._told)
+    def _level(self, backend: StorageBackend, meter: Meter) -> Tier:
+        quotas = Quotas(max(1, int(self._settings.tenant_share * backend.blocks)))
+        book = TierIndex(backend.blocks, quotas, self._pinned)
+        speed = Speed(*_PRIORS[backend.tier], self._block_bytes)
+        return Tier(backend, book, speed, self._block_bytes, meter, self._told)
 
     def _pinned(self, name: bytes) -> bool:
         return self._pins.pinned(name, self._clock.now())
@@ -70,10 +70,10 @@ class LocalTiers:
     def open(self) -> None:
         """Begin. What an earlier run left on NVMe is found in the background and told as it is."""
         for level in self._levels:
-            level.shelf.open(level)
+            level.backend.open(level)
         self._spawn(self._offload.run(), "tier-offload")
-        if self._demotion is not None:
-            self._spawn(self._demotion.run(), "tier-demotion")
+        if self._tier_offload is not None:
+            self._spawn(self._tier_offload.run(), "tier-demotion")
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -83,7 +83,7 @@ class LocalTiers:
     # -- looking --
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[Tier, ...]:
         """The tiers, the fastest first, for whoever lends from them and fills them."""
         return self._levels
 
@@ -118,15 +118,15 @@ class LocalTiers:
         self._watchers.append(changed)
 
     def _told(self, tier: str, stored: tuple[bytes, ...], removed: tuple[bytes, ...]) -> None:
-        if self._demotion is not None:
-            self._demotion.told(tier, stored, removed)
+        if self._tier_offload is not None:
+            self._tier_offload.told(tier, stored, removed)
         if (stored or removed) and not self._closed:
             for changed in self._watchers:
                 changed(tier, stored, removed)
 
     # -- keeping --
 
-    def offer(self, offers: Sequence[Offer]) -> None:
+    def offer(self, offers: Sequence[OffloadCandidate]) -> None:
         for offer in offers:
             self._offload.offer(offer)
 
@@ -156,7 +156,7 @@ class LocalTiers:
     async def restore(
         self, targets: Sequence[FetchTarget], memory: BlockMemory, deadline: float
     ) -> AsyncGenerator[tuple[Restored | Lost, ...], None]:
-        batches = Restoring(self._levels, targets, memory, self._clock).batches(deadline)
+        batches = TierRestore(self._levels, targets, memory, self._clock).batches(deadline)
         try:
             async for batch in batches:
                 yield batch
@@ -168,8 +168,8 @@ class LocalTiers:
     async def settle(self) -> None:
         """Wait until everything offered is copied, and what is to be demoted is."""
         await self._offload.idle.wait()
-        if self._demotion is not None:
-            await self._demotion.idle.wait()
+        if self._tier_offload is not None:
+            await self._tier_offload.idle.wait()
 
     def abandon(self) -> None:
         """Stop where everything stands, as when the process is killed."""

@@ -1,15 +1,15 @@
 """Tiers without disk or threads, for tests and simulation: the decisions of `LocalTiers` over simulated shelves."""
 
+from kv_transfer.tiers.backend import HeldSpace, StorageBackend
 from kv_transfer.tiers.local import LocalTiers
-from kv_transfer.tiers.memory_shelf import MemoryDisk, MemoryShelf, ShelfPace
+from kv_transfer.tiers.memory_backend import MemoryBackend, MemoryDisk, SimulatedSpeed
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import HeldSpace, Shelf
 from tandem.core.clock import Clock
 from tandem.core.metrics import Meter
 from tandem.engine.digest import Digester
 
-DRAM_PACE = ShelfPace(10e9, 100e-6)
-NVME_PACE = ShelfPace(3e9, 500e-6)
+DRAM_PACE = SimulatedSpeed(10e9, 100e-6)
+NVME_PACE = SimulatedSpeed(3e9, 500e-6)
 
 
 def memory_tiers(
@@ -19,21 +19,21 @@ def memory_tiers(
     meter: Meter,
     disk: MemoryDisk | None = None,
     dram: MemoryDisk | None = None,
-    dram_pace: ShelfPace = DRAM_PACE,
-    nvme_pace: ShelfPace = NVME_PACE,
+    dram_pace: SimulatedSpeed = DRAM_PACE,
+    nvme_pace: SimulatedSpeed = NVME_PACE,
 ) -> LocalTiers:
     """The tiers that `settings` ask for, open. Give the same `disk` again and what was on NVMe is found again; faults
     of DRAM are caused in `dram`."""
     size, digester = space.layout.block_bytes, Digester(space.layout)
-    shelves: list[Shelf] = []
+    backends: list[StorageBackend] = []
     if settings.dram_bytes >= size:
-        shelves.append(
-            MemoryShelf("dram", settings.dram_bytes // size, digester, size, dram_pace, dram or MemoryDisk())
+        backends.append(
+            MemoryBackend("dram", settings.dram_bytes // size, digester, size, dram_pace, dram or MemoryDisk())
         )
     if settings.nvme_bytes >= size:
-        shelves.append(
-            MemoryShelf("nvme", settings.nvme_bytes // size, digester, size, nvme_pace, disk or MemoryDisk())
+        backends.append(
+            MemoryBackend("nvme", settings.nvme_bytes // size, digester, size, nvme_pace, disk or MemoryDisk())
         )
-    tiers = LocalTiers(space, shelves, clock, meter, settings)
+    tiers = LocalTiers(space, backends, clock, meter, settings)
     tiers.open()
     return tiers

@@ -9,11 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kv_transfer.tiers.backend import BackendOwner, BlockRead, BlockReadFailed, Item, Record, Wanted
 from kv_transfer.tiers.backoff import Backoff
-from kv_transfer.tiers.crew import Crew
-from kv_transfer.tiers.crew_reading import CrewReading, Job
 from kv_transfer.tiers.disk import Disk, reason_of
-from kv_transfer.tiers.landing import Landing
 from kv_transfer.tiers.mac import Seals
 from kv_transfer.tiers.nvme_scan import FoundSegment, Stray, scan
 from kv_transfer.tiers.nvme_writing import Run, SegmentWriter
@@ -21,7 +19,9 @@ from kv_transfer.tiers.record import Shape, fits
 from kv_transfer.tiers.segment_io import Segment, SegmentIo
 from kv_transfer.tiers.segment_log import SegmentLog, index_of, place_of, segment_of
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import Brought, Failed, Item, Record, ShelfOwner, Wanted
+from kv_transfer.tiers.slot_writer import SlotWriter
+from kv_transfer.tiers.thread_pool import ThreadPool
+from kv_transfer.tiers.threaded_reading import Job, ThreadedReading
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
@@ -39,8 +39,9 @@ _PASSING: Final = ("disk_full", "read_only", "missing", "busy")
 """What keeps a disk from taking more while what it has can still be read."""
 
 
-class NvmeShelf:
-    """`kv_transfer.tiers.shelf.Shelf` on a disk. Raises `bad_setting` when not one block fits into a segment."""
+class NvmeBackend:
+    """`kv_transfer.tiers.backend.StorageBackend` on a disk. Raises `bad_setting` when not one block fits into a
+    segment."""
 
     tier = "nvme"
     memory: BlockMemory | None = None
@@ -67,8 +68,8 @@ class NvmeShelf:
         self._meter = meter
         reads, writes = settings.read_threads, settings.write_threads
         self._io = SegmentIo(shape, digester, settings.batch_bytes, reads, writes)
-        self._readers = Crew(reads + CHECKING, "tier-read")
-        self._writers = Crew(writes + CHECKING, "tier-write")
+        self._readers = ThreadPool(reads + CHECKING, "tier-read")
+        self._writers = ThreadPool(writes + CHECKING, "tier-write")
         self._segments_max = settings.nvme_bytes // settings.segment_bytes
         self._log = SegmentLog(self._segments_max)
         self._writer = SegmentWriter(
@@ -79,18 +80,18 @@ class NvmeShelf:
         self._up = self._paused = False
         self._read_errors = 0
         self._life: asyncio.Task[None] | None = None
-        self._owner: ShelfOwner | None = None
+        self._owner: BackendOwner | None = None
         self.blocks = (self._segments_max - 1) * records
 
     # -- life --
 
-    def open(self, owner: ShelfOwner) -> None:
+    def open(self, owner: BackendOwner) -> None:
         self._owner = owner
         self._writer.owner = owner
         self._life = asyncio.get_running_loop().create_task(self._live(), name="tier-nvme")
 
     @property
-    def owner(self) -> ShelfOwner:
+    def owner(self) -> BackendOwner:
         assert self._owner is not None, "not open"
         return self._owner
 
@@ -249,7 +250,7 @@ class NvmeShelf:
 
     # -- reading --
 
-    def read(self, wanted: Sequence[Wanted], memory: BlockMemory) -> CrewReading:
+    def read(self, wanted: Sequence[Wanted], memory: BlockMemory) -> ThreadedReading:
         runs = _runs(wanted, self._io.batch)
         segments = [self._writer.use(segment_of(run[0].place)) for run in runs]
         jobs = [(run, self._job(segment, run, memory)) for segment, run in zip(segments, runs, strict=True)]
@@ -259,14 +260,14 @@ class NvmeShelf:
             if segment is not None:
                 self._writer.unuse(segment)
 
-        return CrewReading(self._readers, jobs, self._settings.stall_s, self._read_failed, over)
+        return ThreadedReading(self._readers, jobs, self._settings.stall_s, self._read_failed, over)
 
     def _job(self, segment: Segment | None, run: Sequence[Wanted], memory: BlockMemory) -> Job:
         if segment is None:
-            return lambda landing: tuple(Failed(each.index, "gone") for each in run)
+            return lambda landing: tuple(BlockReadFailed(each.index, "gone") for each in run)
         first = index_of(run[0].place)
 
-        def work(landing: Landing) -> tuple[Brought | Failed, ...]:
+        def work(landing: SlotWriter) -> tuple[BlockRead | BlockReadFailed, ...]:
             outcomes = self._io.read(segment, first, run, memory, landing)
             self._read_errors = 0
             return outcomes

@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from kv_transfer.tiers.crew import Lane
 from kv_transfer.tiers.disk import Disk, reason_of
 from kv_transfer.tiers.mac import Seals
 from kv_transfer.tiers.record import ALIGN, RecordHead, Unreadable, decode_segment
 from kv_transfer.tiers.segment_io import Segment, SegmentIo
+from kv_transfer.tiers.thread_pool import Lane
 
 _NAME: Final = re.compile(r"([0-9a-f]{16})\.kv")
 _HEADS_PER_JOB: Final = 256

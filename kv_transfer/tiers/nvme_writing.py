@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from kv_transfer.tiers.crew import Crew
+from kv_transfer.tiers.backend import BackendOwner, Item
 from kv_transfer.tiers.disk import Disk, DiskFile, aligned_buffer, reason_of
 from kv_transfer.tiers.mac import Seal
 from kv_transfer.tiers.nvme_scan import Stray, file_name
 from kv_transfer.tiers.record import ALIGN, SegmentHead, encode_segment
 from kv_transfer.tiers.segment_io import Segment, SegmentIo
 from kv_transfer.tiers.segment_log import SegmentLog, index_of, place_of, segment_of
-from kv_transfer.tiers.shelf import Item, ShelfOwner
+from kv_transfer.tiers.thread_pool import ThreadPool
 from tandem.core.entropy import Entropy
 from tandem.engine.protocol import BlockMemory
 
@@ -52,7 +52,7 @@ class SegmentWriter:
         seal: Seal,
         records: int,
         entropy: Entropy,
-        crew: Crew,
+        crew: ThreadPool,
         stall_s: float,
     ) -> None:
         self._disk = disk
@@ -61,7 +61,7 @@ class SegmentWriter:
         self._seal = seal
         self._records = records
         self._entropy = entropy
-        self._crew = crew
+        self._thread_pool = crew
         self._lane = crew.lane()
         self._making_room = crew.lane()
         """Its turn comes next: everything that is to be written waits for it."""
@@ -74,7 +74,7 @@ class SegmentWriter:
         self.segments: dict[int, Segment] = {}
         self.strays: list[Stray] = []
         """Files of no use, the newest first: the first to go when room is needed."""
-        self.owner: ShelfOwner | None = None
+        self.owner: BackendOwner | None = None
 
     # -- appending --
 
@@ -180,7 +180,7 @@ class SegmentWriter:
         """Wait for a job, but not for a disk that does not answer: then it raises `TimeoutError`."""
         while not future.done():
             done, _ = await asyncio.wait((future,), timeout=self._stall_s)
-            if not done and self._crew.busy_for_s() >= self._stall_s:
+            if not done and self._thread_pool.busy_for_s() >= self._stall_s:
                 raise TimeoutError("the disk does not answer")
 
     async def _remove_stray(self) -> None:

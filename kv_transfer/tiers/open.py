@@ -4,14 +4,14 @@ import re
 from dataclasses import dataclass
 
 from kv_transfer.tickets import Keyring
+from kv_transfer.tiers.backend import HeldSpace, StorageBackend
 from kv_transfer.tiers.disk import SystemDisk
-from kv_transfer.tiers.dram import DramShelf, PageLock
+from kv_transfer.tiers.dram import DramBackend, PageLock
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.mac import Seals
-from kv_transfer.tiers.nvme import NvmeShelf
+from kv_transfer.tiers.nvme import NvmeBackend
 from kv_transfer.tiers.record import shape_of
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import HeldSpace, Shelf
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.metrics import Meter
@@ -44,16 +44,16 @@ def open_tiers(
 
     Raises `bad_setting`: the memory cannot be had, or a block does not fit into a segment.
     """
-    shelves: list[Shelf] = []
+    backends: list[StorageBackend] = []
     layout, digester = space.layout, Digester(space.layout)
     if settings.dram_bytes >= layout.block_bytes:
         blocks = settings.dram_bytes // layout.block_bytes
-        shelves.append(DramShelf(blocks, layout, settings.copy_threads, settings.stall_s, page_lock))
+        backends.append(DramBackend(blocks, layout, settings.copy_threads, settings.stall_s, page_lock))
     if settings.nvme_bytes and settings.nvme_dir is not None:
         disk = SystemDisk(settings.nvme_dir / _folder(identity.owner))
         shape, seals = shape_of(layout, identity.root), Seals(keyring)
-        shelves.append(NvmeShelf(disk, shape, digester, seals, settings, clock, entropy, meter))
-    tiers = LocalTiers(space, shelves, clock, meter, settings)
+        backends.append(NvmeBackend(disk, shape, digester, seals, settings, clock, entropy, meter))
+    tiers = LocalTiers(space, backends, clock, meter, settings)
     tiers.open()
     return tiers
 

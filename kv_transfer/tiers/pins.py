@@ -4,8 +4,8 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from kv_transfer.tiers.protocol import Pinning
 from kv_transfer.tiers.quotas import Quotas
-from kv_transfer.tiers.tiers import Pinning
 
 
 class _Pin(msgspec.Struct, gc=False):
@@ -14,7 +14,7 @@ class _Pin(msgspec.Struct, gc=False):
     expires: float
 
 
-class PinBook:
+class PinTable:
     """Pins of names, whether their blocks are here yet or not. `now` is on one monotonic clock, seconds.
 
     A tenant has at most as many pins as `quotas` say, and all together have `total_max`. A tenant that is at its

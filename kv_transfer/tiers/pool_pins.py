@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
-from kv_transfer.tiers.pins import PinBook
+from kv_transfer.tiers.pins import PinTable
+from kv_transfer.tiers.protocol import Changed, Lost, OffloadCandidate, Pinning, Restored
 from kv_transfer.tiers.quotas import Quotas
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.tiers import Changed, Lost, Offer, Pinning, Restored
 from tandem.core.clock import Clock
 from tandem.core.messages import TierCost
 from tandem.engine.protocol import BlockMemory, FetchTarget
@@ -24,7 +24,7 @@ class PinningPool(Protocol):
 
 
 class PoolPins:
-    """`kv_transfer.tiers.tiers.Tiers` of a worker whose stage for vLLM is its DRAM tier: kept prefixes stay in it.
+    """`kv_transfer.tiers.protocol.Tiers` of a worker whose stage for vLLM is its DRAM tier: kept prefixes stay in it.
 
     A pinned block gives way after all that are not pinned. Pins take at most `pin_share` of the stage's blocks, those
     of one tenant at most `tenant_share` of that, and each ends by itself after its time to live. No tier lies below:
@@ -38,7 +38,7 @@ class PoolPins:
         self._settings = settings
         self._clock = clock
         self._block_bytes = pool.memory.block_bytes
-        self._pins = PinBook(Quotas(max(1, int(pinnable * settings.tenant_share))), max(1, int(pinnable)))
+        self._pins = PinTable(Quotas(max(1, int(pinnable * settings.tenant_share))), max(1, int(pinnable)))
         pool.keep_while(lambda name: self._pins.pinned(name, clock.now()))
 
     def where(self, names: Sequence[bytes]) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class PoolPins:
     def expected_s(self, tiers: Sequence[str], block_bytes: int) -> float:
         return 0.0
 
-    def offer(self, offers: Sequence[Offer]) -> None:
+    def offer(self, offers: Sequence[OffloadCandidate]) -> None:
         """The pool has them already."""
 
     async def restore(

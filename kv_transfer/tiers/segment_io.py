@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from kv_transfer.tiers.backend import BlockRead, BlockReadFailed, Item, Wanted
 from kv_transfer.tiers.disk import DiskFile, aligned_buffer
-from kv_transfer.tiers.landing import Landing, copy_bytes
 from kv_transfer.tiers.passes import PIECE_BYTES, Passes
 from kv_transfer.tiers.record import (
     ALIGN,
@@ -28,7 +28,7 @@ from kv_transfer.tiers.record import (
     encode_record,
 )
 from kv_transfer.tiers.runs import runs
-from kv_transfer.tiers.shelf import Brought, Failed, Item, Wanted
+from kv_transfer.tiers.slot_writer import SlotWriter, copy_bytes
 from tandem.engine.digest import Digester
 from tandem.engine.protocol import BlockMemory
 
@@ -179,8 +179,8 @@ class SegmentIo:
         return hasher.digest() if self._passes.words_while(seal) == item.words else None
 
     def read(
-        self, segment: Segment, first: int, wanted: Sequence[Wanted], memory: BlockMemory, landing: Landing
-    ) -> tuple[Brought | Failed, ...]:
+        self, segment: Segment, first: int, wanted: Sequence[Wanted], memory: BlockMemory, landing: SlotWriter
+    ) -> tuple[BlockRead | BlockReadFailed, ...]:
         """Bring records `first`, `first + 1`, … into slots, each when it is what its name says."""
         with self._buffer(len(wanted)) as buffer:
             with self._reads:
@@ -191,19 +191,25 @@ class SegmentIo:
             )
 
     def _land(
-        self, segment: Segment, index: int, wanted: Wanted, record: memoryview, memory: BlockMemory, landing: Landing
-    ) -> Brought | Failed:
+        self,
+        segment: Segment,
+        index: int,
+        wanted: Wanted,
+        record: memoryview,
+        memory: BlockMemory,
+        landing: SlotWriter,
+    ) -> BlockRead | BlockReadFailed:
         """Copy a body to its slot, which is nobody's until the body has proved to be what its head says."""
         try:
             head = self._head(segment, index, wanted.name, record)
         except Unreadable as problem:
-            return Failed(wanted.index, problem.reason)
+            return BlockReadFailed(wanted.index, problem.reason)
         body, slot, hasher = self._body(record), memory.block(wanted.slot), segment.head.seal.body()
         for piece in self._passes.pieces:
             hasher.update(body[piece])
             landing.bring(slot[piece], body[piece])
         good = hmac.compare_digest(hasher.digest(), head.body_tag)
-        return Brought(wanted.index, head.words) if good else Failed(wanted.index, "torn")
+        return BlockRead(wanted.index, head.words) if good else BlockReadFailed(wanted.index, "torn")
 
     def _head(self, segment: Segment, index: int, name: bytes, record: memoryview) -> RecordHead:
         """The genuine head of a whole record. Raises `Unreadable`."""

@@ -1,6 +1,6 @@
 """The `mem` transport: pulls inside one process, on asyncio alone, for tests and simulation.
 
-A `MemoryFabric` stands for the network: it knows who serves where, and a `PathPolicy` given by the caller says how
+A `MemoryNetwork` stands for the network: it knows who serves where, and a `PathPolicy` given by the caller says how
 long bytes take and what goes wrong. Nothing here opens a socket or starts a thread.
 """
 
@@ -13,10 +13,10 @@ from typing import Final, Protocol
 
 from kv_transfer.transport.protocol import (
     Answer,
+    BlockReceived,
     BlockSink,
     Delivered,
     ExportSource,
-    Landed,
     Offer,
     PullEvent,
     PullOpen,
@@ -75,7 +75,7 @@ class PerfectPath:
         return data
 
 
-class MemoryFabric:
+class MemoryNetwork:
     """The network of one process or one simulation."""
 
     def __init__(self, policy: PathPolicy | None = None) -> None:
@@ -98,7 +98,7 @@ class MemoryFabric:
 class MemoryTransport:
     """`kv_transfer.transport.protocol.Transport` over a fabric, as the process called `name`."""
 
-    def __init__(self, fabric: MemoryFabric, name: str) -> None:
+    def __init__(self, fabric: MemoryNetwork, name: str) -> None:
         self._fabric = fabric
         self._name = name
         self._source: ExportSource | None = None
@@ -226,13 +226,13 @@ class MemoryPull:
             else:
                 return
 
-    def _land(self, parcel: _Parcel) -> Landed | Delivered:
+    def _land(self, parcel: _Parcel) -> BlockReceived | Delivered:
         path, sink = self._path, self._sink
         arrived, holder, receiver = path.policy.arrived, path.holder, path.receiver
         landed = []
         for offer, data in zip(parcel.offers, parcel.data, strict=True):
             sink.block(offer.index)[:] = arrived(holder, receiver, data)
-            landed.append(Landed(offer.index, offer.handle))
+            landed.append(BlockReceived(offer.index, offer.handle))
         return together(tuple(landed))
 
     async def acknowledge(self) -> None:

@@ -14,8 +14,8 @@ from typing import Final
 from kv_transfer.transport import sockets
 from kv_transfer.transport.limits import ConnectionLimits
 from kv_transfer.transport.nixl_agent import NixlAgent
-from kv_transfer.transport.nixl_landing import Known, NixlLanding
-from kv_transfer.transport.nixl_serving import NixlCarrier, Progress, numbered
+from kv_transfer.transport.nixl_receiving import KnownAgents, NixlReceiver
+from kv_transfer.transport.nixl_serving import AgentPoller, NixlCarrier, numbered
 from kv_transfer.transport.protocol import BlockSink, ExportSource, PullEvent, PullOpen
 from kv_transfer.transport.pulling import Connection, PullClient, StreamPull
 from kv_transfer.transport.serving import PullServer
@@ -43,8 +43,8 @@ class NixlTransport:
     def __init__(self, settings: NixlSettings, make_agent: Callable[[str], NixlAgent] = NixlAgent) -> None:
         self._settings = settings
         self._make_agent = make_agent
-        self._known: Known | None = None
-        self._progress: Progress | None = None
+        self._known: KnownAgents | None = None
+        self._progress: AgentPoller | None = None
         self._client = PullClient(self._connect, settings.limits)
         self._server: PullServer | None = None
         self._pulls: dict[NixlPull, None] = {}
@@ -58,7 +58,7 @@ class NixlTransport:
         assert self._server is None, "already serving"
         settings, agent, memory = self._settings, self._agents().agent, source.memory
         agent.register(memory.buffer)
-        progress = self._progress = Progress(agent, settings.limits.stall_s)
+        progress = self._progress = AgentPoller(agent, settings.limits.stall_s)
         listener = await sockets.listen(settings.host, settings.port, settings.limits.connections_max)
         carrier = numbered(lambda number: NixlCarrier(agent, memory, progress, number))
         self._server = PullServer(listener, source, carrier, settings.limits, lambda sock: sockets.tune(sock, None))
@@ -90,14 +90,14 @@ class NixlTransport:
         if known is not None:
             known.agent.close()
 
-    def _agents(self) -> Known:
+    def _agents(self) -> KnownAgents:
         if self._known is None:
-            self._known = Known(self._make_agent(self._settings.name))
+            self._known = KnownAgents(self._make_agent(self._settings.name))
         return self._known
 
     async def _connect(self, address: str) -> Connection:
         stall_s = self._settings.limits.stall_s
-        landing = NixlLanding(self._agents(), stall_s)
+        landing = NixlReceiver(self._agents(), stall_s)
         return Connection(Wire(await sockets.connect(address, SCHEME, None), address, stall_s), landing)
 
 
@@ -119,7 +119,7 @@ class NixlPull:
 
     async def close(self) -> None:
         landing = self._pull.connection.landing
-        assert isinstance(landing, NixlLanding), "a nixl pull lands over nixl"
+        assert isinstance(landing, NixlReceiver), "a nixl pull lands over nixl"
         await landing.settle()
         self._open_pulls.pop(self, None)
         await self._pull.close()

@@ -6,7 +6,7 @@ from typing import Final
 
 from kv_transfer.transport.frames import Pool
 from kv_transfer.transport.nixl_agent import NixlAgent
-from kv_transfer.transport.nixl_landing import EAGER_S, NOTICE, POLL_S
+from kv_transfer.transport.nixl_receiving import EAGER_S, NOTICE, POLL_S
 from kv_transfer.transport.protocol import Offer
 from kv_transfer.transport.rpc import encode_pool
 from kv_transfer.transport.wire import Wire, framed
@@ -17,7 +17,7 @@ _SELDOM_S: Final = 0.02
 _PATIENCE_S: Final = 600.0
 
 
-class Progress:
+class AgentPoller:
     """Polls the agent as long as somebody reads: some ways of reading need the holder's own hands.
 
     Beyond `stall_s` after an offer it does so seldom, but long: a receiver that gave up keeps slots it was to fill to
@@ -79,7 +79,7 @@ class Progress:
 class NixlCarrier:
     """`kv_transfer.transport.serving.Carrier`: nothing follows an offer, the receiver takes the blocks itself."""
 
-    def __init__(self, agent: NixlAgent, memory: BlockMemory, progress: Progress, connection: int) -> None:
+    def __init__(self, agent: NixlAgent, memory: BlockMemory, progress: AgentPoller, connection: int) -> None:
         self._agent = agent
         self._memory = memory
         self._progress = progress

@@ -44,7 +44,7 @@ class PullOpen:
     names: tuple[bytes, ...]
 
 
-class Landed(msgspec.Struct, frozen=True, gc=False):
+class BlockReceived(msgspec.Struct, frozen=True, gc=False):
     """The bytes of `names[index]` are in the sink's block; `handle.digests` are what they must hash to."""
 
     index: int
@@ -55,10 +55,10 @@ class Landed(msgspec.Struct, frozen=True, gc=False):
 class Delivered:
     """Blocks that arrived together, in order; at least one. What small blocks cost, they cost once."""
 
-    blocks: tuple[Landed, ...]
+    blocks: tuple[BlockReceived, ...]
 
 
-def together(landed: tuple[Landed, ...]) -> "Landed | Delivered":
+def together(landed: tuple[BlockReceived, ...]) -> "BlockReceived | Delivered":
     """Blocks that arrived together, at least one, as one event."""
     return Delivered(landed) if len(landed) > 1 else landed[0]
 
@@ -76,7 +76,7 @@ class Alive:
     """The holder is still at it; nothing is ready yet."""
 
 
-PullEvent = Landed | Delivered | Missing | Alive | FirstTokens
+PullEvent = BlockReceived | Delivered | Missing | Alive | FirstTokens
 """`FirstTokens` is the last event of a pull whose prefill sampled."""
 
 

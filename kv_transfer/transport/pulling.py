@@ -1,6 +1,6 @@
 """The receiver's end of KV connections over stream sockets: connect or reuse, ask, take what comes.
 
-How the bytes of an offer get into the sink is the `Landing`'s business; everything else is equal for `tcp` and
+How the bytes of an offer get into the sink is the `BlockReceiver`'s business; everything else is equal for `tcp` and
 `shm`. A connection whose pull came to its end carries the next one; any other is closed.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from kv_transfer.transport.frames import ANSWER_BYTES_MAX, GREETING, Failed, Offers, Pool, Refused
 from kv_transfer.transport.limits import ConnectionLimits
-from kv_transfer.transport.protocol import BlockSink, Delivered, Landed, Missing, PullEvent, PullOpen, is_reuse
+from kv_transfer.transport.protocol import BlockReceived, BlockSink, Delivered, Missing, PullEvent, PullOpen, is_reuse
 from kv_transfer.transport.rpc import decode_holder, encode_acknowledge, encode_open, encode_refused
 from kv_transfer.transport.wire import Wire, framed
 from tandem.core.errors import TandemError
@@ -21,14 +21,14 @@ from tandem.engine.protocol import FirstTokens
 _HOLDER_CODES: Final = ("transfer_failed", "ticket_refused", "stale_epoch", "kv_gone", "protocol_mismatch")
 
 
-class Landing(Protocol):
+class BlockReceiver(Protocol):
     """How bytes arrive on one connection. Lives as long as the connection."""
 
     async def introduce(self, wire: Wire, pool: Pool) -> None:
         """The holder shows its pool."""
         ...
 
-    def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
+    def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[BlockReceived | Delivered, None]:
         """Bring the bytes of `offers` into the sink, in order. What is small is told together."""
         ...
 
@@ -40,7 +40,7 @@ class Connection:
     """A connected wire with its landing. `greeted` is False until the first request has been sent."""
 
     wire: Wire
-    landing: Landing
+    landing: BlockReceiver
     greeted: bool = False
 
     def close(self) -> None:

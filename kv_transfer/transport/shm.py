@@ -19,7 +19,15 @@ from typing import Final
 
 from kv_transfer.transport.frames import Offers, Pool
 from kv_transfer.transport.limits import ConnectionLimits
-from kv_transfer.transport.protocol import BlockSink, Delivered, ExportSource, Landed, Offer, PullOpen, together
+from kv_transfer.transport.protocol import (
+    BlockReceived,
+    BlockSink,
+    Delivered,
+    ExportSource,
+    Offer,
+    PullOpen,
+    together,
+)
 from kv_transfer.transport.pulling import Connection, PullClient, StreamPull
 from kv_transfer.transport.rpc import encode_pool
 from kv_transfer.transport.serving import PullServer
@@ -126,7 +134,7 @@ class ShmTransport:
         except BaseException:
             sock.close()
             raise
-        return Connection(UnixWire(sock, address, self._settings.limits.stall_s), _ShmLanding(self._mappings))
+        return Connection(UnixWire(sock, address, self._settings.limits.stall_s), _ShmReceiver(self._mappings))
 
 
 class _ShmCarrier:
@@ -148,7 +156,7 @@ class _ShmCarrier:
         return []
 
 
-class _ShmLanding:
+class _ShmReceiver:
     """Copies offered slots out of the mapped pool."""
 
     def __init__(self, mappings: "_Mappings") -> None:
@@ -171,13 +179,15 @@ class _ShmLanding:
             os.close(fd)
         self._block_bytes, self._blocks = pool.block_bytes, pool.blocks
 
-    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
+    async def land(
+        self, wire: Wire, offers: Offers, sink: BlockSink
+    ) -> AsyncGenerator[BlockReceived | Delivered, None]:
         size, copied = self._block_bytes, 0
         most = max(1, (_SMALL_TOGETHER_BYTES if size <= _SMALL_BYTES else _TOGETHER_BYTES) // max(1, size))
         for start in range(0, len(offers.indices), most):
             indices, handles = offers.indices[start : start + most], offers.handles[start : start + most]
             self._copy(wire, indices, handles, sink)
-            yield together(tuple(map(Landed, indices, handles)))
+            yield together(tuple(map(BlockReceived, indices, handles)))
             copied += len(indices) * size
             if copied >= _COPY_BYTES_PER_TICK:
                 copied = 0

@@ -12,7 +12,15 @@ from typing import Final
 from kv_transfer.transport import sockets
 from kv_transfer.transport.frames import Offers, Pool
 from kv_transfer.transport.limits import ConnectionLimits
-from kv_transfer.transport.protocol import BlockSink, Delivered, ExportSource, Landed, Offer, PullOpen, together
+from kv_transfer.transport.protocol import (
+    BlockReceived,
+    BlockSink,
+    Delivered,
+    ExportSource,
+    Offer,
+    PullOpen,
+    together,
+)
 from kv_transfer.transport.pulling import Connection, PullClient, StreamPull
 from kv_transfer.transport.secure_wire import SecureWire, TlsRefused
 from kv_transfer.transport.serving import PullServer
@@ -99,7 +107,7 @@ class TcpTransport:
             raise
         sock = await sockets.connect(address, self.scheme, self._settings.buffer_bytes)
         if context is None:
-            return Connection(Wire(sock, address, limits.stall_s), _TcpLanding())
+            return Connection(Wire(sock, address, limits.stall_s), _TcpReceiver())
         host, _ = sockets.split(address, self.scheme)
         wire = SecureWire(sock, address, limits.stall_s, context, host, self._refusals.from_holder)
         try:
@@ -107,7 +115,7 @@ class TcpTransport:
         except BaseException:
             wire.close()
             raise
-        return Connection(wire, _TcpLanding())
+        return Connection(wire, _TcpReceiver())
 
 
 class _TcpCarrier:
@@ -123,13 +131,15 @@ class _TcpCarrier:
         return [self._memory.block(offer.handle.slot) for offer in offers]
 
 
-class _TcpLanding:
+class _TcpReceiver:
     """The bytes of the blocks follow the frame, straight into the sink's memory."""
 
     async def introduce(self, wire: Wire, pool: Pool) -> None:
         raise TandemError("transfer_failed", f"{wire.peer} offered shared memory over TCP")
 
-    async def land(self, wire: Wire, offers: Offers, sink: BlockSink) -> AsyncGenerator[Landed | Delivered, None]:
+    async def land(
+        self, wire: Wire, offers: Offers, sink: BlockSink
+    ) -> AsyncGenerator[BlockReceived | Delivered, None]:
         views, room, first, left = list[memoryview](), _READ_BYTES, 0, len(offers.indices)
         for index in offers.indices:
             views.append(sink.block(index))
@@ -138,7 +148,7 @@ class _TcpLanding:
             if room <= 0 or not left:
                 await wire.receive_into(views)
                 last = first + len(views)
-                yield together(tuple(map(Landed, offers.indices[first:last], offers.handles[first:last])))
+                yield together(tuple(map(BlockReceived, offers.indices[first:last], offers.handles[first:last])))
                 views, room, first = [], _READ_BYTES, last
 
     def close(self) -> None:

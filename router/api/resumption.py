@@ -7,9 +7,9 @@ import msgspec
 
 from router.api.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.api.openai.logprobs import Vocabulary
+from router.api.openai.parsed import ParsedChatFormat
 from router.api.openai.schema import ChatRequest, CompletionRequest
-from router.api.openai.spoken import SpokenFormat
-from router.api.parsers.speech import Speech
+from router.api.parsers.output import ParserSpec
 from router.generation import Generation, Resumed, Running, Sink
 from tandem.core.errors import TandemError
 
@@ -17,38 +17,38 @@ LAST_EVENT_ID: Final = "Last-Event-ID"
 _PLACE: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,10}){0,255}")
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ResumeContext(msgspec.Struct, frozen=True):
     """What of a request is not about tokens. Travels with it as `Generation.resume`."""
 
     chat: bool
     model: str
     created: int
     include_usage: bool
-    speech: Speech | None = None
+    speech: ParserSpec | None = None
 
 
-def facts_of(
-    request: ChatRequest | CompletionRequest, received_wall: float, speech: Speech | None = None
+def encode_resume_context(
+    request: ChatRequest | CompletionRequest, received_wall: float, speech: ParserSpec | None = None
 ) -> bytes | None:
     """For `Generation.resume`; None when the client did not ask for a resumable stream."""
     if not request.resumable:
         return None
     usage = bool(request.stream_options is not None and request.stream_options.include_usage)
     chat = isinstance(request, ChatRequest)
-    return msgspec.msgpack.encode(Facts(chat, request.model, int(received_wall), usage, speech))
+    return msgspec.msgpack.encode(ResumeContext(chat, request.model, int(received_wall), usage, speech))
 
 
-def facts(generation: Generation) -> Facts:
+def decode_resume_context(generation: Generation) -> ResumeContext:
     """Those of a resumable request."""
     assert generation.resume is not None, f"{generation.request_id} is not resumable"
-    return msgspec.msgpack.decode(generation.resume, type=Facts)
+    return msgspec.msgpack.decode(generation.resume, type=ResumeContext)
 
 
-def form_of(facts: Facts, request_id: str, vocabulary: Vocabulary, source: str) -> Format:
+def form_of(facts: ResumeContext, request_id: str, vocabulary: Vocabulary, source: str) -> Format:
     """The format of the first router and of every later one; `source` as `source_of` gives it."""
     label = Label(request_id, facts.created, facts.model, facts.include_usage)
     if facts.speech is not None:
-        return SpokenFormat(label, vocabulary, facts.speech, source)
+        return ParsedChatFormat(label, vocabulary, facts.speech, source)
     return ChatFormat(label, vocabulary) if facts.chat else CompletionFormat(label, vocabulary)
 
 
@@ -87,7 +87,7 @@ class Gathers(Protocol):
         ...
 
 
-class Rejoining:
+class ResumedStarter:
     """Starts an exchange in the middle of an answer: its generation runs already."""
 
     def __init__(self, resumed: Resumed, after: tuple[int, ...], answer: Gathers) -> None:
@@ -96,7 +96,7 @@ class Rejoining:
         self._answer = answer
 
     def start(self, generation: Generation, sink: Sink) -> Running:
-        """`router.api.exchange.Starter.start`. Raises `invalid_request` when the place is none of this answer."""
+        """`router.api.response.Starter.start`. Raises `invalid_request` when the place is none of this answer."""
         self._answer.gather()
         after = (0,) * len(self._after) if self._answer.from_start else self._after
         running = self._resumed.listen(sink, after)

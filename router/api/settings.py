@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from router.api.idempotency import IdempotencySettings
-from router.api.prefixes.prefixes import PrefixSettings
-from router.http_server.outlet import OutletLimits
+from router.api.prefixes.pinned import PrefixSettings
+from router.http_server.response_writer import ResponseWriterLimits
 from tandem.core.slo import TPOT_S, TTFT_S
 
 
@@ -17,7 +17,7 @@ class SloSettings:
 
 
 @dataclass(frozen=True)
-class FrontSettings:
+class ApiSettings:
     """Bounds on what a client may ask for and hold."""
 
     body_bytes_max: int = 8 << 20
@@ -50,5 +50,5 @@ class FrontSettings:
     """Output tokens that a resumable request may ask for, all sequences together: they are all kept."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins (`https://chat.example`) may ask from browsers; `*` lets all of them."""
-    outlet: OutletLimits = field(default_factory=OutletLimits)
+    outlet: ResponseWriterLimits = field(default_factory=ResponseWriterLimits)
     slo: SloSettings = field(default_factory=SloSettings)

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from router.discovery.model_service import DiscoveredService, by_model, service_of
 from router.discovery.pods import SELECTED, WorkerPod, worker_of
-from router.discovery.reading import Found, by_model, service_of
 from router.discovery.texts import TextSides
 from router.fleet.services import MemberFacts, ServiceFacts
 from tandem.core.clock import Clock
@@ -37,7 +37,7 @@ Connect = Callable[[], Awaitable[Cluster]]
 """Finds out how to reach the API server, without asking it anything. Raises `bad_setting`."""
 
 
-class Told(Protocol):
+class DiscoveryListener(Protocol):
     """`router.fleet.fleet.Fleet`, as far as discovery tells it anything."""
 
     def set_members(self, addresses: Sequence[str]) -> None: ...
@@ -48,7 +48,7 @@ class Told(Protocol):
 
 
 @dataclass(frozen=True)
-class Watching:
+class WatchDeps:
     """What watching needs of the process, and the text sides that it keeps current."""
 
     texts: TextSides
@@ -65,8 +65,8 @@ class KubernetesDiscovery:
         self,
         connect: Connect,
         namespaces: Sequence[str],
-        fleet: Told,
-        tools: Watching,
+        fleet: DiscoveryListener,
+        tools: WatchDeps,
         always: Sequence[str] = (),
         settings: ReflectorSettings | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class KubernetesDiscovery:
         self._settings = settings or _SETTINGS
         self._changed = asyncio.Event()
         self._cluster: Cluster | None = None
-        self._services: dict[Key, Found] = {}
+        self._services: dict[Key, DiscoveredService] = {}
         """As last understood: a service that a newer version wrote stays what it was."""
         self._said: tuple[str, ...] = ()
         self._lost = ""
@@ -142,8 +142,8 @@ class KubernetesDiscovery:
         self._fleet.set_members((*self._always, *sorted(members)))
         self._fleet.set_drains(_drains(members))
 
-    def _understood(self, services: Sequence[Reflector], problems: list[str]) -> list[Found]:
-        found: dict[Key, Found] = {}
+    def _understood(self, services: Sequence[Reflector], problems: list[str]) -> list[DiscoveredService]:
+        found: dict[Key, DiscoveredService] = {}
         for reflector in services:
             for obj in reflector.store:
                 key = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]

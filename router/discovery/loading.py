@@ -6,7 +6,7 @@ from typing import Final
 from router.api.chat_templates.render import FileRenderer, SimpleRenderer
 from router.api.chat_templates.templates import Templates
 from router.api.parsers.dialect import ParserSettings
-from router.discovery.reading import TextSource
+from router.discovery.model_service import TextSource
 from router.discovery.texts import TextSide
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import SimulatedSettings

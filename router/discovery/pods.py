@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.kube.kinds import Json
-from tandem.link.link_address import SCHEMES, TCP, LinkAddress
+from tandem.link.address import SCHEMES, TCP, LinkAddress
 from tandem.spec.service import API_GROUP
 
 SERVICE: Final = f"{API_GROUP}/service"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.api.chat_templates.render import Renderer
-from router.discovery.reading import TextSource
+from router.discovery.model_service import TextSource
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.process.logs import event

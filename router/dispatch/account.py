@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from router.dispatch.attempt import Attempt, Leg
-from router.dispatch.context import Tools
-from router.dispatch.story import Story, Summary
+from router.dispatch.attempt import Attempt, WorkerStream
+from router.dispatch.deps import DispatchDeps
+from router.dispatch.trace import DispatchTrace, Summary
 from router.dispatch.why_missed import Evidence
-from router.generation import Generation, Kept, Usage
+from router.generation import Generation, PrefixReplica, Usage
 from tandem.core.messages import AttemptReport
 from tandem.core.tiers import bounded
 
@@ -14,11 +14,11 @@ from tandem.core.tiers import bounded
 class Account:
     """Kept by one request, from its arrival to its end."""
 
-    def __init__(self, tools: Tools, generation: Generation, arrived: float) -> None:
+    def __init__(self, tools: DispatchDeps, generation: Generation, arrived: float) -> None:
         self._tools = tools
         self._generation = generation
         self._arrived = arrived
-        self._story = Story(generation, tools.entropy)
+        self._story = DispatchTrace(generation, tools.entropy)
         self._cached_expected: int | None = None
         """What the first placement counted on: what later ones find may be an attempt's own."""
         self._first_at: float | None = None
@@ -26,7 +26,7 @@ class Account:
         self.cached: int | None = None
         """Prompt tokens nobody had to compute, once a worker has told."""
         self._by_tier: Mapping[str, int] | None = None
-        self._kept: tuple[Kept, ...] = ()
+        self._kept: tuple[PrefixReplica, ...] = ()
         self._prompt_tokens = generation.prompt_tokens
         self.missed: Evidence | None = None
         """Of why not more of the prompt was to be had when it was first placed."""
@@ -66,7 +66,7 @@ class Account:
         if self._cached_expected is None:
             self._cached_expected = attempt.placement.cached_tokens
 
-    def reported(self, leg: Leg, report: AttemptReport) -> None:
+    def reported(self, leg: WorkerStream, report: AttemptReport) -> None:
         """The figures of a leg; the first that computed some of the prompt tells how much of it was cached, also when
         its attempt failed: what later attempts find is what this one has computed."""
         if report.spans:
@@ -75,7 +75,7 @@ class Account:
         if report.prompt_tokens:
             self._prompt_tokens = report.prompt_tokens
         if report.pinned_blocks:
-            self._kept += (Kept(leg.peer.worker_id, leg.peer.epoch, report.pinned_blocks),)
+            self._kept += (PrefixReplica(leg.peer.worker_id, leg.peer.epoch, report.pinned_blocks),)
         worked = report.tokens_computed or report.tokens_reused
         if leg.computes_prompt and worked and self.cached is None:
             # A worker that knows of no tiers has a pool.

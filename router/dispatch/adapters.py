@@ -1,7 +1,7 @@
 """LoRA adapters of requests: whose content counts, and the root names of what is computed with them. Pure.
 
-A name carries the adapter's content hash before the tenant's salt, as a worker derives it (`tandem.worker.desk`).
-"""
+A name carries the adapter's content hash before the tenant's salt, as a worker derives it
+(`tandem.worker.attempt_manager`)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

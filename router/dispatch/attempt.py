@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from router.dispatch.missing import Missing
+from router.dispatch.missing import MissingBlocks
 from router.dispatch.positions import Mismatch, Positions
 from router.fleet.peer import Peer
 from router.placement import Placement, Work
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
+    AttemptResumed,
     Cancel,
-    Claimed,
     SequenceOutput,
     TokenLogprob,
     WorkerCommand,
@@ -26,32 +26,32 @@ Deliver = Callable[
 _NOBODY: Final[Mapping[int, Positions]] = {}
 
 
-class LegOwner(Protocol):
+class WorkerStreamOwner(Protocol):
     """The request a leg belongs to."""
 
-    def advanced(self, leg: "Leg", output: SequenceOutput) -> None:
+    def advanced(self, leg: "WorkerStream", output: SequenceOutput) -> None:
         """The output was accepted and delivered; called while the leg is watched, and for every finish."""
         ...
 
-    def mismatched(self, leg: "Leg", mismatch: Mismatch) -> None: ...
+    def mismatched(self, leg: "WorkerStream", mismatch: Mismatch) -> None: ...
 
-    def leg_failed(self, leg: "Leg", code: str, message: str, param: str = "") -> None:
+    def stream_failed(self, leg: "WorkerStream", code: str, message: str, param: str = "") -> None:
         """The worker gave up on a live leg, for what the request says as `param` unless that is empty, or was lost
         (`worker_lost`)."""
         ...
 
-    def leg_reported(self, leg: "Leg", report: AttemptReport) -> None: ...
+    def stream_reported(self, leg: "WorkerStream", report: AttemptReport) -> None: ...
 
-    def leg_gone(self, leg: "Leg") -> None:
+    def stream_closed(self, leg: "WorkerStream") -> None:
         """The worker of a fenced leg is lost, and its report with it."""
         ...
 
-    def transferred(self, leg: "Leg", code: str) -> None:
+    def transferred(self, leg: "WorkerStream", code: str) -> None:
         """The fetch of a live leg has ended, with whatever it brought; `code` is empty when that was everything."""
         ...
 
 
-class Leg:
+class WorkerStream:
     """One attempt's work on one worker, and the hot path of every token.
 
     A live leg may bring positions. A fenced one brings nothing more; its handle stays open only for the
@@ -82,7 +82,7 @@ class Leg:
 
     def __init__(
         self,
-        owner: LegOwner,
+        owner: WorkerStreamOwner,
         peer: Peer,
         positions: Mapping[int, Positions],
         deliver: Deliver,
@@ -132,12 +132,12 @@ class Leg:
 
     def on_failed(self, failure: AttemptFailed) -> None:
         if self.live:
-            self.owner.leg_failed(self, failure.code, failure.message, failure.param)
+            self.owner.stream_failed(self, failure.code, failure.message, failure.param)
 
     def on_report(self, report: AttemptReport) -> None:
         if not self.reported:
             self.reported, self.computed = True, report.tokens_computed
-            self.owner.leg_reported(self, report)
+            self.owner.stream_reported(self, report)
 
     def on_progress(self, now: float, tokens: int) -> None:
         """The worker gets on with it: it is not stalled, however long it takes. It has computed `tokens` of its
@@ -148,15 +148,15 @@ class Leg:
         if self.live:
             self.owner.transferred(self, code)
 
-    def on_claimed(self, claimed: Claimed | None) -> None:
+    def on_claimed(self, claimed: AttemptResumed | None) -> None:
         """A leg has been claimed before it becomes one."""
 
     def on_lost(self, reason: str) -> None:
         self.open = False
         if self.live:
-            self.owner.leg_failed(self, "worker_lost", reason)
+            self.owner.stream_failed(self, "worker_lost", reason)
         else:
-            self.owner.leg_gone(self)
+            self.owner.stream_closed(self)
 
     def send(self, command: WorkerCommand) -> None:
         self.peer.send(command)
@@ -211,14 +211,14 @@ class Attempt:
 
     number: int
     placement: Placement
-    decode: Leg
-    prefill: Leg | None
+    decode: WorkerStream
+    prefill: WorkerStream | None
     first: dict[int, int]
     accepted_before: int
     span_id: str
     started: float
     patient_since: float
-    calls_off: Leg | None = None
+    calls_off: WorkerStream | None = None
     """The prefill that was given up and is being cancelled: what it has begun is not computed elsewhere before it
     has ended there, or `calls_off_until`."""
     calls_off_until: float = 0.0
@@ -226,14 +226,14 @@ class Attempt:
     """Once that has ended, the whole attempt goes elsewhere: nothing had been computed."""
     transferred: bool = False
     """Decode's fetch has ended: nobody wants prefill's blocks any more."""
-    missing: Missing | None = None
+    missing: MissingBlocks | None = None
     """What decode's fetch has not brought: decode waits for the word to compute it."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def progressed_s(self) -> float:
         """When a worker said last that it gets on."""
-        return max(leg.progressed_s for leg in self.legs())
+        return max(leg.progressed_s for leg in self.worker_streams())
 
-    def legs(self) -> tuple[Leg, ...]:
+    def worker_streams(self) -> tuple[WorkerStream, ...]:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)

@@ -7,28 +7,28 @@ from typing import Final
 
 from router.dispatch.admission import Admission, Admitted, FirstToken, Queued, QueueWait, Refused, refusal
 from router.dispatch.answer_log import AnswerLog
-from router.dispatch.books import check_legs
-from router.dispatch.context import Tools
-from router.dispatch.endings import never_fits
-from router.dispatch.hand_over import handed_over, hands_over, holds_now
+from router.dispatch.deps import DispatchDeps
+from router.dispatch.drain import DrainMigrator
+from router.dispatch.errors import never_fits
+from router.dispatch.failover import Failover
+from router.dispatch.invariants import check_worker_streams
 from router.dispatch.kv_memory import KvMemory
-from router.dispatch.mover import Mover
+from router.dispatch.kv_migration import can_migrate_kv, holds_now, with_migrated_kv
 from router.dispatch.phase import Phase
-from router.dispatch.placing import Found, Placing
-from router.dispatch.relief import Relief
+from router.dispatch.placing import PlacementResult, Placing
+from router.dispatch.prefill_rebalance import PrefillRebalancer
+from router.dispatch.request_state import RequestState
 from router.dispatch.resumables import Listening, Resumable, Resumables
+from router.dispatch.resume import ResumeManager
 from router.dispatch.retry_budget import RetryBudget
-from router.dispatch.returns import Returns
-from router.dispatch.running import RunningRequest
 from router.dispatch.serving import Serving
-from router.dispatch.standings import Standings, standings
-from router.dispatch.takeover import Takeover
+from router.dispatch.serving_status import ServingStatus, serving_status
 from router.dispatch.tallies import Tallies
 from router.fleet.fleet import Fleet
+from router.fleet.orphaned_holders import OrphanedHolder
 from router.fleet.peer import Peer
-from router.fleet.split_keeper import SplitKeeper
 from router.fleet.split_listing import FleetOutlook
-from router.fleet.strangers import Stranger
+from router.fleet.split_manager import SplitManager
 from router.generation import Generation, Resumed, Running, ServedModel, Sink
 from router.placement import Placement, Unplaced
 from tandem.core.errors import TandemError
@@ -45,28 +45,28 @@ something to begin with."""
 class Dispatcher:
     """Owns all requests between admission and their end. Give it to `Fleet.run` as the listener."""
 
-    def __init__(self, fleet: Fleet, tools: Tools) -> None:
+    def __init__(self, fleet: Fleet, tools: DispatchDeps) -> None:
         self._fleet = fleet
         self._tools = tools
         self._admission = Admission(tools.settings.admission)
         self._retries = RetryBudget(tools.settings.retry)
-        self._mover = Mover(tools, self)
+        self._drain_migrator = DrainMigrator(tools, self)
         self._placing = Placing(fleet, tools)
-        self._relief = Relief(tools, fleet, self._placing)
-        self._memory = KvMemory(fleet, tools, self._relief)
+        self._prefill_rebalancer = PrefillRebalancer(tools, fleet, self._placing)
+        self._memory = KvMemory(fleet, tools, self._prefill_rebalancer)
         self._first: dict[str, FirstToken] = {}
         """What is expected of those placed lately, by line."""
         self._resumables = Resumables(tools)
-        self._returns = Returns(fleet, tools, self._resumables, self)
+        self._returns = ResumeManager(fleet, tools, self._resumables, self)
         self._reserved = 0
-        self._requests: dict[int, RunningRequest] = {}
-        self._stranded: dict[int, RunningRequest] = {}
+        self._requests: dict[int, RequestState] = {}
+        self._stranded: dict[int, RequestState] = {}
         self._next_key = 1
         self._pump_due = False
         self._again: asyncio.TimerHandle | None = None
         self._serving = Serving(fleet, tools.settings.placement)
         self._tallies = Tallies()
-        self._splits = SplitKeeper(
+        self._splits = SplitManager(
             fleet, tools.costs, tools.settings, tools.loop, tools.clock, tools.entropy, tools.meter, tools.planner
         )
         self._idle = asyncio.Event()
@@ -83,7 +83,7 @@ class Dispatcher:
         self._tallies.arrived(generation.model)
         key = self._next_key
         self._next_key += 1
-        room = self._fleet.regrouping(generation.model) is None and self._serving.has_room(generation.model)
+        room = self._fleet.reconnect_holdoff(generation.model) is None and self._serving.has_room(generation.model)
         decision = self._admission.arrive(key, generation.line, generation.priority, room)
         if isinstance(decision, Queued) and (late := self._late_in_line(generation, decision.ahead)) is not None:
             self._admission.ended(key, self._tools.clock.now())
@@ -93,7 +93,7 @@ class Dispatcher:
                 self._splits.ended(generation, decision.code, placed=False)
             raise _error(decision)
         log = AnswerLog(generation, sink) if generation.resume is not None else None
-        request = RunningRequest(self, self._tools, generation, log or sink, key)
+        request = RequestState(self, self._tools, generation, log or sink, key)
         self._requests[key] = request
         self._idle.clear()
         self._tools.meter.set("tandem_requests_running", self._admission.held)
@@ -120,9 +120,9 @@ class Dispatcher:
         """None when a request could be served now, otherwise why not, in one sentence."""
         return "the router is draining" if self._admission.draining else self._serving.problem()
 
-    def standings(self) -> Standings:
+    def standings(self) -> ServingStatus:
         """What became of requests, per model and revision, and what waits."""
-        return standings(self._requests.values(), self._tallies, self._fleet.services, self._tools)
+        return serving_status(self._requests.values(), self._tallies, self._fleet.services, self._tools)
 
     def outlooks(self, models: Collection[str] = ()) -> tuple[FleetOutlook, ...]:
         """Which workers of role `auto` take prompts for others, and why: of these models, or of all."""
@@ -168,19 +168,19 @@ class Dispatcher:
         self._pump_soon()
 
     def left(self, peer: Peer, reason: str) -> None:
-        self._mover.gone(peer)
+        self._drain_migrator.gone(peer)
         self._placing.gone(peer.worker_id)
         self._memory.gone(peer.worker_id)
         self._splits.changed(peer)
-        self._relief.gone(peer.worker_id)
+        self._prefill_rebalancer.gone(peer.worker_id)
 
     def drains(self, peer: Peer) -> None:
         self._splits.changed(peer)
-        self._mover.drains(peer)
+        self._drain_migrator.drains(peer)
 
     def loaded(self, peer: Peer, load: Load) -> None:
         self._tools.costs.observe_load(peer.worker_id, load, peer.view.attended_tokens, peer.view.kind)
-        self._relief.loaded(peer)
+        self._prefill_rebalancer.loaded(peer)
         self._pump_soon()
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
@@ -193,14 +193,14 @@ class Dispatcher:
     def services_changed(self) -> None:
         self._pump_soon()
 
-    # ---- router.dispatch.context.Host ----
+    # ---- router.dispatch.deps.Host ----
 
-    def place_again(self, request: RunningRequest) -> None:
+    def place_again(self, request: RequestState) -> None:
         if request.phase is Phase.WAITING:
             self._stranded[request.key] = request
             self._try_stranded(request)
 
-    def place_beside(self, request: RunningRequest, avoid: tuple[str, int]) -> bool:
+    def place_beside(self, request: RequestState, avoid: tuple[str, int]) -> bool:
         found = self._placing.find(request, (avoid,))
         if isinstance(found, Unplaced) or not self._retries.spend():
             return False
@@ -213,11 +213,11 @@ class Dispatcher:
     def freed(self) -> None:
         self._pump_soon()
 
-    def obstacle(self, request: RunningRequest) -> Unplaced | None:
+    def obstacle(self, request: RequestState) -> Unplaced | None:
         found = self._placing.find(request)
         return found if isinstance(found, Unplaced) else self._held_back(request, found)
 
-    def peer(self, worker_id: str) -> Peer | Stranger | None:
+    def peer(self, worker_id: str) -> Peer | OrphanedHolder | None:
         return self._fleet.blocks.holder(worker_id)
 
     def holders(self, name: bytes) -> Collection[str]:
@@ -226,13 +226,13 @@ class Dispatcher:
     def queue_s(self, model: str) -> float:
         return self._fleet.services.queue_s(model, self._tools.settings.deadlines.queue_s)
 
-    def left_revision(self, request: RunningRequest, revision: str) -> None:
+    def left_revision(self, request: RequestState, revision: str) -> None:
         self._tallies.left(request.generation.model, revision)
 
     def retry_after_s(self, model: str) -> float:
         return self._admission.retry_after_s(model)
 
-    def over(self, request: RunningRequest) -> None:
+    def over(self, request: RequestState) -> None:
         ended, generation = request.ended(), request.generation
         self._tallies.ended(ended, self._fleet.services.of(generation.model))
         if generation.pin is None:
@@ -246,12 +246,12 @@ class Dispatcher:
             self._idle.set()
         self._pump_soon()
 
-    def forgotten(self, request: RunningRequest) -> None:
+    def forgotten(self, request: RequestState) -> None:
         del self._requests[request.key]
 
-    # ---- router.dispatch.mover.Streams ----
+    # ---- router.dispatch.drain.MigrationHost ----
 
-    def generated_on(self, peer: Peer) -> Iterable[RunningRequest]:
+    def generated_on(self, peer: Peer) -> Iterable[RequestState]:
         return [request for request in self._requests.values() if request.generated_on is peer]
 
     def move(self, key: int, reason: str) -> None:
@@ -263,15 +263,15 @@ class Dispatcher:
         decode, prefill = self._chosen(placement)
         if not holds_now(decode.view, asked):
             return
-        if leaving.hello.addresses and hands_over(leaving.view, decode.view, asked):
-            placement, prefill = handed_over(placement, leaving.view, asked), leaving
+        if leaving.hello.addresses and can_migrate_kv(leaving.view, decode.view, asked):
+            placement, prefill = with_migrated_kv(placement, leaving.view, asked), leaving
         request.move(reason, placement, decode, prefill)
         self._placing.begun(request, found._replace(placement=placement))
 
     def moving(self) -> int:
         return sum(request.under_way for request in self._requests.values())
 
-    # ---- router.dispatch.returns.Adopter ----
+    # ---- router.dispatch.resume.Adopter ----
 
     def reserve(self) -> int:
         key = self._next_key
@@ -286,19 +286,19 @@ class Dispatcher:
         self._reserved -= 1
         self._admission.ended(key, self._tools.clock.now())
 
-    def adopt(self, key: int, takeover: Takeover) -> Resumable:
+    def adopt(self, key: int, failover: Failover) -> Resumable:
         self._reserved -= 1
-        log = AnswerLog(takeover.generation)
-        log.whole = takeover.decode is not None
-        self._requests[key] = request = RunningRequest(self, self._tools, takeover.generation, log, key)
+        log = AnswerLog(failover.generation)
+        log.whole = failover.decode is not None
+        self._requests[key] = request = RequestState(self, self._tools, failover.generation, log, key)
         self._idle.clear()
         resumable = self._resumables.add(request, log)
-        request.carry_on(takeover)
+        request.carry_on(failover)
         return resumable
 
     # ---- placing ----
 
-    def _begin_or_wait(self, request: RunningRequest) -> None:
+    def _begin_or_wait(self, request: RequestState) -> None:
         """Place a request that was just admitted; when that fails it waits in line after all, unless that is expected
         to be in vain."""
         found = self._find(request)
@@ -317,7 +317,7 @@ class Dispatcher:
             request.unplaced(obstacle)
             request.wait_in_line()
 
-    def _late(self, request: RunningRequest, found: Found) -> Refused | None:
+    def _late(self, request: RequestState, found: PlacementResult) -> Refused | None:
         """Why a request is refused whose workers have too many prompts to compute before it."""
         objective, placement = found.asked.objective, found.placement
         peer = self._fleet.peer(placement.computing)
@@ -347,7 +347,7 @@ class Dispatcher:
         wait = self._admission.wait(generation.line, ahead, guess_s / _NO_EVIDENCE, now)
         return refusal(wait, self.queue_s(generation.model), FirstToken(0.0), None)
 
-    def _held_back(self, request: RunningRequest, found: Found) -> Unplaced | None:
+    def _held_back(self, request: RequestState, found: PlacementResult) -> Unplaced | None:
         """Why a request that could be placed waits here instead of on its workers. One that was placed before does
         not: it keeps its turn."""
         if request.attempts:
@@ -360,18 +360,18 @@ class Dispatcher:
         )
         return Unplaced("queue_full", (reason,))
 
-    def _try(self, request: RunningRequest) -> Unplaced | None:
+    def _try(self, request: RequestState) -> Unplaced | None:
         """Begin an attempt, or say why not."""
         return self._begin(request, self._find(request))
 
-    def _find(self, request: RunningRequest) -> Found | Unplaced:
-        regroup = self._fleet.regrouping(request.generation.model)
+    def _find(self, request: RequestState) -> PlacementResult | Unplaced:
+        regroup = self._fleet.reconnect_holdoff(request.generation.model)
         if regroup is not None:
             self._look_again(regroup.until)
             return regroup.obstacle
         return self._placing.find(request)
 
-    def _begin(self, request: RunningRequest, found: Found | Unplaced) -> Unplaced | None:
+    def _begin(self, request: RequestState, found: PlacementResult | Unplaced) -> Unplaced | None:
         if isinstance(found, Unplaced):
             return found
         if (held_back := self._held_back(request, found)) is not None:
@@ -397,7 +397,7 @@ class Dispatcher:
         assert placement.prefill is None or prefill is not None, f"{placement.prefill} was placed on but is gone"
         return decode, prefill
 
-    def _try_stranded(self, request: RunningRequest) -> None:
+    def _try_stranded(self, request: RequestState) -> None:
         if self._tools.clock.now() < request.retry_at:
             return
         obstacle = self._try(request)
@@ -450,7 +450,9 @@ class Dispatcher:
         assert len(live) <= settings.requests_max, f"{len(live)} requests are held"
         self._retries.check()
         self._admission.check()
-        check_legs([leg for request in self._requests.values() for leg in request.legs], self._fleet.peers())
+        check_worker_streams(
+            [leg for request in self._requests.values() for leg in request.worker_streams], self._fleet.peers()
+        )
         for request in self._requests.values():
             request.check()
 

@@ -7,7 +7,7 @@ accepted once whoever brings it. The first attempt to bring one goes on alone; t
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.dispatch.attempt import Attempt, Leg
+from router.dispatch.attempt import Attempt, WorkerStream
 from router.dispatch.sequences import Sequences
 from router.settings import RetrySettings
 
@@ -16,7 +16,7 @@ Incarnation = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Late:
+class HedgeDecision:
     """Whether a second attempt is due, and why; `look_at` is when to decide again, None for never."""
 
     hedge: bool
@@ -24,25 +24,25 @@ class Late:
     look_at: float | None = None
 
 
-def late(attempt: Attempt, moved: bool, settings: RetrySettings, now: float) -> Late:
+def decide_hedge(attempt: Attempt, moved: bool, settings: RetrySettings, now: float) -> HedgeDecision:
     """Decide for a running attempt; `moved` tells whether it has brought a position. Pure.
 
     It is late when it takes `hedge_after` times as long as placement expected queue and prefill to take, and at
     least `hedge_after_s`. Where neither is set nothing is ever late.
     """
     if settings.hedge_after is None and settings.hedge_after_s is None:
-        return Late(False, "hedging is off")
+        return HedgeDecision(False, "hedging is off")
     if attempt.prefill is None or moved:
-        return Late(False, "the first token is here, or nobody else computes it")
+        return HedgeDecision(False, "the first token is here, or nobody else computes it")
     if attempt.number >= settings.attempts_max:
-        return Late(False, "it has had all its attempts")
+        return HedgeDecision(False, "it has had all its attempts")
     cost = attempt.placement.costs[0][1]
     expected_s = (cost.queue_ms + cost.fetch_ms + cost.prefill_ms) / 1e3
     patience_s = max((settings.hedge_after or 0.0) * expected_s, settings.hedge_after_s or 0.0)
     if now < attempt.started + patience_s:
-        return Late(False, "it is not late yet", attempt.started + patience_s)
+        return HedgeDecision(False, "it is not late yet", attempt.started + patience_s)
     waited_s = now - attempt.started
-    return Late(True, f"no first token after {waited_s:.3f} s, {expected_s:.3f} s were expected")
+    return HedgeDecision(True, f"no first token after {waited_s:.3f} s, {expected_s:.3f} s were expected")
 
 
 class Hedging:
@@ -72,16 +72,16 @@ class Hedging:
             begun = begin((attempt.prefill.peer.worker_id, attempt.prefill.peer.epoch))
             attempt.notes.append(f"{found.reason}; {'raced by another attempt' if begun else 'nobody may race it'}")
 
-    def runs(self, leg: Leg) -> bool:
+    def runs(self, leg: WorkerStream) -> bool:
         """Whether the leg belongs to the second attempt."""
-        return self.second is not None and leg in self.second.legs()
+        return self.second is not None and leg in self.second.worker_streams()
 
     def take(self) -> Attempt | None:
         """The second attempt, which from now on is the caller's."""
         second, self.second = self.second, None
         return second
 
-    def decide(self, first: Attempt, leg: Leg) -> Attempt:
+    def decide(self, first: Attempt, leg: WorkerStream) -> Attempt:
         """`leg` brought a position: gives the attempt that goes on, and ends the one that lost to it."""
         if self.second is None:
             return first
@@ -92,7 +92,7 @@ class Hedging:
         self._close(loser, "outrun")
         return winner
 
-    def fall_back(self, first: Attempt, leg: Leg, code: str, message: str) -> Attempt | None:
+    def fall_back(self, first: Attempt, leg: WorkerStream, code: str, message: str) -> Attempt | None:
         """The attempt of `leg` failed: ends it and gives the other, or None when there is no other."""
         lost, second = self.runs(leg), self.take()
         if second is None:
@@ -106,10 +106,10 @@ class Hedging:
         """The request is over: let go of who would end an attempt."""
         self._close = _nobody
 
-    def _late(self, attempt: Attempt, now: float) -> Late:
+    def _late(self, attempt: Attempt, now: float) -> HedgeDecision:
         if self._looked is attempt:
-            return Late(False, "it has been raced already")
-        return late(attempt, not self._sequences.lacks_all_first(attempt), self._settings, now)
+            return HedgeDecision(False, "it has been raced already")
+        return decide_hedge(attempt, not self._sequences.lacks_all_first(attempt), self._settings, now)
 
 
 def _nobody(attempt: Attempt, outcome: str) -> None:

@@ -8,11 +8,11 @@ to end.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from router.dispatch.attempt import Leg
-from router.dispatch.context import Tools
+from router.dispatch.attempt import WorkerStream
+from router.dispatch.deps import DispatchDeps
 from router.dispatch.kv_pool import BlockDemand, PoolForecast, forecast
-from router.dispatch.relief import Relief
-from router.dispatch.running import RunningRequest
+from router.dispatch.prefill_rebalance import PrefillRebalancer
+from router.dispatch.request_state import RequestState
 from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
 from router.generation import Generation
@@ -48,10 +48,10 @@ class _Snapshot(NamedTuple):
 class KvMemory:
     """Reads the fleet for the dispatcher and caches one snapshot per worker."""
 
-    def __init__(self, fleet: Fleet, tools: Tools, relief: Relief) -> None:
+    def __init__(self, fleet: Fleet, tools: DispatchDeps, relief: PrefillRebalancer) -> None:
         self._fleet = fleet
         self._tools = tools
-        self._relief = relief
+        self._prefill_rebalancer = relief
         self._snapshots: dict[str, _Snapshot] = {}
 
     def gone(self, worker_id: str) -> None:
@@ -134,7 +134,7 @@ class KvMemory:
         held, unstarted, coming = list[BlockDemand](), list[BlockDemand](), list[BlockDemand]()
         growth, unseen = 0.0, 0
         prefill_eta_s = self._prefill_eta_s(peer)
-        for request, leg in _legs(peer):
+        for request, leg in _worker_streams(peer):
             demand, grows = self._demand(peer, request, leg, prefill_eta_s.get(request.key, 0.0))
             if demand.from_s > 0.0:
                 coming.append(demand)
@@ -174,10 +174,12 @@ class KvMemory:
         prefill_eta_s = dict[int, float]()
         for other in self._fleet.peers():
             if other is not peer and other.view.takes_prompts:
-                prefill_eta_s |= self._relief.prefill_eta_s(other)
+                prefill_eta_s |= self._prefill_rebalancer.prefill_eta_s(other)
         return prefill_eta_s
 
-    def _demand(self, peer: Peer, request: RunningRequest, leg: Leg, from_s: float) -> tuple[BlockDemand, float]:
+    def _demand(
+        self, peer: Peer, request: RequestState, leg: WorkerStream, from_s: float
+    ) -> tuple[BlockDemand, float]:
         """The blocks that a request holds on the worker until it ends, with half of its growth; and that growth."""
         generation, size = request.generation, peer.view.block_tokens
         sequences = max(1, leg.sequences_held)
@@ -199,10 +201,10 @@ class KvMemory:
         return max(expected_ms, view.steps_ms) / 1e3
 
 
-def _legs(peer: Peer) -> Iterable[tuple[RunningRequest, Leg]]:
+def _worker_streams(peer: Peer) -> Iterable[tuple[RequestState, WorkerStream]]:
     """This router's live requests on a worker, in the order in which they were sent."""
     for _, target in peer.targets():
-        if isinstance(target, Leg) and target.live and isinstance(target.owner, RunningRequest):
+        if isinstance(target, WorkerStream) and target.live and isinstance(target.owner, RequestState):
             yield target.owner, target
 
 

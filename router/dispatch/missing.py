@@ -16,7 +16,7 @@ _ASK_LEAST_S: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingBlocks:
     """Decode has said at `since` that its fetch failed with `code`. The budget has refused `refused` times to have
     the rest computed, and is asked next at `ask_at`."""
 
@@ -25,13 +25,13 @@ class Missing:
     ask_at: float
     refused: int = 0
 
-    def again(self, ask_at: float) -> "Missing":
+    def again(self, ask_at: float) -> "MissingBlocks":
         """The budget has refused once more."""
         return replace(self, ask_at=ask_at, refused=self.refused + 1)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RecomputeDecision:
     """Whether decode computes what is missing now, and why; otherwise the budget is asked again at `ask_at`."""
 
     compute: bool
@@ -39,12 +39,16 @@ class Verdict:
     ask_at: float = 0.0
 
 
-def judge(missing: Missing, now: float, granted: bool, settings: RetrySettings, bound_s: float) -> Verdict:
+def decide_recompute(
+    missing: MissingBlocks, now: float, granted: bool, settings: RetrySettings, bound_s: float
+) -> RecomputeDecision:
     """`granted`: the budget has a retry for it. It is asked for at most `bound_s`."""
     told, until = f"its blocks did not come: {missing.code}", missing.since + bound_s
     if granted:
-        return Verdict(True, told)
+        return RecomputeDecision(True, told)
     if now >= until:
-        return Verdict(True, f"{told}; nothing else brings them, and no retry was granted within {bound_s:.1f} s")
+        return RecomputeDecision(
+            True, f"{told}; nothing else brings them, and no retry was granted within {bound_s:.1f} s"
+        )
     wait_s = max(_ASK_LEAST_S, backoff_s(settings, missing.refused + 2))
-    return Verdict(False, f"{told}; decode waits, as others are retried", min(now + wait_s, until))
+    return RecomputeDecision(False, f"{told}; decode waits, as others are retried", min(now + wait_s, until))

@@ -1,13 +1,13 @@
 """Opens an attempt: a leg on each worker, under handles of its own."""
 
-from router.dispatch.attempt import Attempt, Deliver, Leg, LegOwner
+from router.dispatch.attempt import Attempt, Deliver, WorkerStream, WorkerStreamOwner
 from router.dispatch.sequences import Sequences
 from router.fleet.peer import Peer
 from router.placement import Placement
 
 
 def open_attempt(
-    owner: LegOwner,
+    owner: WorkerStreamOwner,
     sequences: Sequences,
     deliver: Deliver,
     placement: Placement,
@@ -23,8 +23,8 @@ def open_attempt(
     on_prefill = None
     if prefill is not None:
         assert computing is not None, "a placement with a prefill worker has work for it"
-        on_prefill = Leg(owner, prefill, positions, deliver, computing, now)
-    on_decode = Leg(owner, decode, positions, deliver, generating, now)
+        on_prefill = WorkerStream(owner, prefill, positions, deliver, computing, now)
+    on_decode = WorkerStream(owner, decode, positions, deliver, generating, now)
     return Attempt(
         number=number,
         placement=placement,

@@ -13,7 +13,7 @@ UNCHARGED: Final = frozenset(("worker_lost", "draining", "stale_epoch"))
 
 
 class Phase(Enum):
-    """Where a request stands; `router.dispatch.running` has the transitions."""
+    """Where a request stands; `router.dispatch.request_state` has the transitions."""
 
     QUEUED = "queued"
     RUNNING = "running"

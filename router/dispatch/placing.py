@@ -7,11 +7,11 @@ import msgspec
 
 from kv_transfer.index.protocol import Held
 from router.dispatch.adapters import content_hash, needs_of, prompt_root
-from router.dispatch.context import Tools
+from router.dispatch.deps import DispatchDeps
 from router.dispatch.naming import Naming
 from router.dispatch.policies import Policies
+from router.dispatch.request_state import RequestState
 from router.dispatch.reuse_watch import ReuseWatch
-from router.dispatch.running import RunningRequest
 from router.dispatch.splitting import routes_of
 from router.fleet.fleet import Fleet
 from router.generation import Generation
@@ -20,7 +20,7 @@ from router.placement.revisions import Route, unplaced
 from router.placement.view import WorkerView
 
 
-class Found(NamedTuple):
+class PlacementResult(NamedTuple):
     """A decision with what it was taken for."""
 
     asked: PlacementRequest
@@ -30,18 +30,18 @@ class Found(NamedTuple):
 class Placing:
     """Owns the policies of one router."""
 
-    def __init__(self, fleet: Fleet, tools: Tools) -> None:
+    def __init__(self, fleet: Fleet, tools: DispatchDeps) -> None:
         self._fleet = fleet
         self._tools = tools
         self._naming = Naming(tools.settings.names_bytes_max)
         self._policies = Policies(fleet.services, tools)
         self._reuse = ReuseWatch(fleet, tools.loop, tools.clock, tools.settings.reuse_history_bytes_max)
-        self._begun: dict[int, tuple[Found, int]] = {}
+        self._begun: dict[int, tuple[PlacementResult, int]] = {}
         """By the request's key: its latest attempt, and the output tokens that had been accepted before."""
 
     def find(
-        self, request: RunningRequest, avoid: tuple[tuple[str, int], ...] = (), *, moves: bool = False
-    ) -> Found | Unplaced:
+        self, request: RequestState, avoid: tuple[tuple[str, int], ...] = (), *, moves: bool = False
+    ) -> PlacementResult | Unplaced:
         """Workers for the request, none of them in `avoid` (id, epoch) if there are others. Where its prompt `moves`
         nobody is taken to have soon what its last placement has promised."""
         generation, fleet = request.generation, self._fleet
@@ -59,7 +59,7 @@ class Placing:
 
     def _by_revision(
         self, ways: Sequence[Route], generation: Generation, asked: PlacementRequest, workers: Sequence[WorkerView]
-    ) -> Found | Unplaced:
+    ) -> PlacementResult | Unplaced:
         """Workers of the first revision that can take the request."""
         refused = []
         for revision, why in ways:
@@ -68,16 +68,16 @@ class Placing:
             found = self._choose(of_revision, workers)
             if not isinstance(found, Unplaced):
                 told = (*found.placement.reasons, why)
-                return Found(of_revision, msgspec.structs.replace(found.placement, reasons=told))
+                return PlacementResult(of_revision, msgspec.structs.replace(found.placement, reasons=told))
             refused.append(found)
         return unplaced(refused)
 
-    def _choose(self, asked: PlacementRequest, workers: Sequence[WorkerView]) -> Found | Unplaced:
+    def _choose(self, asked: PlacementRequest, workers: Sequence[WorkerView]) -> PlacementResult | Unplaced:
         settings, costs, now = self._tools.settings.placement, self._tools.costs, self._tools.clock.now()
         found = self._policies.of(asked.model).choose(asked, workers, costs, settings, self._fleet.pairs, now)
-        return found if isinstance(found, Unplaced) else Found(asked, found)
+        return found if isinstance(found, Unplaced) else PlacementResult(asked, found)
 
-    def begun(self, request: RunningRequest, found: Found) -> None:
+    def begun(self, request: RequestState, found: PlacementResult) -> None:
         """The request has an attempt as was found; one before it is over."""
         self.ended(request)
         self._policies.of(found.asked.model).placed(found.asked, found.placement, self._tools.clock.now())
@@ -86,9 +86,9 @@ class Placing:
         self._tell_guesses(found)
         if request.generation.adapter:
             self._used(found.placement, request.generation.adapter)
-        self._begun[request.key] = Found(found.asked.figures(), found.placement), request.accepted
+        self._begun[request.key] = PlacementResult(found.asked.figures(), found.placement), request.accepted
 
-    def ended(self, request: RunningRequest) -> None:
+    def ended(self, request: RequestState) -> None:
         """The latest attempt of the request is over."""
         begun = self._begun.pop(request.key, None)
         if begun is not None:
@@ -112,7 +112,7 @@ class Placing:
         beyond = [view for each in names.values() for view in self._fleet.blocks.beyond(each)]
         return (*workers, *beyond) if beyond else workers
 
-    def _tell_guesses(self, found: Found) -> None:
+    def _tell_guesses(self, found: PlacementResult) -> None:
         placement = found.placement
         for worker_id in (placement.decode, placement.prefill):
             peer = None if worker_id is None else self._fleet.peer(worker_id)

@@ -2,15 +2,15 @@
 
 import dataclasses
 
-from router.dispatch.context import Tools
-from router.fleet.services import Services
+from router.dispatch.deps import DispatchDeps
+from router.fleet.services import ServiceRegistry
 from router.placement import Policy, make_policy
 
 
 class Policies:
     """What a policy keeps between decisions is of one service; without services there is one for all models."""
 
-    def __init__(self, services: Services, tools: Tools) -> None:
+    def __init__(self, services: ServiceRegistry, tools: DispatchDeps) -> None:
         self._services = services
         self._tools = tools
         self._common = make_policy(tools.settings.placement, tools.entropy)

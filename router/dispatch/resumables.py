@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.dispatch.answer_log import AnswerLog
-from router.dispatch.context import Tools
+from router.dispatch.deps import DispatchDeps
 from router.fleet.peer import Peer
-from router.generation import Generation, Running, Sink, Standing
+from router.generation import Generation, RequestStatus, Running, Sink
 from tandem.core.errors import TandemError
 
 
@@ -17,7 +17,7 @@ class Followed(Protocol):
     @property
     def generation(self) -> Generation: ...
 
-    def standing(self) -> Standing: ...
+    def standing(self) -> RequestStatus: ...
 
     def cancel(self, reason: str) -> None: ...
 
@@ -30,7 +30,7 @@ class Resumable:
     """`router.generation.Resumed`: a request and its answer. Without a listener, and after its end, under a lease."""
 
     def __init__(
-        self, request: Followed, log: AnswerLog, tools: Tools, forget: Callable[["Resumable"], None]
+        self, request: Followed, log: AnswerLog, tools: DispatchDeps, forget: Callable[["Resumable"], None]
     ) -> None:
         self.request = request
         self.log = log
@@ -90,7 +90,7 @@ class Listening:
         self._resumable = resumable
         self._sink = sink
 
-    def standing(self) -> Standing:
+    def standing(self) -> RequestStatus:
         return self._resumable.request.standing()
 
     def cancel(self, reason: str) -> None:
@@ -100,7 +100,7 @@ class Listening:
 class Resumables:
     """All of them, by tenant and request id."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: DispatchDeps) -> None:
         self._tools = tools
         self._known: dict[tuple[str, str], Resumable] = {}
 

@@ -19,7 +19,7 @@ _OWNERS_MAX: Final = 8
 """Under how many roots one beginning is remembered."""
 
 
-class Owner(msgspec.Struct, frozen=True, gc=False):
+class PromptOwner(msgspec.Struct, frozen=True, gc=False):
     """Whose a prompt is, and which model computes it. `root` is the workers' root name with the LoRA adapter and
     without the tenant."""
 
@@ -29,7 +29,7 @@ class Owner(msgspec.Struct, frozen=True, gc=False):
     revision: str
 
 
-class Known(msgspec.Struct, frozen=True, gc=False):
+class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
     """How many leading tokens of a prompt are known of earlier ones, whether one of those went on differently, and
     where the last of them were."""
 
@@ -92,14 +92,14 @@ class ReuseHistory:
 
     def __init__(self, bytes_max: int) -> None:
         self._tree: PrefixTree[bytes, _Tokens] = PrefixTree(_ByToken(), bytes_max)
-        self._starts: OrderedDict[bytes, tuple[Owner, ...]] = OrderedDict()
+        self._starts: OrderedDict[bytes, tuple[PromptOwner, ...]] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
         """What the prompts take, about."""
         return self._tree.size_bytes
 
-    def look(self, owner: Owner, prompt: bytes, where: Where) -> Known:
+    def look(self, owner: PromptOwner, prompt: bytes, where: Where) -> KnownPrefix:
         """What is remembered of the beginning of a prompt, which is remembered itself from now on: it is computed at
         `where`, which then has all of it."""
         place, known = _place(owner), len(prompt) // _TOKEN_BYTES
@@ -117,9 +117,9 @@ class ReuseHistory:
                 places.append((min(tokens, known), run.where))
                 parted = run.parted and tokens == known
             run.where = where
-        return Known(known, parted and known * _TOKEN_BYTES < len(prompt), tuple(places))
+        return KnownPrefix(known, parted and known * _TOKEN_BYTES < len(prompt), tuple(places))
 
-    def others(self, owner: Owner, prompt: bytes, block_tokens: int) -> Others:
+    def others(self, owner: PromptOwner, prompt: bytes, block_tokens: int) -> Others:
         """Who else asked for something that begins with the same block."""
         found = self._starts.get(prompt[: block_tokens * _TOKEN_BYTES], ())
         own = [other for other in found if other.tenant == owner.tenant]
@@ -131,7 +131,7 @@ class ReuseHistory:
             tenant=len(own) < len(found),
         )
 
-    def begun(self, owner: Owner, prompt: bytes, block_tokens: int) -> None:
+    def begun(self, owner: PromptOwner, prompt: bytes, block_tokens: int) -> None:
         """Remember who asked for something that begins with this block."""
         start = prompt[: block_tokens * _TOKEN_BYTES]
         if len(start) < block_tokens * _TOKEN_BYTES:
@@ -144,5 +144,5 @@ class ReuseHistory:
             self._starts.popitem(last=False)
 
 
-def _place(owner: Owner) -> Hashable:
+def _place(owner: PromptOwner) -> Hashable:
     return owner.root, owner.tenant, owner.tenant_salt

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kv_transfer.index.protocol import Held
-from router.dispatch.reuse_history import Owner, ReuseHistory
+from router.dispatch.reuse_history import PromptOwner, ReuseHistory
 from router.dispatch.why_missed import Evidence, Others, Where
 from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
@@ -62,7 +62,7 @@ class ReuseWatch:
         hello, prompt = computing.hello, generation.prompt
         size = hello.layout.block_tokens
         root = adapter_root(hello.root, computing.view.adapters.get(generation.adapter, ""))
-        owner = Owner(generation.tenant, generation.tenant_salt, root, hello.revision)
+        owner = PromptOwner(generation.tenant, generation.tenant_salt, root, hello.revision)
         here = Where(computing.worker_id, computing.epoch, generation.request_id, now)
         known = self._history.look(owner, prompt, here)
         others = self._history.others(owner, prompt, size) if known.tokens < size else Others()

@@ -9,7 +9,7 @@ from router.dispatch.positions import Positions
 from router.generation import Generation
 from router.placement import Objective, PlacementRequest
 from tandem.core.messages import SequenceOutput
-from tandem.core.request import Branch
+from tandem.core.request import ChildRequest
 
 
 class Sequences:
@@ -81,10 +81,10 @@ class Sequences:
     def unfinished(self) -> list[Positions]:
         return [each for each in self._all if each.finish is None]
 
-    def branches(self) -> tuple[Branch, ...]:
+    def branches(self) -> tuple[ChildRequest, ...]:
         """One branch per unfinished sequence: accepted tokens become forced, sent text is not sent again."""
         return tuple(
-            Branch(each.sequence, self._generation.seed, tuple(each.tokens), each.text_chars)
+            ChildRequest(each.sequence, self._generation.seed, tuple(each.tokens), each.text_chars)
             for each in self.unfinished()
         )
 

@@ -26,7 +26,7 @@ _WINDOW_LEAST_S: Final = 2.0
 
 
 @dataclass
-class Drain:
+class PrefillRate:
     """How fast a worker computes the prompts that wait there, whatever its steps say: one that gets little time, or
     loses time between steps, looks fast by these."""
 
@@ -57,7 +57,7 @@ class Drain:
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitingPrompt:
     """A prompt of which nothing has been computed, in seconds: how long it has waited for its first token, how long
     placement expected that to take, when its turn comes, when its first token, what the answer takes after that, and
     until its client's deadline."""
@@ -87,7 +87,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class AlternativeWorker:
     """Another place. `first_s` is until the first token there, `others_s` what others lose by the prompt, `answer_s`
     what the answer takes, `computing_s` what its worker does for the prompt."""
 
@@ -98,7 +98,7 @@ class Elsewhere:
     computing_s: float = 0.0
 
 
-class Lot(Enum):
+class PromptAction(Enum):
     """What becomes of a prompt that waits."""
 
     STAY = "stay"
@@ -107,32 +107,36 @@ class Lot(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromptDecision:
     """What becomes of it, and why."""
 
-    lot: Lot
+    lot: PromptAction
     reason: str
 
 
-def better(waits: Waits, elsewhere: Elsewhere | None, patience_s: float) -> Verdict:
+def decide_move(waits: WaitingPrompt, elsewhere: AlternativeWorker | None, patience_s: float) -> PromptDecision:
     """Whether a prompt leaves a worker that is slower than placement took it to be, for where the policy would have
     it now; None where that is nowhere else."""
     first_s = waits.waited_s + waits.here_s
     if not waits.starved(patience_s):
-        return Verdict(Lot.STAY, f"first token after {first_s:.1f} s; {waits.expected_s:.1f} s were expected")
+        return PromptDecision(
+            PromptAction.STAY, f"first token after {first_s:.1f} s; {waits.expected_s:.1f} s were expected"
+        )
     if elsewhere is None or waits.moves >= MOVES_MAX:
-        return Verdict(Lot.STAY, f"nobody else can take it, or it was moved often enough: {waits.moves} times")
+        return PromptDecision(
+            PromptAction.STAY, f"nobody else can take it, or it was moved often enough: {waits.moves} times"
+        )
     told = f"its first token is expected in {waits.here_s:.1f} s, in {elsewhere.first_s:.1f} s on {elsewhere.name}"
     if waits.here_s <= _LATER * (elsewhere.first_s + elsewhere.others_s) + _LATER_S:
-        return Verdict(Lot.STAY, f"{told}: not clearly earlier")
-    return Verdict(Lot.MOVE, told)
+        return PromptDecision(PromptAction.STAY, f"{told}: not clearly earlier")
+    return PromptDecision(PromptAction.MOVE, told)
 
 
-def last_resort(waits: Waits, elsewhere: Elsewhere | None) -> Verdict:
+def decide_last_resort(waits: WaitingPrompt, elsewhere: AlternativeWorker | None) -> PromptDecision:
     """For a prompt whose client is not sure to have its answer in time from here: whether it goes to another place
     where it is earlier and in time, however little earlier and whatever others lose, or is refused."""
     if waits.in_time:
-        return Verdict(Lot.STAY, "its client will have its answer in time")
+        return PromptDecision(PromptAction.STAY, "its client will have its answer in time")
     told = f"its first token is expected in {waits.here_s:.1f} s, its client waits {waits.left_s:.1f} s more"
     soonest_s = waits.here_s
     if elsewhere is not None:
@@ -140,7 +144,7 @@ def last_resort(waits: Waits, elsewhere: Elsewhere | None) -> Verdict:
         there = f"{told}; {elsewhere.name} has it in {elsewhere.first_s:.1f} s"
         earlier = elsewhere.first_s < waits.here_s
         if earlier and elsewhere.first_s + elsewhere.answer_s <= waits.left_s and waits.moves < MOVES_MAX:
-            return Verdict(Lot.MOVE, there)
+            return PromptDecision(PromptAction.MOVE, there)
     if soonest_s > _HOPELESS * waits.left_s:
-        return Verdict(Lot.REFUSE, f"{told}; nobody else has it in time")
-    return Verdict(Lot.STAY, f"{told}; nobody else is sure to have it in time")
+        return PromptDecision(PromptAction.REFUSE, f"{told}; nobody else has it in time")
+    return PromptDecision(PromptAction.STAY, f"{told}; nobody else is sure to have it in time")

@@ -5,14 +5,14 @@ from typing import Final, NamedTuple
 
 from kv_transfer.tickets import Claims, issue
 from kv_transfer.transport.protocol import reuse_lease
-from router.dispatch.attempt import Attempt, Leg
-from router.dispatch.context import Tools
-from router.dispatch.seal import resume_key, seal
+from router.dispatch.attempt import Attempt, WorkerStream
+from router.dispatch.deps import DispatchDeps
+from router.dispatch.resume_token import encode_resume_token, resume_key
+from router.fleet.orphaned_holders import OrphanedHolder
 from router.fleet.peer import Peer
-from router.fleet.strangers import Stranger
 from router.generation import Generation
 from tandem.core.messages import Export, RemoteKv, SequenceOutput, Source, Submit
-from tandem.core.request import Branch
+from tandem.core.request import ChildRequest
 from tandem.core.spans import TraceContext
 
 
@@ -28,14 +28,14 @@ _NOTHING_KEPT: Final = _Keepsake(b"", b"", ())
 
 
 def send_attempt(
-    tools: Tools,
+    tools: DispatchDeps,
     generation: Generation,
     attempt: Attempt,
-    branches: tuple[Branch, ...],
+    branches: tuple[ChildRequest, ...],
     left_s: float,
     kept: tuple[SequenceOutput, ...] = (),
     *,
-    peer: Callable[[str], Peer | Stranger | None],
+    peer: Callable[[str], Peer | OrphanedHolder | None],
 ) -> None:
     """`Submit` to every leg, with `left_s` until the request's deadline and leases under fresh ids. Workers keep
     `kept`, the answer of a resumable request so far. `peer` gives the live incarnation of a worker, or
@@ -57,24 +57,28 @@ def send_attempt(
     decode.send(_submit(generation, attempt, decode, "decode", branches, left_s, keep, trace, remote=remote))
 
 
-def _keepsake(tools: Tools, generation: Generation, attempt: Attempt, kept: tuple[SequenceOutput, ...]) -> _Keepsake:
-    sealed = seal(tools.keyring, generation, attempt.placement.cached_tokens)
+def _keepsake(
+    tools: DispatchDeps, generation: Generation, attempt: Attempt, kept: tuple[SequenceOutput, ...]
+) -> _Keepsake:
+    sealed = encode_resume_token(tools.keyring, generation, attempt.placement.cached_tokens)
     return _Keepsake(sealed, resume_key(tools.keyring, generation), kept)
 
 
-def _remote(tools: Tools, generation: Generation, holder: Peer, export: Export, left_s: float, path: str) -> RemoteKv:
+def _remote(
+    tools: DispatchDeps, generation: Generation, holder: Peer, export: Export, left_s: float, path: str
+) -> RemoteKv:
     """Where the blocks are: the transport that carried last between the two is tried first."""
     ticket = _ticket(tools, generation, holder, export.lease_id, export.decode_epoch, left_s)
     return RemoteKv(holder.worker_id, holder.epoch, holder.addresses_by(path), export.lease_id, ticket)
 
 
 def _sources(
-    tools: Tools,
+    tools: DispatchDeps,
     generation: Generation,
     attempt: Attempt,
-    receiver: Leg,
+    receiver: WorkerStream,
     left_s: float,
-    peer: Callable[[str], Peer | Stranger | None],
+    peer: Callable[[str], Peer | OrphanedHolder | None],
 ) -> tuple[Source, ...]:
     """From whom the worker that computes the prompt may fetch, as placement chose; who has gone since is left out."""
     if not attempt.placement.sources:
@@ -94,7 +98,12 @@ def _sources(
 
 
 def _ticket(
-    tools: Tools, generation: Generation, holder: Peer | Stranger, lease_id: str, receiver_epoch: int, left_s: float
+    tools: DispatchDeps,
+    generation: Generation,
+    holder: Peer | OrphanedHolder,
+    lease_id: str,
+    receiver_epoch: int,
+    left_s: float,
 ) -> bytes:
     """The right of one incarnation to read under one lease of another."""
     claims = Claims(
@@ -110,9 +119,9 @@ def _ticket(
 def _submit(
     generation: Generation,
     attempt: Attempt,
-    leg: Leg,
+    leg: WorkerStream,
     mode: str,
-    branches: tuple[Branch, ...],
+    branches: tuple[ChildRequest, ...],
     left_s: float,
     keep: _Keepsake,
     traceparent: str,

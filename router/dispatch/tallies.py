@@ -13,7 +13,7 @@ _REVISIONS_MAX: Final = 1024
 """Of all models; the oldest are forgotten beyond it."""
 
 
-class Ended(NamedTuple):
+class EndedRequest(NamedTuple):
     """A request that is over. `outcome` is an error code or `done`; `revision` is empty if it was never placed.
 
     `times` are seconds to its first token and per token of a sequence after it; None where they say nothing of how
@@ -28,7 +28,7 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class Arrivals:
+class ModelTally:
     """Of one model; all of these only grow. `prompt_tokens` are those that placed requests were expected to have
     computed, `output_tokens` those of requests that have ended, `unplaced` requests that the service failed before
     any worker had them."""
@@ -55,7 +55,7 @@ class Tallies:
 
     def __init__(self) -> None:
         self.by_revision: dict[tuple[str, str], Tally] = {}
-        self.by_model: dict[str, Arrivals] = {}
+        self.by_model: dict[str, ModelTally] = {}
         self.incarnation = ""
         """Names this count, once somebody has looked at it: that of another process began at 0."""
 
@@ -67,7 +67,7 @@ class Tallies:
         """A request was placed for the first time; so many tokens of its prompt are to be computed."""
         self._model(model).prompt_tokens += prompt_tokens
 
-    def ended(self, ended: Ended, facts: ServiceFacts | None) -> None:
+    def ended(self, ended: EndedRequest, facts: ServiceFacts | None) -> None:
         """A request is over."""
         outcome, times = ended.outcome, ended.times
         failed = outcome in KINDS and KINDS[outcome].http >= 500 and outcome not in _NOT_ITS_FAULT
@@ -89,10 +89,10 @@ class Tallies:
         tally.requests += 1
         tally.errors += 1
 
-    def _model(self, model: str) -> Arrivals:
+    def _model(self, model: str) -> ModelTally:
         found = self.by_model.get(model)
         if found is None:
-            found = self.by_model[model] = Arrivals()
+            found = self.by_model[model] = ModelTally()
         return found
 
     def _of(self, model: str, revision: str) -> Tally:

@@ -8,29 +8,29 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kv_transfer.index.protocol import BlockIndex, Held
-from router.fleet.census import Census
-from router.fleet.introduction import introduced
-from router.fleet.knowledge import BlockKnowledge, Known, Pairing
+from router.fleet.handshake import check_hello
+from router.fleet.heartbeat_timeout import TimedOutWorkers, timed_out_workers
+from router.fleet.knowledge import BlockKnowledge, LiveWorkers, Pairing
 from router.fleet.listing import WorkerListing, listing
+from router.fleet.orphaned_holders import SharedIndex
 from router.fleet.pairs import Key
 from router.fleet.peer import News, Peer, PeerListener
 from router.fleet.prober import PairProber
+from router.fleet.reconnect_holdoff import ReconnectHoldoff, ReconnectTracker
 from router.fleet.redial import Redial
-from router.fleet.regrouping import Regroup, Regrouping
-from router.fleet.services import MemberFacts, ServiceFacts, Services
-from router.fleet.silence import GivenUp, given_up
+from router.fleet.services import MemberFacts, ServiceFacts, ServiceRegistry
 from router.fleet.state_reader import StateReader
-from router.fleet.strangers import SharedIndex
 from router.fleet.turn_share import TurnShare, sliced
+from router.fleet.worker_counts import WorkerCounts
 from router.placement.pairs import Pairs
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
-from router.split.standing import ROLE as SPLIT_ROLE
 from router.split.values import steps_s
+from router.split.worker_status import ROLE as SPLIT_ROLE
 from tandem.core.clock import Clock
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
-from tandem.core.kv import kin
+from tandem.core.kv import compatibility_key
 from tandem.core.messages import (
     ITL_TARGET,
     Drain,
@@ -44,7 +44,7 @@ from tandem.core.messages import (
     Tune,
 )
 from tandem.core.metrics import Meter
-from tandem.link.link import Dialer, RouterLink
+from tandem.link.protocol import Dialer, RouterLink
 
 
 class Fleet:
@@ -69,21 +69,21 @@ class Fleet:
         self._deadlines = deadlines
         self._settings = settings or FleetSettings()
         self._prober = prober
-        self._census = Census(meter)
+        self._worker_counts = WorkerCounts(meter)
         self._turn = TurnShare()
-        self._regrouping = Regrouping(self._settings.regroup_s)
+        self._reconnect_tracker = ReconnectTracker(self._settings.regroup_s)
         self._answers = asyncio.Event()
         self._members: dict[str, asyncio.Task[None] | None] = {}
         self._peers: dict[str, Peer] = {}
         self._pairings: dict[Pairing, int] = {}
-        known = Known(self._peers, self._pairings)
+        known = LiveWorkers(self._peers, self._pairings)
         self.blocks = knowledge(index, known, clock, self._settings, shared)
         """Who has which blocks."""
         self._views: dict[str, tuple[WorkerView, ...]] = {}
         self._roots: dict[str, tuple[tuple[bytes, int], ...]] = {}
         self._hellos: dict[str, Hello] = {}
         self._revisions: dict[str, tuple[str, ...]] = {}
-        self.services = Services()
+        self.services = ServiceRegistry()
         """What is known of models beyond what their workers say."""
         self._problems: dict[str, str] = {}
         self._drains: dict[str, float] = {}
@@ -108,9 +108,9 @@ class Fleet:
         """The (root name, block tokens) in use by the live workers of a model: one, but for a rollout."""
         return self._roots.get(model, ())
 
-    def regrouping(self, model: str) -> Regroup | None:
+    def reconnect_holdoff(self, model: str) -> ReconnectHoldoff | None:
         """Whether so many workers of a model have just been lost, and may be back, that placing had better wait."""
-        return self._regrouping.look(model, self._clock.now())
+        return self._reconnect_tracker.look(model, self._clock.now())
 
     def revisions(self, model: str) -> tuple[str, ...]:
         """The revisions that live workers of a model are of: one, but for a rollout."""
@@ -137,7 +137,7 @@ class Fleet:
     def listing(self) -> tuple[WorkerListing, ...]:
         """Every worker with its state and its pairs."""
         book = self._prober.book if self._prober is not None else None
-        return listing(self.peers(), self._census.fenced, book, self.services, self._clock.now())
+        return listing(self.peers(), self._worker_counts.fenced, book, self.services, self._clock.now())
 
     def problems(self) -> dict[str, str]:
         """Members without a usable link, by address, with the reason."""
@@ -152,7 +152,7 @@ class Fleet:
             task = self._members.pop(address)
             self._problems.pop(address, None)
             self._hellos.pop(address, None)
-            self._census.clear(address)
+            self._worker_counts.clear(address)
             if task is not None:
                 task.cancel()
         for address in wanted:
@@ -251,17 +251,19 @@ class Fleet:
             raise TandemError("link_lost", reason) from None
 
     def _admitted(self, address: str, link: RouterLink, first: RouterMessage) -> Peer:
-        hello = introduced(address, first)
+        hello = check_hello(address, first)
         known = self._peers.get(hello.worker_id)
         if known is not None and known.epoch == hello.epoch:
             reason = f"worker {hello.worker_id} at {address} has a link at {known.address} already"
-            self._census.fence(address, hello, reason)
+            self._worker_counts.fence(address, hello, reason)
             raise TandemError("bad_setting", reason, param="members")
         if known is not None:
             reason = f"worker {hello.worker_id} came back as a new incarnation"
             self._leave(known, reason)
             known.link.close(reason)
-        pairing = self._pairings.setdefault((hello.revision, hello.root, kin(hello.layout)), len(self._pairings))
+        pairing = self._pairings.setdefault(
+            (hello.revision, hello.root, compatibility_key(hello.layout)), len(self._pairings)
+        )
         return Peer(address, link, hello, WorkerView.of(hello, pairing), self._clock.now())
 
     async def _serve(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> str:
@@ -283,7 +285,7 @@ class Fleet:
         except TandemError as error:
             reason = error.message
             if error.code == "stale_epoch":
-                self._census.fence(peer.address, peer.hello, reason)
+                self._worker_counts.fence(peer.address, peer.hello, reason)
         finally:
             self._leave(peer, reason)
             for task in reading:
@@ -297,7 +299,7 @@ class Fleet:
         self._hellos[peer.address] = peer.hello
         self.services.renew(self._hellos.values())
         self._problems.pop(peer.address, None)
-        self._census.clear(peer.address)
+        self._worker_counts.clear(peer.address)
         split = self._splits.get(peer.view.model)
         if split is not None and peer.view.role == SPLIT_ROLE:
             peer.view.take_prompts(peer.worker_id in split.prefills)
@@ -324,8 +326,8 @@ class Fleet:
     def _became_usable(self, peer: Peer) -> None:
         assert self._listener is not None
         if peer.view.ready:
-            self._regrouping.usable(peer.view, self._clock.now())
-            if self.regrouping(peer.view.model) is not None:
+            self._reconnect_tracker.usable(peer.view, self._clock.now())
+            if self.reconnect_holdoff(peer.view.model) is not None:
                 self._answers.set()
                 self._answers.clear()
             if self._prober is not None and not peer.view.draining and peer.view.role != "store":
@@ -339,9 +341,9 @@ class Fleet:
         if self._peers.get(peer.worker_id) is peer:
             del self._peers[peer.worker_id]
         if peer.address in self._members:
-            self._regrouping.lost((peer.view,), self._clock.now())
+            self._reconnect_tracker.lost((peer.view,), self._clock.now())
         else:
-            self._regrouping.gone(peer.view)
+            self._reconnect_tracker.gone(peer.view)
         self.blocks.forget(peer.worker_id)
         self._renew_views()
         peer.lost(reason)
@@ -363,7 +365,7 @@ class Fleet:
             model: tuple(dict.fromkeys(view.revision for view in of_model if view.role != "store"))
             for model, of_model in self._views.items()
         }
-        self._census.count(self._peers.values())
+        self._worker_counts.count(self._peers.values())
 
     # ---- reading ----
 
@@ -395,7 +397,7 @@ class Fleet:
                 if self._prober is not None:
                     self._prober.gone(peer)
                 self._listener.drains(peer)
-        self._census.count(self._peers.values())
+        self._worker_counts.count(self._peers.values())
 
     def _state_of(self, peer: Peer) -> StateReader:
         assert self._listener is not None
@@ -403,14 +405,14 @@ class Fleet:
 
     # ---- heartbeats ----
 
-    def _give_up(self, found: GivenUp) -> None:
+    def _give_up(self, found: TimedOutWorkers) -> None:
         """All count as lost before the first is told: what ran there does not move from one to the next."""
         lost = [self._peers[worker_id] for worker_id in found.reasons]
-        self._regrouping.lost([peer.view for peer in lost], self._clock.now())
+        self._reconnect_tracker.lost([peer.view for peer in lost], self._clock.now())
         for peer in lost:
             reason = found.reasons[peer.worker_id]
             if found.fenced:
-                self._census.fence(peer.address, peer.hello, reason)
+                self._worker_counts.fence(peer.address, peer.hello, reason)
             self._leave(peer, reason)
             peer.link.close(reason)
 
@@ -419,7 +421,7 @@ class Fleet:
         due = self._clock.now()
         while True:
             now = self._clock.now()
-            self._give_up(given_up(self.peers(), now, due, self._deadlines))
+            self._give_up(timed_out_workers(self.peers(), now, due, self._deadlines))
             for peer in self.peers():
                 peer.ping()
                 if peer.hello.kv_events and peer.feed.idle and now - peer.asked_at >= self._settings.snapshot_again_s:

@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kv_transfer.index.protocol import BlockIndex, Held
-from kv_transfer.index.redis_wire import Elsewhere
-from router.fleet.guesses import Guessed, Guesses
+from kv_transfer.index.redis_wire import RedisHolder
+from router.fleet.approximate_index import ApproximateIndex, IndexChange
+from router.fleet.orphaned_holders import OrphanedHolder, OrphanedHolders, SharedIndex, view_of
 from router.fleet.peer import Peer
-from router.fleet.strangers import SharedIndex, Stranger, Strangers, view_of
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from tandem.core.clock import Clock
-from tandem.core.kv import Layout, kin
+from tandem.core.kv import Layout, compatibility_key
 
 _TEND_EVERY_S: Final = 0.5
 
 
 Pairing = tuple[str, bytes, Layout]
-"""Revision, root name and layout (`kin`): workers that agree in them may exchange blocks."""
+"""Revision, root name and layout (`compatibility_key`): workers that agree in them may exchange blocks."""
 
 
-class Known(NamedTuple):
+class LiveWorkers(NamedTuple):
     """The live workers by id and the number of each pairing, kept current by the fleet."""
 
     peers: Mapping[str, Peer]
@@ -34,7 +34,7 @@ class BlockKnowledge:
     def __init__(
         self,
         index: BlockIndex,
-        known: Known,
+        known: LiveWorkers,
         clock: Clock,
         settings: FleetSettings,
         shared: SharedIndex | None = None,
@@ -43,14 +43,14 @@ class BlockKnowledge:
         self._peers, self._pairings = known
         self._clock = clock
         self._settings = settings
-        self._strangers = None if shared is None else Strangers(shared, clock, settings.answer_s)
-        self._guesses: dict[str, Guesses] = {}
+        self._strangers = None if shared is None else OrphanedHolders(shared, clock, settings.answer_s)
+        self._approximate_indexes: dict[str, ApproximateIndex] = {}
 
     async def run(self) -> None:
         """What is put off, as the entries of lost workers, a slice per turn of the loop; until cancelled."""
         while True:
             await asyncio.sleep(_TEND_EVERY_S)
-            for worker_id, guesses in self._guesses.items():
+            for worker_id, guesses in self._approximate_indexes.items():
                 self._guessed(worker_id, guesses.expired(self._clock.now()))
             while self.index.tend():  # noqa: ASYNC110  (it works, it does not wait)
                 await asyncio.sleep(0)
@@ -58,7 +58,7 @@ class BlockKnowledge:
     def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
         """How many leading names each holder has, where, and how that is known."""
         held = self.index.longest(names)
-        for worker_id in self._guesses:
+        for worker_id in self._approximate_indexes:
             if worker_id in held:
                 held[worker_id] = held[worker_id]._replace(known_by="approximate")
         if self._strangers is not None:
@@ -70,7 +70,7 @@ class BlockKnowledge:
     def forget(self, worker_id: str) -> None:
         """A worker is lost."""
         self.index.drop(worker_id)
-        self._guesses.pop(worker_id, None)
+        self._approximate_indexes.pop(worker_id, None)
 
     # ---- guesses ----
 
@@ -78,12 +78,14 @@ class BlockKnowledge:
         """A prompt of these blocks goes to a worker. Only counts for one that tells of no events."""
         if peer.hello.kv_events or not peer.alive:
             return
-        guesses = self._guesses.get(peer.worker_id)
+        guesses = self._approximate_indexes.get(peer.worker_id)
         if guesses is None:
-            guesses = self._guesses[peer.worker_id] = Guesses(peer.hello.blocks, self._settings.guess_s)
+            guesses = self._approximate_indexes[peer.worker_id] = ApproximateIndex(
+                peer.hello.blocks, self._settings.guess_s
+            )
         self._guessed(peer.worker_id, guesses.used(names, self._clock.now()))
 
-    def _guessed(self, worker_id: str, changed: Guessed) -> None:
+    def _guessed(self, worker_id: str, changed: IndexChange) -> None:
         self.index.stored(worker_id, changed.stored)
         self.index.removed(worker_id, changed.removed)
 
@@ -101,12 +103,12 @@ class BlockKnowledge:
         views = []
         for holder in sorted(found):
             hello = found[holder].hello
-            pairing = self._pairings.get((hello.revision, hello.root, kin(hello.layout)))
+            pairing = self._pairings.get((hello.revision, hello.root, compatibility_key(hello.layout)))
             if holder not in self._peers and pairing is not None:
                 views.append(view_of(hello, pairing))
         return tuple(views)
 
-    def holder(self, worker_id: str) -> Peer | Stranger | None:
+    def holder(self, worker_id: str) -> Peer | OrphanedHolder | None:
         """Whoever is known to keep blocks under this id."""
         peer = self._peers.get(worker_id)
         return peer if peer is not None or self._strangers is None else self._strangers.stranger(worker_id)
@@ -114,7 +116,7 @@ class BlockKnowledge:
     def _told_here(self) -> list[str]:
         return [worker_id for worker_id, peer in self._peers.items() if peer.feed.last is not None]
 
-    def _is_news(self, holder: str, told: Elsewhere) -> bool:
+    def _is_news(self, holder: str, told: RedisHolder) -> bool:
         """Whether no link tells more: there is none, or its feed has a gap now."""
         peer = self._peers.get(holder)
         return peer is None or (peer.epoch == told.hello.epoch and peer.feed.last is None)

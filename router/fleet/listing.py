@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import msgspec
 
 from router.fleet.breaker import Breaker
-from router.fleet.census import Fenced, state_of
-from router.fleet.pairs import Key, PairBook
+from router.fleet.pairs import Key, PairRegistry
 from router.fleet.peer import Peer
-from router.fleet.services import MemberFacts, Services
+from router.fleet.services import MemberFacts, ServiceRegistry
+from router.fleet.worker_counts import Fenced, state_of
 from tandem.core.messages import Hello
 
 
@@ -89,7 +89,7 @@ class LoadListing(msgspec.Struct, frozen=True):
 
 
 def listing(
-    peers: Iterable[Peer], fenced: Iterable[Fenced], book: PairBook | None, services: Services, now: float
+    peers: Iterable[Peer], fenced: Iterable[Fenced], book: PairRegistry | None, services: ServiceRegistry, now: float
 ) -> tuple[WorkerListing, ...]:
     """All workers, in order of their ids."""
     workers = [_live(peer, _pairs(peer, book), now) for peer in peers]
@@ -162,7 +162,7 @@ def _kv_path(addresses: tuple[str, ...]) -> str:
     return f"{scheme}/{fabric}" if fabric else scheme
 
 
-def _pairs(peer: Peer, book: PairBook | None) -> tuple[PairListing, ...]:
+def _pairs(peer: Peer, book: PairRegistry | None) -> tuple[PairListing, ...]:
     keys = sorted(book.of(peer.worker_id)) if book is not None else ()
     return tuple(_pair(key, peer.worker_id, book.breakers[key]) for key in keys if book is not None)
 

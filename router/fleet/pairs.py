@@ -45,7 +45,7 @@ class _Seat:
     pairs: dict[Key, None] = field(default_factory=dict)
 
 
-class PairBook:
+class PairRegistry:
     """Owns the breakers of all live pairs. `views` is what placement reads."""
 
     def __init__(self, settings: PairSettings) -> None:

@@ -10,8 +10,8 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
+    AttemptResumed,
     Cancel,
-    Claimed,
     Draining,
     Hello,
     Load,
@@ -19,16 +19,16 @@ from tandem.core.messages import (
     Pong,
     Progressed,
     Ready,
+    ResumeNotFound,
     RouterMessage,
     SequenceOutput,
     SnapshotRequest,
     SplitPublished,
     StepOutputs,
     Transferred,
-    Unclaimed,
     WorkerCommand,
 )
-from tandem.link.link import RouterLink
+from tandem.link.protocol import RouterLink
 
 News = Draining | Ready | SplitPublished | Transferred
 """What a worker says of itself, rather than to one of its handles."""
@@ -51,7 +51,7 @@ class Target(Protocol):
         """It gets on, and has nothing to show for it yet; `tokens` of its prompt are computed, or zero."""
         ...
 
-    def on_claimed(self, claimed: Claimed | None) -> None:
+    def on_claimed(self, claimed: AttemptResumed | None) -> None:
         """The answer to a `Claim`; None when there is nothing to claim."""
         ...
 
@@ -217,7 +217,7 @@ class Peer:
         for target in targets.values():
             target.on_lost(reason)
 
-    def _claimed(self, claimed: Claimed) -> None:
+    def _claimed(self, claimed: AttemptResumed) -> None:
         """What nobody waits for any more is let go of."""
         target = self._targets.get(claimed.handle)
         if target is not None:
@@ -235,9 +235,9 @@ class Peer:
                         moving.on_progress(self.heard_at, computed)
             case AttemptFailed() if (target := self._targets.get(message.handle)) is not None:
                 target.on_failed(message)
-            case Claimed():
+            case AttemptResumed():
                 self._claimed(message)
-            case Unclaimed() if (target := self._targets.get(message.handle)) is not None:
+            case ResumeNotFound() if (target := self._targets.get(message.handle)) is not None:
                 target.on_claimed(None)
             case Pong() if message.epoch != self.epoch:
                 raise TandemError("stale_epoch", f"{self.worker_id} is another incarnation now")

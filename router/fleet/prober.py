@@ -12,7 +12,7 @@ from typing import Final
 
 from kv_transfer.tickets import Claims, Keyring, issue
 from router.fleet.breaker import Outcome, State
-from router.fleet.pairs import Key, PairBook, Partner
+from router.fleet.pairs import Key, PairRegistry, Partner
 from router.fleet.peer import Peer
 from router.placement.pairs import Pairs
 from router.settings import PairSettings
@@ -23,8 +23,8 @@ from tandem.core.entropy import Entropy
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
+    AttemptResumed,
     Cancel,
-    Claimed,
     Export,
     RemoteKv,
     SequenceOutput,
@@ -50,7 +50,7 @@ class PairProber:
         deadlines: Deadlines,
         meter: Meter,
     ) -> None:
-        self.book = PairBook(settings)
+        self.book = PairRegistry(settings)
         self._settings = settings
         self._keyring = keyring
         self._clock = clock
@@ -220,26 +220,26 @@ class _Trip:
     began: float
     deadline: float
     on_end: "Callable[[_Trip, Outcome], None]"
-    legs: list["CanaryLeg"] = field(default_factory=list)
+    worker_streams: list["CanaryStream"] = field(default_factory=list)
 
     def open_on(self, peer: Peer) -> int:
         """A handle on a worker for it."""
-        leg = CanaryLeg(self, peer)
-        self.legs.append(leg)
+        leg = CanaryStream(self, peer)
+        self.worker_streams.append(leg)
         return leg.handle
 
     def is_decode(self, peer: Peer, handle: int) -> bool:
-        return (self.legs[-1].peer, self.legs[-1].handle) == (peer, handle)
+        return (self.worker_streams[-1].peer, self.worker_streams[-1].handle) == (peer, handle)
 
     def end(self) -> None:
         """Let go of it everywhere."""
-        for leg in self.legs:
+        for leg in self.worker_streams:
             if leg.peer.alive:
                 leg.peer.send(Cancel(leg.handle))
                 leg.peer.close(leg.handle)
 
 
-class CanaryLeg:
+class CanaryStream:
     """`router.fleet.peer.Target` of one canary on one worker. What it generates interests nobody."""
 
     def __init__(self, trip: _Trip, peer: Peer) -> None:
@@ -259,7 +259,7 @@ class CanaryLeg:
     def on_transferred(self, code: str) -> None:
         return None
 
-    def on_claimed(self, claimed: Claimed | None) -> None:
+    def on_claimed(self, claimed: AttemptResumed | None) -> None:
         return None
 
     def on_failed(self, failure: AttemptFailed) -> None:

@@ -12,15 +12,15 @@ from typing import Final
 
 from router.fleet.fleet import Fleet
 from router.fleet.peer import Peer
-from router.fleet.split_listing import FleetOutlook, WayListing
+from router.fleet.split_listing import FleetOutlook, SplitOptionListing
 from router.placement import CostModel
 from router.placement.view import WorkerView
 from router.settings import RouterSettings
 from router.split.lease import FORECASTS_MAX, REASON_MAX, Lease, LeaseSettings, plausible
 from router.split.plan import Planner
-from router.split.standing import ROLE, able, carrying, left_out, of_role_auto, standings
 from router.split.times import work_times
 from router.split.values import Split
+from router.split.worker_status import ROLE, able, carrying, left_out, of_role_auto, worker_statuses
 from tandem.core.clock import Clock
 from tandem.core.messages import Forecast, PublishSplit, SplitPublished, SplitRecord
 from tandem.core.metrics import Meter
@@ -184,7 +184,7 @@ class ServiceSplit:
         share = self._learned_share(views)
         pairs = self._fleet.pairs
         most = self._settings.placement.sequences_per_worker_max
-        found = standings(views, pairs, self._barred(views), carrying(pairs), most)
+        found = worker_statuses(views, pairs, self._barred(views), carrying(pairs), most)
         standing = able(found)
         self._left_out = left_out(found)
         times = work_times(self._costs, views, self._settings.placement)
@@ -342,7 +342,7 @@ class ServiceSplit:
         )
 
 
-def _listed(forecast: Forecast) -> WayListing:
+def _listed(forecast: Forecast) -> SplitOptionListing:
     target_s = forecast.itl_target_s
     itl_ms = None if target_s is None else target_s * 1e3
-    return WayListing(forecast.prefills, itl_ms, forecast.attainment, forecast.tokens_per_s, forecast.carried)
+    return SplitOptionListing(forecast.prefills, itl_ms, forecast.attainment, forecast.tokens_per_s, forecast.carried)

@@ -55,7 +55,7 @@ class MemberFacts(NamedTuple):
     ready: bool
 
 
-class Services:
+class ServiceRegistry:
     """Owned by the fleet, which tells it who has introduced himself; `of` is asked for every request."""
 
     def __init__(self) -> None:

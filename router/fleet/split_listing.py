@@ -3,7 +3,7 @@
 import msgspec
 
 
-class WayListing(msgspec.Struct, frozen=True):
+class SplitOptionListing(msgspec.Struct, frozen=True):
     """What one way of splitting the workers is expected to come to."""
 
     prefills: int
@@ -41,7 +41,7 @@ class FleetOutlook(msgspec.Struct, frozen=True):
     """How many workers have changed what they take, since that router decides."""
     forecast_error: float | None
     """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
-    outlooks: tuple[WayListing, ...]
+    outlooks: tuple[SplitOptionListing, ...]
     """Of the ways that were compared last, the best first."""
     objective: dict[str, float]
     """What requests are to hold, in seconds."""

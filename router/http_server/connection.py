@@ -16,10 +16,10 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from router.http_server.exchange import HttpExchange, Message, Receive, Request
+from router.http_server.cycle import Message, Receive, RequestHead, RequestResponseCycle
 from router.http_server.head import head_fault
-from router.http_server.outlet import CONNECTION_EXTENSION, Connection, Send
 from router.http_server.refusal import Explain, Refusal, answer
+from router.http_server.response_writer import CONNECTION_EXTENSION, Connection, Send
 from router.http_server.wire import Wire
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The server, as a connection sees it."""
 
     @property
@@ -55,9 +55,9 @@ class Owner(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """Implements `router.http_server.exchange.Line` for its exchanges."""
+    """Implements `router.http_server.cycle.CycleConnection` for its exchanges."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -77,9 +77,9 @@ class HttpConnection(asyncio.Protocol):
         """Headers that come are those of a head; otherwise trailers, which nobody asked for (RFC 9110, 6.5.1)."""
         self._upgrading = False
         """The parser leaves a body behind an upgrade alone."""
-        self._current: HttpExchange | None = None
-        self._latest: HttpExchange | None = None
-        self._pipeline: deque[HttpExchange] = deque()
+        self._current: RequestResponseCycle | None = None
+        self._latest: RequestResponseCycle | None = None
+        self._pipeline: deque[RequestResponseCycle] = deque()
         self._last: Refusal | None = None
         """What is said at the end, after all answers."""
         self.congested = False
@@ -141,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
             self._current.gone()
         self._owner.closed(self)
 
-    # ---- router.http_server.exchange.Line ----
+    # ---- router.http_server.cycle.CycleConnection ----
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
-    def answered(self, exchange: HttpExchange) -> None:
+    def answered(self, exchange: RequestResponseCycle) -> None:
         self._current = None
         if self._pipeline and exchange.keep_alive:
             self._begin(self._pipeline.popleft())
@@ -208,8 +208,8 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         self._upgrading = parser.should_upgrade()
         method, version = parser.get_method().decode("ascii"), parser.get_http_version()
-        request = Request(method, version, parser.should_keep_alive(), self._expects_continue)
-        exchange = HttpExchange(self, self._scope(method, version), request)
+        request = RequestHead(method, version, parser.should_keep_alive(), self._expects_continue)
+        exchange = RequestResponseCycle(self, self._scope(method, version), request)
         wire = self._wire if version == "1.1" and method != "HEAD" else None
         exchange.scope["extensions"] = {CONNECTION_EXTENSION: Connection(self._cut, wire, exchange.respond)}
         self._latest = exchange
@@ -293,12 +293,12 @@ class HttpConnection(asyncio.Protocol):
             "headers": self._headers,
         }
 
-    def _begin(self, exchange: HttpExchange) -> None:
+    def _begin(self, exchange: RequestResponseCycle) -> None:
         self._no_limit()
         self._current = exchange
         self._owner.run(self._answer(exchange))
 
-    async def _answer(self, exchange: HttpExchange) -> None:
+    async def _answer(self, exchange: RequestResponseCycle) -> None:
         try:
             await self._owner.app(exchange.take_scope(), exchange.receive, exchange.send)
         except asyncio.CancelledError:
@@ -312,7 +312,7 @@ class HttpConnection(asyncio.Protocol):
             if not exchange.complete:
                 self._failed(exchange)
 
-    def _failed(self, exchange: HttpExchange) -> None:
+    def _failed(self, exchange: RequestResponseCycle) -> None:
         """The application is done and the response is not."""
         if exchange.disconnected:
             return

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-TURNED: Final = 2048
+OVER_LIMIT: Final = 2048
 """Connections that are told that there are too many, at once."""
 PROBES: Final = 64
 """Connections of the port for probes, and as many of that for the control plane, with those they turn away."""
@@ -15,7 +15,7 @@ class ConnectionsMax:
     gRPC clients."""
 
     public: int
-    turned: int = TURNED
+    turned: int = OVER_LIMIT
     probes: int = PROBES
     grpc: int = 0
 
@@ -31,7 +31,7 @@ def connections_within(descriptors: int, wanted: int, grpc: int = 0) -> Connecti
     whole = ConnectionsMax(wanted, grpc=grpc)
     if whole.descriptors <= descriptors:
         return whole
-    turned = min(TURNED, max(1, descriptors // 8))
+    turned = min(OVER_LIMIT, max(1, descriptors // 8))
     probes = min(PROBES, max(4, descriptors // 16))
     grpc = min(grpc, max(1, descriptors // 8))
     beside = ConnectionsMax(0, turned, probes, grpc).descriptors

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from router.http_server.connection import Application, HttpConnection
 from router.http_server.connections_max import ConnectionsMax
+from router.http_server.over_limit import OverLimitConnection
 from router.http_server.refusal import Explain, Refusal, answer, plainly
-from router.http_server.turned import Turned
 from tandem.core.metrics import Meter, NullMeter
 
 _BACKLOG: Final = 2048
@@ -92,7 +92,7 @@ class HttpServer:
 
 
 class _Listener:
-    """One listening socket and its connections. Implements `router.http_server.connection.Owner`."""
+    """One listening socket and its connections. Implements `router.http_server.connection.ConnectionOwner`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Listener:
         self.told = asyncio.Event()
         """Set while nobody who was turned away is still there."""
         self.told.set()
-        self._turned: dict[Turned, None] = {}
+        self._turned: dict[OverLimitConnection, None] = {}
         self._server = server
         self._socket = listener
         self._context = context
@@ -150,7 +150,7 @@ class _Listener:
         for connection in list(self._connections):
             connection.shutdown()
 
-    # ---- router.http_server.connection.Owner ----
+    # ---- router.http_server.connection.ConnectionOwner ----
 
     def opened(self, connection: HttpConnection) -> None:
         if not self._open:
@@ -163,9 +163,9 @@ class _Listener:
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         self._server.run(work)
 
-    # ---- router.http_server.turned.Owner ----
+    # ---- router.http_server.over_limit.OverLimitOwner ----
 
-    def let_go(self, turned: Turned) -> None:
+    def let_go(self, turned: OverLimitConnection) -> None:
         self._turned.pop(turned, None)
         if not self._turned:
             self.told.set()
@@ -209,7 +209,7 @@ class _Listener:
             self._turn_away(accepted, Refusal("too_many", reason))
 
     def _turn_away(self, accepted: socket.socket, refusal: Refusal) -> None:
-        self._begin(accepted, Turned(self, answer(refusal, self.explain)))
+        self._begin(accepted, OverLimitConnection(self, answer(refusal, self.explain)))
 
     def _accepted(self) -> socket.socket | None:
         """The next connection in the kernel's queue. Raises `OSError` where there is no descriptor for it."""
@@ -229,8 +229,8 @@ class _Listener:
         self._pause = None
         self._accept_on()
 
-    def _begin(self, accepted: socket.socket, protocol: "HttpConnection | Turned") -> None:
-        if isinstance(protocol, Turned):
+    def _begin(self, accepted: socket.socket, protocol: "HttpConnection | OverLimitConnection") -> None:
+        if isinstance(protocol, OverLimitConnection):
             self._turned[protocol] = None
             self.told.clear()
         else:
@@ -239,7 +239,7 @@ class _Listener:
         self._beginning[task] = None
         task.add_done_callback(self._beginning.pop)
 
-    async def _connect(self, accepted: socket.socket, protocol: "HttpConnection | Turned") -> None:
+    async def _connect(self, accepted: socket.socket, protocol: "HttpConnection | OverLimitConnection") -> None:
         timeout_s = None if self._context is None else _HANDSHAKE_S
         try:
             await self._loop.connect_accepted_socket(
@@ -252,7 +252,7 @@ class _Listener:
         except (OSError, ssl.SSLError, TimeoutError, asyncio.CancelledError):
             # No connection has come of it, so nobody has been told of one.
             accepted.close()
-            if isinstance(protocol, Turned):
+            if isinstance(protocol, OverLimitConnection):
                 self.let_go(protocol)
             else:
                 self.closed(protocol)

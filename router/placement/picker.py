@@ -10,8 +10,8 @@ from router.placement.filters.partners import Partners
 from router.placement.filters.sorting import Suitable
 from router.placement.pairs import look
 from router.placement.reasons import Chosen, at_stake, hearsay, sentence
-from router.placement.scorers.ask import Ask
 from router.placement.scorers.candidate import Priced
+from router.placement.scorers.context import ScoringContext
 from router.placement.scorers.sources import sources
 
 _COSTS_TOLD: Final = 8
@@ -56,7 +56,7 @@ def _rank(favourite: str, each: Priced) -> tuple[int, bool, int, str, str]:
 
 
 def placement(
-    ask: Ask, priced: Sequence[Priced], found: Suitable, partners: Partners, why: str | None = None
+    ask: ScoringContext, priced: Sequence[Priced], found: Suitable, partners: Partners, why: str | None = None
 ) -> Placement:
     """The first candidate wins. `why` is what a policy chose by, if not by cost."""
     request, winner = ask.request, priced[0]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from math import ceil
 
-from router.split.values import Outlook, Standing, Way
+from router.split.values import Outlook, SplitOption, WorkerStatus
 
 
-def held_at_unified(standings: Sequence[Standing]) -> str | None:
+def held_at_unified(standings: Sequence[WorkerStatus]) -> str | None:
     """Why all workers have to do both; None where there is a choice."""
     barred = next((each for each in standings if each.barred), None)
     if barred is not None:
@@ -19,12 +19,12 @@ def held_at_unified(standings: Sequence[Standing]) -> str | None:
     return None
 
 
-def tunable(standings: Sequence[Standing]) -> bool:
+def tunable(standings: Sequence[WorkerStatus]) -> bool:
     """Whether what steps may take can be told to each of these, one at least."""
     return bool(standings) and all(each.itl_target for each in standings)
 
 
-def bound_by_memory(standings: Sequence[Standing]) -> int:
+def bound_by_memory(standings: Sequence[WorkerStatus]) -> int:
     """How many workers may take prompts for others, so that the rest holds what is decoded."""
     held = sum(each.attended_tokens for each in standings)
     each = min(standing.blocks * standing.block_tokens for standing in standings)
@@ -32,7 +32,9 @@ def bound_by_memory(standings: Sequence[Standing]) -> int:
     return max(0, len(standings) - needed)
 
 
-def who(prefills: int, taking: frozenset[str], standings: Sequence[Standing]) -> frozenset[str]:
+def choose_prefill_workers(
+    prefills: int, taking: frozenset[str], standings: Sequence[WorkerStatus]
+) -> frozenset[str]:
     """Those that are to take prompts for others, as few of them new as possible: who begins has the fewest streams,
     who stops the fewest prompts waiting."""
     inside = [each for each in standings if each.worker_id in taking]
@@ -44,25 +46,25 @@ def who(prefills: int, taking: frozenset[str], standings: Sequence[Standing]) ->
     return taking | {each.worker_id for each in outside[: prefills - len(inside)]}
 
 
-def same_side(before: Way, best: Way, here: Way) -> bool:
+def same_side(before: SplitOption, best: SplitOption, here: SplitOption) -> bool:
     """Whether two looks point the same way from here."""
     first, second = before.prefills - here.prefills, best.prefills - here.prefills
     return first * second > 0 or (first == second == 0 and before.itl_s == best.itl_s)
 
 
-def name(way: Way, workers: int) -> str:
+def name(way: SplitOption, workers: int) -> str:
     """As it is told: 3 of 8 take prompts, or 8 unified; and the bound on steps."""
     bound = "" if way.itl_s is None else f", steps up to {way.itl_s * 1e3:.3g} ms"
     split = f"{way.prefills} of {workers} take prompts" if way.prefills else f"{workers} unified"
     return split + bound
 
 
-def step_towards(goal: Way, here: Way, ordered: Sequence[Outlook], most: int) -> Way:
+def step_towards(goal: SplitOption, here: SplitOption, ordered: Sequence[Outlook], most: int) -> SplitOption:
     """At most so many workers nearer to a way that is further off: the best of those on that side that were looked
     at, the best first in `ordered`."""
     side = 1 if goal.prefills > here.prefills else -1
     near = [each.way for each in ordered if 0 < side * (each.way.prefills - here.prefills) <= most]
-    return near[0] if near else Way(here.prefills + side * most, goal.itl_s)
+    return near[0] if near else SplitOption(here.prefills + side * most, goal.itl_s)
 
 
 def told(here: Outlook, ordered: Sequence[Outlook], workers: int) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 
 from router.split.offered import Offered
 from router.split.outlook import Replay
-from router.split.values import Way, WorkTimes
+from router.split.values import SplitOption, WorkTimes
 from router.split.work import steady
 from tandem.core.slo import Slo
 
@@ -31,7 +31,12 @@ class Knee:
         self.load = 1.0
 
     def carried(
-        self, found: dict[Way, float], ways: Sequence[Way], offered: Offered, times: WorkTimes, slo: Slo
+        self,
+        found: dict[SplitOption, float],
+        ways: Sequence[SplitOption],
+        offered: Offered,
+        times: WorkTimes,
+        slo: Slo,
     ) -> Iterator[None]:
         """Puts into `found` what share each way holds in the mean over the loads, from steady states. Yields after
         about a millisecond of work."""

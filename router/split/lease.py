@@ -1,10 +1,9 @@
 """Which of several routers decides the split of a service. Pure: time comes in.
 
-Every worker lends the right to one router at a time (`tandem.worker.split_board`) and tells all routers of the record
-it keeps. The holder decides for as long as workers confirm it. Where the record has lapsed the others claim it with
-the next term; until one has it the last split stays. Who finds its own time over, after a pause perhaps, first
-listens: what happened meanwhile may still be on its way.
-"""
+Every worker lends the right to one router at a time (`tandem.worker.split_registry`) and tells all routers of the
+record it keeps. The holder decides for as long as workers confirm it. Where the record has lapsed the others claim it
+with the next term; until one has it the last split stays. Who finds its own time over, after a pause perhaps, first
+listens: what happened meanwhile may still be on its way."""
 
 from dataclasses import dataclass
 from math import isfinite

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Final
 
 from router.split.reuse import MARK_TOKENS, held_tokens, new_tokens
-from router.split.values import Seen, WorkTimes
+from router.split.values import ObservedRequest, WorkTimes
 from router.split.work import Demand, Present, at_load, demands, memory_tokens
 from tandem.core.slo import Slo
 
@@ -39,7 +39,7 @@ class Offered:
         self.now = now
         self._times = times
         self._slo = slo
-        self._requests: list[Seen] = []
+        self._requests: list[ObservedRequest] = []
         self._work: list[Demand] = []
         """Of these, as they were placed."""
         self._of_use = _OF_USE[1]
@@ -60,7 +60,7 @@ class Offered:
         """When the last one comes, from the first on."""
         return self._work[-1].at_s
 
-    def add(self, requests: Sequence[Seen]) -> None:
+    def add(self, requests: Sequence[ObservedRequest]) -> None:
         """The next ones."""
         self._requests += requests
         self._work += demands(requests, self._times, self._slo, self._requests[0].arrival_s)
@@ -136,12 +136,12 @@ class Offered:
             yield
         return found
 
-    def _in(self, seen: Seen, memory: float) -> int:
+    def _in(self, seen: ObservedRequest, memory: float) -> int:
         """Tokens of a prompt that are in a memory of such a size."""
         return held_tokens(seen.distances, self._of_use * memory) if seen.distances else 0
 
 
-def growing(requests: Sequence[Seen], ahead_s: float) -> float:
+def growing(requests: Sequence[ObservedRequest], ahead_s: float) -> float:
     """The mean reuse distance that prompts will have, told those of the latest in order of arrival: `ahead_s` after
     the last one, or half of the time that they took if that is sooner. What grew from their earlier half to the later
     one is taken to go on as it did, by as much a second; 0 where nothing grew, or too few tell."""

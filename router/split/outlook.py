@@ -12,8 +12,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import Final
 
-from router.split.pools import Pool
-from router.split.values import Outlook, Way, WorkTimes
+from router.split.prefill_pool import PrefillPool
+from router.split.values import Outlook, SplitOption, WorkTimes
 from router.split.work import KV_FULL, Demand, Present, beside_rate
 from tandem.core.slo import Slo
 
@@ -32,7 +32,13 @@ class Replay:
     """One way, from the present on."""
 
     def __init__(
-        self, way: Way, requests: Sequence[Demand], now: Present, times: WorkTimes, slo: Slo, counted_s: float = 0.0
+        self,
+        way: SplitOption,
+        requests: Sequence[Demand],
+        now: Present,
+        times: WorkTimes,
+        slo: Slo,
+        counted_s: float = 0.0,
     ) -> None:
         self.way = way
         self._requests = requests
@@ -43,9 +49,9 @@ class Replay:
         self._sequences_max = float(self._decodes * now.sequences_max)
         self._now = now
         self._kv_tokens = KV_FULL * self._decodes * now.kv_tokens
-        self._own = Pool(way.prefills) if way.prefills else None
+        self._own = PrefillPool(way.prefills) if way.prefills else None
         """Of the workers that take prompts for others."""
-        self._beside = Pool(self._decodes)
+        self._beside = PrefillPool(self._decodes)
         """Of those that decode."""
         self._rows = now.rows
         self._attended = now.attended
@@ -121,7 +127,7 @@ class Replay:
             self._serve(own, 1.0, at_s, times)
         self._decode(at_s, next_s, busy, running_s, chunked_s, last_s)
 
-    def _serve(self, pool: Pool, rate: float, at_s: float, own: WorkTimes | None) -> float:
+    def _serve(self, pool: PrefillPool, rate: float, at_s: float, own: WorkTimes | None) -> float:
         """Prompts get on for a slice; gives the share of workers that computed some."""
         before, now = pool.done, pool.done + rate * SLICE_S
         pool.done = now

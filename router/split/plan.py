@@ -14,13 +14,21 @@ from typing import Final
 
 from router.settings import SplitSettings
 from router.split.answers import AnswersByPrompt
-from router.split.choice import bound_by_memory, held_at_unified, same_side, step_towards, told, tunable, who
+from router.split.choice import (
+    bound_by_memory,
+    choose_prefill_workers,
+    held_at_unified,
+    same_side,
+    step_towards,
+    told,
+    tunable,
+)
 from router.split.knee import LOADS, Knee
 from router.split.offered import AHEAD_S, PER_TURN, Offered, growing
 from router.split.outlook import Replay
 from router.split.record import Record
 from router.split.reuse import Reuse
-from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
+from router.split.values import ObservedRequest, Outlook, Split, SplitOption, WorkerStatus, WorkTimes
 from router.split.window import repeated, settled, since_change
 from router.split.work import present
 from tandem.core.slo import Slo
@@ -63,8 +71,8 @@ class Planner:
 
     def __init__(self, settings: SplitSettings) -> None:
         self._settings = settings
-        self._seen: deque[Seen] = deque(maxlen=settings.requests_max)
-        self._new: deque[Seen] = deque(maxlen=settings.requests_max)
+        self._seen: deque[ObservedRequest] = deque(maxlen=settings.requests_max)
+        self._new: deque[ObservedRequest] = deque(maxlen=settings.requests_max)
         """Since the last look, with marks."""
         self._reuse = Reuse()
         self._first_s: float | None = None
@@ -78,7 +86,7 @@ class Planner:
         self.moves = 0
         """How many workers have changed what they take."""
         self._itl_share = settings.itl_shares[0]
-        self._ahead: Way | None = None
+        self._ahead: SplitOption | None = None
         """What was ahead at the last look, by little."""
         self._moved_s = -inf
         self._rests_on_s = 0.0
@@ -96,7 +104,7 @@ class Planner:
         """Mean difference of the attainment that was forecast from the one that was observed; None while unknown."""
         return self._record.error
 
-    def seen(self, request: Seen) -> None:
+    def seen(self, request: ObservedRequest) -> None:
         """A request was placed for the first time."""
         if self._first_s is None:
             self._first_s = request.arrival_s
@@ -136,7 +144,7 @@ class Planner:
         return len(latest) < len(seen) and self._changes(latest[0].arrival_s)
 
     def look(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+        self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]:
         """Look at the ways there are: yields after every slice of work, so that an event loop gets its turn. When it
         is exhausted `split` is what is to be in force. `share` is the share of the service's requests that are told
@@ -190,7 +198,7 @@ class Planner:
         began_s = now - (now - first_s) / told
         if self._began_s is None or (changed and self._changes(began_s)):
             self._began_s, self._knee.load = began_s, 1.0
-        carried: dict[Way, float] = {}
+        carried: dict[SplitOption, float] = {}
         yield from self._knee.carried(carried, [each.way for each in outlooks], offered, times, slo)
         outlooks = [each._replace(carried=carried[each.way]) for each in outlooks]
         self._decide(now, standings, outlooks, self._scores(outlooks, standings, times, slo), slo)
@@ -222,7 +230,7 @@ class Planner:
                 work = 0
                 yield
 
-    def _latest(self, now: float, share: float) -> list[Seen]:
+    def _latest(self, now: float, share: float) -> list[ObservedRequest]:
         """Requests of the window, as many more as other routers see of them: arrivals are closer together."""
         begin_s = now - self._settings.window_s
         while self._seen and self._seen[0].arrival_s < begin_s:
@@ -239,13 +247,13 @@ class Planner:
         """Whether traffic that began then is another than what is known."""
         return self._began_s is None or began_s > self._began_s + _PHASE_MIN * self._settings.window_s
 
-    def _answered(self, seen: Seen) -> Seen:
+    def _answered(self, seen: ObservedRequest) -> ObservedRequest:
         """With an answer as those of its kind have been."""
         otherwise = seen.answer_tokens / seen.sequences
         tokens = self._answers.drawn(seen.prompt_tokens, seen.max_tokens, otherwise)
         return seen._replace(answer_tokens=seen.sequences * tokens)
 
-    def _ways(self, workers: int, slo: Slo, prefills_max: int) -> list[Way]:
+    def _ways(self, workers: int, slo: Slo, prefills_max: int) -> list[SplitOption]:
         """Those that are tried at this look; the one in force is first, all unified always among them."""
         prefills = len(self.split.prefills)
         probe = round(_PROBES[self._looks % len(_PROBES)] * workers)
@@ -255,30 +263,30 @@ class Planner:
         counts += [0, probe]
         likely = dict.fromkeys(count for count in counts if count == 0 or 0 < count <= prefills_max)
         itl_s = self._itl_s(slo, self._itl_share)
-        ways = [Way(count, itl_s) for count in likely]
+        ways = [SplitOption(count, itl_s) for count in likely]
         if prefills not in likely:
-            ways.insert(0, Way(prefills, itl_s))
+            ways.insert(0, SplitOption(prefills, itl_s))
         other = [share for share in self._settings.itl_shares if share != self._itl_share]
         if other and itl_s is not None:
             share = other[self._looks % len(other)]
-            ways += [Way(count, self._itl_s(slo, share)) for count in dict.fromkeys((prefills, 0))]
+            ways += [SplitOption(count, self._itl_s(slo, share)) for count in dict.fromkeys((prefills, 0))]
         return ways
 
-    def _probes(self, standings: Sequence[Standing], slo: Slo) -> list[Way]:
+    def _probes(self, standings: Sequence[WorkerStatus], slo: Slo) -> list[SplitOption]:
         """Ways all over, for when nothing near promises enough."""
         most, itl_s = bound_by_memory(standings), self._itl_s(slo, self._itl_share)
         counts = dict.fromkeys(round(share * len(standings)) for share in _PROBES)
-        return [Way(count, itl_s) for count in counts if 0 < count <= most]
+        return [SplitOption(count, itl_s) for count in counts if 0 < count <= most]
 
     def _itl_s(self, slo: Slo, share: float) -> float | None:
         return None if slo.step_s is None else slo.step_s * share
 
     # ---- what is decided ----
 
-    def _price(self, way: Way, standings: Sequence[Standing], times: WorkTimes) -> float:
+    def _price(self, way: SplitOption, standings: Sequence[WorkerStatus], times: WorkTimes) -> float:
         """Share of requests that is lost by moving there: prefixes that are computed again elsewhere, as a share of
         what the fleet can do in a window."""
-        moved = who(way.prefills, self.split.prefills, standings) ^ self.split.prefills
+        moved = choose_prefill_workers(way.prefills, self.split.prefills, standings) ^ self.split.prefills
         held = sum(
             (each.blocks - each.blocks_free) * each.block_tokens for each in standings if each.worker_id in moved
         )
@@ -288,10 +296,10 @@ class Planner:
     def _scores(
         self,
         outlooks: Sequence[Outlook],
-        standings: Sequence[Standing],
+        standings: Sequence[WorkerStatus],
         times: WorkTimes,
         slo: Slo,
-    ) -> dict[Way, float]:
+    ) -> dict[SplitOption, float]:
         """Share of requests in the objective, now and at the loads that were asked about, all alike."""
         itl_s = self._itl_s(slo, self._settings.itl_shares[0])
         most = max((each.tokens_per_s for each in outlooks), default=0.0) or 1.0
@@ -307,9 +315,9 @@ class Planner:
     def _decide(
         self,
         now: float,
-        standings: Sequence[Standing],
+        standings: Sequence[WorkerStatus],
         outlooks: Sequence[Outlook],
-        scores: Mapping[Way, float],
+        scores: Mapping[SplitOption, float],
         slo: Slo,
     ) -> None:
         settings = self._settings
@@ -356,7 +364,12 @@ class Planner:
         self._rests_on_s = now - (now if self._began_s is None else self._began_s)
         if slo.step_s:
             self._itl_share = (goal.itl_s or slo.step_s) / slo.step_s
-        self._take(now, who(goal.prefills, self.split.prefills, standings), goal.itl_s, f"{compared}: taken")
+        self._take(
+            now,
+            choose_prefill_workers(goal.prefills, self.split.prefills, standings),
+            goal.itl_s,
+            f"{compared}: taken",
+        )
 
     def _keep(self, reason: str) -> None:
         self.split = self.split._replace(reason=reason)
@@ -373,15 +386,15 @@ class Planner:
 
     # ---- forecasts and what became of them ----
 
-    def _note(self, now: float, standings: Sequence[Standing]) -> None:
+    def _note(self, now: float, standings: Sequence[WorkerStatus]) -> None:
         """A stretch begins."""
-        self._record.begin(now, standings, Way(len(self.split.prefills), self.split.itl_s))
+        self._record.begin(now, standings, SplitOption(len(self.split.prefills), self.split.itl_s))
 
     def _compare(
         self,
         now: float,
-        requests: Sequence[Seen],
-        standings: Sequence[Standing],
+        requests: Sequence[ObservedRequest],
+        standings: Sequence[WorkerStatus],
         times: WorkTimes,
         slo: Slo,
         share: float,
@@ -396,7 +409,7 @@ class Planner:
         if best is not None:
             self._itl_share = self._settings.itl_shares[0]
             reason = f"forecasts have promised too much: back to {best} of {len(standings)} that take prompts"
-            prefills = who(best, self.split.prefills, standings)
+            prefills = choose_prefill_workers(best, self.split.prefills, standings)
             self._take(now, prefills, self._itl_s(slo, self._itl_share), reason)
 
 

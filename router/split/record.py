@@ -8,7 +8,7 @@ from typing import Final
 
 from router.settings import SplitSettings
 from router.split.outlook import Replay
-from router.split.values import Seen, Standing, Way, WorkTimes
+from router.split.values import ObservedRequest, SplitOption, WorkerStatus, WorkTimes
 from router.split.work import demands, present
 from tandem.core.slo import Slo
 
@@ -32,8 +32,8 @@ class _Stretch:
     """What came since a look, until it is compared: how the fleet stood at its begin, and what was in force."""
 
     begin_s: float
-    now: tuple[Standing, ...]
-    way: Way
+    now: tuple[WorkerStatus, ...]
+    way: SplitOption
     told: int = 0
     met: int = 0
 
@@ -55,7 +55,7 @@ class Record:
         self._distrusted_s = float("-inf")
         self._distrust_s = settings.distrust_s
 
-    def begin(self, now: float, standings: Sequence[Standing], way: Way) -> None:
+    def begin(self, now: float, standings: Sequence[WorkerStatus], way: SplitOption) -> None:
         """A stretch begins."""
         if not self._in_force or self._in_force[-1][1] != way.prefills:
             self._in_force.append((now, way.prefills))
@@ -100,7 +100,7 @@ class Record:
     def compare(
         self,
         now: float,
-        latest: Sequence[Seen],
+        latest: Sequence[ObservedRequest],
         times: WorkTimes,
         slo: Slo,
         share: float,

@@ -6,7 +6,7 @@ _PROMPTS_FIRST: Final = 4.0
 """Steps of a worker that takes prompts for others may take so many times as long as those of others."""
 
 
-class Seen(NamedTuple):
+class ObservedRequest(NamedTuple):
     """One request as its placement saw it: what the fleet has to do for it. Times in seconds."""
 
     arrival_s: float
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     """How many workers took prompts for others where it was placed."""
 
 
-class Standing(NamedTuple):
+class WorkerStatus(NamedTuple):
     """One worker of role `auto` as it is now."""
 
     worker_id: str
@@ -74,7 +74,7 @@ class WorkTimes(NamedTuple):
     """Prompt tokens that one step computes at most."""
 
 
-class Way(NamedTuple):
+class SplitOption(NamedTuple):
     """A split and a bound on steps, as a number of workers: who they are is chosen when it is taken."""
 
     prefills: int
@@ -86,7 +86,7 @@ class Way(NamedTuple):
 class Outlook(NamedTuple):
     """What a way is expected to come to."""
 
-    way: Way
+    way: SplitOption
     attainment: float
     """Share of the requests that hold the SLO."""
     tokens_per_s: float

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Final
 
-from router.split.values import Seen
+from router.split.values import ObservedRequest
 
 _CUTS: Final = 64
 """Places, evenly among the requests, at which a change of traffic is looked for."""
@@ -16,7 +16,7 @@ _REPEATED: Final = 0.5
 """Of the window: shorter traffic is repeated until it is as long, as streams outlast it."""
 
 
-def since_change(requests: Sequence[Seen], at_least: int) -> Sequence[Seen]:
+def since_change(requests: Sequence[ObservedRequest], at_least: int) -> Sequence[ObservedRequest]:
     """Those that came since the last change of what prompts leave to compute; all of them where nothing changed. A
     change of their rate alone is none: bursts pass. At least so many are on either side of a change."""
     while True:
@@ -26,7 +26,7 @@ def since_change(requests: Sequence[Seen], at_least: int) -> Sequence[Seen]:
         requests = requests[place:]
 
 
-def _change(requests: Sequence[Seen], at_least: int) -> int:
+def _change(requests: Sequence[ObservedRequest], at_least: int) -> int:
     """Where what came later differs the most in the mean from what came before; 0 where it does nowhere for sure."""
     count = len(requests)
     if count < 2 * at_least:
@@ -50,7 +50,9 @@ def _change(requests: Sequence[Seen], at_least: int) -> int:
     return found
 
 
-def settled(requests: Sequence[Seen], began_s: float, now: float, window_s: float, at_least: int) -> Sequence[Seen]:
+def settled(
+    requests: Sequence[ObservedRequest], began_s: float, now: float, window_s: float, at_least: int
+) -> Sequence[ObservedRequest]:
     """Those of the later half of the time since traffic began, at `began_s`, as long as that is no whole window ago:
     clients that begin at once come faster than they go on. All of them where the later half has fewer than
     `at_least`."""
@@ -61,7 +63,7 @@ def settled(requests: Sequence[Seen], began_s: float, now: float, window_s: floa
     return later if len(later) >= at_least else requests
 
 
-def repeated(requests: Sequence[Seen], window_s: float, requests_max: int) -> Sequence[Seen]:
+def repeated(requests: Sequence[ObservedRequest], window_s: float, requests_max: int) -> Sequence[ObservedRequest]:
     """Requests in order of arrival, again and again until they last for half the window, at most so many."""
     if len(requests) < 2:
         return requests

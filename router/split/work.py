@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import exp, inf
 from typing import Final, NamedTuple
 
-from router.split.values import Seen, Standing, Way, WorkTimes
+from router.split.values import ObservedRequest, SplitOption, WorkerStatus, WorkTimes
 from tandem.core.slo import Slo
 
 SETTLED_S: Final = 60.0
@@ -53,7 +53,9 @@ class Present(NamedTuple):
     """Of prompts that one worker has computed for others and that have not been fetched."""
 
 
-def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float | None = None) -> tuple[Demand, ...]:
+def demands(
+    requests: Sequence[ObservedRequest], times: WorkTimes, slo: Slo, begin_s: float | None = None
+) -> tuple[Demand, ...]:
     """Of requests in order of arrival, counted from `begin_s`; from the first where there is none."""
     if not requests:
         return ()
@@ -80,7 +82,9 @@ def demands(requests: Sequence[Seen], times: WorkTimes, slo: Slo, begin_s: float
     return tuple(found)
 
 
-def present(standings: Sequence[Standing], requests: Sequence[Seen], times: WorkTimes, share: float = 1.0) -> Present:
+def present(
+    standings: Sequence[WorkerStatus], requests: Sequence[ObservedRequest], times: WorkTimes, share: float = 1.0
+) -> Present:
     """Of workers as they are now; `requests` tell how long a waiting prompt is in the mean. Where these are but a
     `share` of all, so is the memory that their prefixes have."""
     queued = sum(standing.queued_prompt_tokens for standing in standings)
@@ -113,7 +117,7 @@ def at_load(work: Sequence[Demand], load: float) -> tuple[Demand, ...]:
     return tuple([demand._replace(at_s=(demand.at_s - begin_s) / load) for demand in work])
 
 
-def steady(way: Way, work: Sequence[Demand], now: Present, times: WorkTimes) -> Present:
+def steady(way: SplitOption, work: Sequence[Demand], now: Present, times: WorkTimes) -> Present:
     """A fleet as it stands after `SETTLED_S` of such requests, from sums alone: rows that come as fast as they end
     (rows x steps a second = answer tokens a second, and a step takes longer with every row), and prompts that were
     left over."""
@@ -144,7 +148,7 @@ def row_s(times: WorkTimes, positions: float) -> float:
     return times.sequence_s + times.position_s * positions
 
 
-def beside_rate(way: Way, times: WorkTimes, rows: float, running_s: float) -> tuple[float, float]:
+def beside_rate(way: SplitOption, times: WorkTimes, rows: float, running_s: float) -> tuple[float, float]:
     """(seconds of prompt work per second of a worker with so many rows, how long its steps take then)."""
     longest_s = times.max_batched_tokens * times.prompt_token_s
     if way.itl_s is None:

@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from typing import NamedTuple, Self
 
 from router.prefix_tree import PrefixTree, common
-from router.tokenization.cuts import Cuts, Places
+from router.tokenization.split_points import Places, SplitPoints
 
 
-class Known(NamedTuple):
+class KnownText(NamedTuple):
     """How many leading characters of a text are known, in how many units, and their packed tokens."""
 
     characters: int
@@ -69,7 +69,7 @@ class _Tokenized(NamedTuple):
 class _Pieces:
     """`router.prefix_tree.Units`: text from one place to the next."""
 
-    def __init__(self, cuts: Cuts) -> None:
+    def __init__(self, cuts: SplitPoints) -> None:
         self._cuts = cuts
 
     def key(self, sequence: str, at: int) -> int | None:
@@ -87,7 +87,7 @@ class _Pieces:
 class ConversationCache:
     """For one model. At most `bytes_max` bytes are kept, about; 0 keeps nothing."""
 
-    def __init__(self, cuts: Cuts, bytes_max: int) -> None:
+    def __init__(self, cuts: SplitPoints, bytes_max: int) -> None:
         self._known: PrefixTree[str, _Tokenized] = PrefixTree(_Pieces(cuts), bytes_max)
 
     @property
@@ -95,13 +95,13 @@ class ConversationCache:
         """What is kept."""
         return self._known.size_bytes
 
-    def find(self, owner: Hashable, text: str) -> Known:
+    def find(self, owner: Hashable, text: str) -> KnownText:
         """The longest known beginning of a text."""
         runs = self._known.find(owner, text)
         packed = runs[0].packed if len(runs) == 1 else b"".join(run.packed for run in runs)
-        return Known(sum(run.length for run in runs), sum(run.units for run in runs), packed)
+        return KnownText(sum(run.length for run in runs), sum(run.units for run in runs), packed)
 
-    def keep(self, owner: Hashable, text: str, known: Known, packed: bytes, places: Places) -> None:
+    def keep(self, owner: Hashable, text: str, known: KnownText, packed: bytes, places: Places) -> None:
         """Remember a text, of which so much was known; `packed` are all its tokens, and `places` are those in the
         rest of it, seen from there."""
         first = 1 if places.characters and places.characters[0] == 0 else 0

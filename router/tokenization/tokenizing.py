@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Tokenizing(Protocol):
-    """The seam. `router.tokenization.tokenizing_threads` is the real one."""
+    """The seam. `router.tokenization.threads` is the real one."""
 
     async def run(self, work: Callable[[], T], characters: int, within_s: float) -> T:
         """Do `work`, which renders and tokenizes that many characters.

@@ -9,7 +9,7 @@ from typing import Final
 
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import Export, RemoteKv, Submit
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 
 CANARY: Final = "canary"
 """The tenant of canaries, and the beginning of their request ids."""
@@ -17,7 +17,7 @@ CANARY: Final = "canary"
 PRIORITY: Final = 1 << 20
 """Above every request's: on a busy worker a canary is one of the next works, not one of the last."""
 
-_SEQUENCE: Final = Branch(0, 1)
+_SEQUENCE: Final = ChildRequest(0, 1)
 _STOPPING: Final = Stopping(max_tokens=2, min_tokens=2, ignore_eos=True)
 """The second token is decode's: where the first is the last, prefill lets its blocks go at once."""
 _SAMPLING: Final = Sampling(temperature=0.0)

@@ -53,7 +53,7 @@ SALT_SEPARATOR: Final = "/"
 """Between a tenant's own salt, which has none, and what a client adds to keep some of the tenant's requests apart."""
 
 
-def payer(tenant_salt: str) -> str:
+def quota_tenant(tenant_salt: str) -> str:
     """Whose quota a salt's blocks count against: that of the tenant, whatever clients add."""
     return tenant_salt.partition(SALT_SEPARATOR)[0]
 
@@ -179,7 +179,7 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def kin(layout: Layout) -> Layout:
+def compatibility_key(layout: Layout) -> Layout:
     """The layout without its engine's version: equal for all layouts whose blocks can be exchanged. Of two versions
     that are no neighbours it is equal, too; `incompatibility` tells those apart."""
     kind, _, _version = layout.engine.rpartition("/")

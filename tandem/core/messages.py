@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tandem.core.kv import Layout
-from tandem.core.request import Branch, Grammar, Sampling, Stopping
+from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
 from tandem.core.spans import Span
 
 PROTOCOL_VERSION: Final = 2
@@ -79,7 +79,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     attempt: int
     mode: str
     prompt: bytes
-    branches: tuple[Branch, ...]
+    branches: tuple[ChildRequest, ...]
     sampling: Sampling
     stopping: Stopping
     deadline_s: float
@@ -92,8 +92,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """It only proves that blocks can travel: its blocks get no public name, a worker that is not ready takes it too,
     and where a fetch fails it ends instead of computing."""
     resume: bytes = b""
-    """Of a resumable request, what another router needs to go on with it, sealed (`router.dispatch.seal`); workers
-    only keep it. Empty otherwise."""
+    """Of a resumable request, what another router needs to go on with it, sealed (`router.dispatch.resume_token`);
+    workers only keep it. Empty otherwise."""
     resume_key: bytes = b""
     """Under which a router claims a resumable request; nobody without the service's key can name it."""
     kept: "tuple[SequenceOutput, ...]" = ()
@@ -140,19 +140,18 @@ class SampleFirst(msgspec.Struct, frozen=True):
     handle: int
 
 
-class Keep(msgspec.Struct, frozen=True):
+class RetainOutputs(msgspec.Struct, frozen=True):
     """Of a resumable request, outputs accepted from another worker: they belong to what a claim gets to hear."""
 
     handle: int
     outputs: "tuple[SequenceOutput, ...]"
 
 
-class Claim(msgspec.Struct, frozen=True):
+class ResumeAttempt(msgspec.Struct, frozen=True):
     """Hand over the resumable request that is known here under one of `keys`, whoever it belonged to.
 
-    The answer is everything told of it so far as `StepOutputs` under `handle`, then `Claimed`, then whatever else
-    comes of it; or `Unclaimed`. A router that it is taken from gets `AttemptFailed` with `taken_over`.
-    """
+    The answer is everything told of it so far as `StepOutputs` under `handle`, then `AttemptResumed`, then whatever
+    else comes of it; or `ResumeNotFound`. A router that it is taken from gets `AttemptFailed` with `taken_over`."""
 
     handle: int
     keys: tuple[bytes, ...]
@@ -235,7 +234,17 @@ class PublishSplit(msgspec.Struct, frozen=True):
 
 
 WorkerCommand = (
-    Submit | Cancel | ProvideFirst | SampleFirst | Keep | Claim | Drain | Ping | Unpin | Tune | PublishSplit
+    Submit
+    | Cancel
+    | ProvideFirst
+    | SampleFirst
+    | RetainOutputs
+    | ResumeAttempt
+    | Drain
+    | Ping
+    | Unpin
+    | Tune
+    | PublishSplit
 )
 
 
@@ -382,7 +391,7 @@ class AttemptReport(msgspec.Struct, frozen=True, gc=False):
     """Of a prompt with images, once they have taken their places; 0 for one that is as long as it was sent."""
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class AttemptResumed(msgspec.Struct, frozen=True):
     """A resumable attempt belongs to this router now; what had been told of it came before this message."""
 
     handle: int
@@ -399,8 +408,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """As in its `Submit`."""
 
 
-class Unclaimed(msgspec.Struct, frozen=True):
-    """Nothing is known here under the keys of a `Claim`."""
+class ResumeNotFound(msgspec.Struct, frozen=True):
+    """Nothing is known here under the keys of a `ResumeAttempt`."""
 
     handle: int
 
@@ -471,8 +480,8 @@ RouterMessage = (
     | Draining
     | Ready
     | Transferred
-    | Claimed
-    | Unclaimed
+    | AttemptResumed
+    | ResumeNotFound
     | Progressed
     | SplitPublished
 )

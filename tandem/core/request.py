@@ -56,7 +56,7 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
-class Branch(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class ChildRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One of the n sequences of a request.
 
     `forced` are output tokens already accepted by the router: they count as output and are never emitted

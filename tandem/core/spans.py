@@ -57,7 +57,7 @@ def parse_traceparent(header: str) -> TraceContext | None:
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & 1))
 
 
-class Untold(Sequence[Span]):
+class LazySpans(Sequence[Span]):
     """Spans of which only the facts are put together, and told as spans when somebody looks: for most requests nobody
     ever does. `tell` is a module's function of the facts alone, which a recorder may keep packed until then."""
 

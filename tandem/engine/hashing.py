@@ -79,7 +79,7 @@ class DoneJob:
         return None
 
 
-class HashingHere:
+class InlineHashing:
     """`Hashing` where it is asked for, as on the virtual time of a simulation."""
 
     def __init__(self, layout: Layout) -> None:

@@ -15,17 +15,17 @@ from tandem.engine.protocol import (
     BlockMemory,
     BlockSpace,
     EngineInfo,
+    EngineRequest,
     FirstTokens,
     Gone,
     Listener,
     Pending,
     Prefix,
     StepReport,
-    Work,
 )
 from tandem.engine.scheduler.plan import Runner
 from tandem.engine.scheduler.scheduler import Scheduler
-from tandem.engine.scheduler.standstill import Sight, Verdict, judge
+from tandem.engine.scheduler.stall_detection import ProcessSample, StallVerdict, judge
 from tandem.engine.settings import SchedulerSettings
 
 
@@ -104,7 +104,7 @@ class LocalEngine:
             return
         result = await self._runner.execute(step)
         self._deliver(scheduler.apply(result, self._clock.now()))
-        self._judged(Verdict())
+        self._judged(StallVerdict())
 
     async def _idle(self) -> None:
         now = self._clock.now()
@@ -116,7 +116,7 @@ class LocalEngine:
         except TimeoutError:
             return
 
-    def _seen(self, sight: Sight) -> None:
+    def _seen(self, sight: ProcessSample) -> None:
         """Judge what the runner's process shows: one that takes too long gets nothing new, one that is stalled gives
         up what it has."""
         if self._listener is None:
@@ -127,7 +127,7 @@ class LocalEngine:
             return
         self._judged(judge(sight, self.scheduler.predicted_s))
 
-    def _judged(self, verdict: Verdict) -> None:
+    def _judged(self, verdict: StallVerdict) -> None:
         changed = (verdict.overdue_s > 0) != (self._overdue_s > 0)
         self._overdue_s = verdict.overdue_s
         if changed:
@@ -145,7 +145,7 @@ class LocalEngine:
             await self._ended.wait()
         await self._runner.close()
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: EngineRequest) -> None:
         """Queue a work; see `Scheduler.submit` for what it raises."""
         self.scheduler.submit(work, self._clock.now())
         self._changed()
@@ -193,7 +193,7 @@ class LocalEngine:
         return self.scheduler.leases.exists(lease_id)
 
     def lease_ended(self, lease_id: str) -> bool:
-        return self.scheduler.leases.buried(lease_id)
+        return self.scheduler.leases.tombstoned(lease_id)
 
     def lease_moved(self, lease_id: str) -> float:
         return self.scheduler.leases.moved(lease_id)
@@ -217,7 +217,7 @@ class LocalEngine:
         return shared
 
     def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
-        self.scheduler.sharing.guests.ask(lease_id, names)
+        self.scheduler.sharing.peer_reads.ask(lease_id, names)
         self._changed()
 
     def recheck(self, lease_id: str, name: bytes) -> bool:
@@ -227,7 +227,7 @@ class LocalEngine:
         words = Digester(self.layout).content_words(self.memory.block(found.slot))
         if bind(words, found.epoch, name, found.generation) == found.digests:
             return False
-        self.scheduler.condemn(found.slot, self._clock.now())
+        self.scheduler.invalidate(found.slot, self._clock.now())
         self._changed()
         return True
 

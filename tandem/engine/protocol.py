@@ -12,7 +12,7 @@ import msgspec
 
 from tandem.core.kv import Handle, Layout
 from tandem.core.messages import Adapter, Load, TokenLogprob
-from tandem.core.request import Branch, Grammar, Sampling, Stopping
+from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
 from tandem.engine.counts import ExpertBalance, Speculation
 
 
@@ -45,7 +45,7 @@ class EngineInfo:
 
 
 @dataclass(frozen=True)
-class Work:
+class EngineRequest:
     """One attempt of one request, as the engine sees it. `work_id` is unique for the life of the engine.
 
     mode: `prefill` (compute, sample the next position of each branch, keep the blocks under `lease_id`),
@@ -56,7 +56,7 @@ class Work:
     work_id: int
     mode: str
     prompt: bytes
-    branches: tuple[Branch, ...]
+    branches: tuple[ChildRequest, ...]
     sampling: Sampling
     stopping: Stopping
     root: bytes
@@ -87,7 +87,7 @@ class Emitted(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True)
-class WorkFailed:
+class RequestFailed:
     """The work ends with a typed error; nothing of it is held any more. `param` is as `TandemError`'s."""
 
     work_id: int
@@ -97,7 +97,7 @@ class WorkFailed:
 
 
 @dataclass(frozen=True)
-class WorkStats:
+class RequestStats:
     """Where the tokens of a prompt came from and when its stages happened (engine clock, seconds)."""
 
     tokens_computed: int = 0
@@ -120,11 +120,11 @@ class WorkStats:
 
 
 @dataclass(frozen=True)
-class WorkEnded:
+class RequestEnded:
     """The work holds nothing any more, except blocks under an export lease. Sent exactly once per work."""
 
     work_id: int
-    stats: WorkStats
+    stats: RequestStats
 
 
 class FetchTarget(msgspec.Struct, frozen=True, gc=False):
@@ -144,14 +144,14 @@ class FetchJob:
 
     With `hand_off` they are all blocks of a `decode` work that are not here: whoever computes the prompt will have
     them. Without, they are blocks that a work of any mode was told to bring (`BlockSpace.bring`), and what is not
-    found anywhere is computed here. A `guest` is no work: its blocks are wanted by a peer
+    found anywhere is computed here. A `peer_read` is no work: its blocks are wanted by a peer
     (`BlockSpace.bring_shared`), and own tiers are all that is asked for them.
     """
 
     work_id: int
     targets: tuple[FetchTarget, ...]
     hand_off: bool = True
-    guest: bool = False
+    peer_read: bool = False
 
 
 class Prefix(NamedTuple):
@@ -177,8 +177,8 @@ class StepReport(msgspec.Struct, frozen=True):
     """Everything one step (or one command) brought about, in order."""
 
     emitted: tuple[Emitted, ...] = ()
-    failed: tuple[WorkFailed, ...] = ()
-    ended: tuple[WorkEnded, ...] = ()
+    failed: tuple[RequestFailed, ...] = ()
+    ended: tuple[RequestEnded, ...] = ()
     fetches: tuple[FetchJob, ...] = ()
     withdrawn: tuple[int, ...] = ()
     """Works whose fetch is to be stopped: their slots went to others. Once it has ended they wait for new ones."""
@@ -369,12 +369,12 @@ class Engine(Protocol):
 
     async def stop(self) -> None: ...
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: EngineRequest) -> None:
         """Queue a work. Raises `context_length_exceeded`, `out_of_blocks` when it can never fit."""
         ...
 
     def cancel(self, work_id: int, sequence: int | None = None) -> None:
-        """Free a work (or one sequence of it) now; unknown ids are ignored. Its `WorkEnded` still comes."""
+        """Free a work (or one sequence of it) now; unknown ids are ignored. Its `RequestEnded` still comes."""
         ...
 
     def provide_first(self, work_id: int, sequence: int, token: int, relay: bool = False) -> None:

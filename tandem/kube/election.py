@@ -12,7 +12,7 @@ from tandem.core.errors import TandemError
 from tandem.kube.backoff import Backoff
 from tandem.kube.cluster import Cluster, Conflict, NotFound
 from tandem.kube.kinds import LEASE, Json, Ref
-from tandem.kube.lease import LeaseSettings, Seen, next_move, seen
+from tandem.kube.lease import LeaseSettings, ObservedLease, next_move, observe_lease
 from tandem.kube.times import micro_timestamp
 
 
@@ -29,7 +29,7 @@ class Election:
         self._clock = clock
         self._entropy = entropy
         self._ref = Ref(LEASE, settings.namespace, settings.name)
-        self._seen: Seen | None = None
+        self._seen: ObservedLease | None = None
         self._leads_until: float | None = None
 
     @property
@@ -88,7 +88,7 @@ class Election:
         except NotFound:
             await self._cluster.create(self._lease({}, taken=True))
             return True
-        self._seen = seen(lease, self._seen, self._clock.now())
+        self._seen = observe_lease(lease, self._seen, self._clock.now())
         move = next_move(self._seen, self._identity, self._clock.now())
         if move == "wait":
             return False

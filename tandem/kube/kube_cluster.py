@@ -12,7 +12,7 @@ from kubernetes.aio import client, config
 from tandem.core.errors import TandemError
 from tandem.kube.cluster import Page, Selector, WatchEvent
 from tandem.kube.kinds import Json, Ref, ref_of
-from tandem.kube.kube_paths import (
+from tandem.kube.paths import (
     collection_path,
     list_query,
     object_path,

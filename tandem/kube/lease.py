@@ -29,7 +29,7 @@ class LeaseSettings:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedLease:
     """A Lease as it was last read, and since when (monotonic) it is known to be like that."""
 
     version: str
@@ -38,16 +38,16 @@ class Seen:
     since: float
 
 
-def seen(lease: Json, last: Seen | None, now: float) -> Seen:
+def observe_lease(lease: Json, last: ObservedLease | None, now: float) -> ObservedLease:
     """What is known after reading `lease`."""
     version = lease["metadata"]["resourceVersion"]
     if last is not None and last.version == version:
         return last
     spec = lease.get("spec", {})
-    return Seen(version, spec.get("holderIdentity") or "", float(spec.get("leaseDurationSeconds") or 0), now)
+    return ObservedLease(version, spec.get("holderIdentity") or "", float(spec.get("leaseDurationSeconds") or 0), now)
 
 
-def next_move(known: Seen, identity: str, now: float) -> Move:
+def next_move(known: ObservedLease, identity: str, now: float) -> Move:
     """Renew what is ours, take what is free or has not been renewed in time, else wait.
 
     A Lease that bears our name from an earlier life is ours: names are drawn anew for each process.

@@ -1,6 +1,6 @@
 """`Link` over gRPC: one HTTP/2 connection and two bidirectional streams per router and worker.
 
-gRPC carries the same bytes as TCP does (`tandem.link.link_messages`): one call's message is what one tick said.
+gRPC carries the same bytes as TCP does (`tandem.link.messages`): one call's message is what one tick said.
 
 Liveness is not gRPC's business here: heartbeats are messages, so keepalive stays off. A closing end first writes
 what was sent before, within `LinkLimits.flush_s`, then ends its streams.
@@ -24,12 +24,12 @@ from tandem.core.messages import (
     StateUpdate,
     WorkerCommand,
 )
+from tandem.link.address import GRPC, LinkAddress, parse_address, split_host
 from tandem.link.grpc_stream import END_FRAME, GrpcChannel, GrpcLink, Stream
-from tandem.link.link import RouterLink, WorkerLink
-from tandem.link.link_address import GRPC, LinkAddress, parse_address, split_host
-from tandem.link.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
-from tandem.link.link_proof import NONCE_BYTES, LinkKeys, both
-from tandem.link.link_queue import LinkLimits
+from tandem.link.messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
+from tandem.link.proof import NONCE_BYTES, LinkKeys, both
+from tandem.link.protocol import RouterLink, WorkerLink
+from tandem.link.queue import LinkLimits
 
 _SERVICE: Final = "tandem.worker.v1.WorkerLink"
 TOKENS: Final = f"/{_SERVICE}/Tokens"
@@ -80,7 +80,7 @@ def _worker_end(peer: str, limits: LinkLimits) -> _WorkerEnd:
 
 
 class GrpcDialer:
-    """`tandem.link.link.Dialer` over gRPC. `name` is how workers know this router; with `keys` both ends prove
+    """`tandem.link.protocol.Dialer` over gRPC. `name` is how workers know this router; with `keys` both ends prove
     that they hold the same one: the worker in its initial metadata, the router in its first message."""
 
     def __init__(
@@ -213,7 +213,7 @@ class _Meeting:
 
 
 class GrpcLinkServer:
-    """`tandem.link.link.LinkServer` over gRPC. `bind` is `host:port`; port 0 takes a free one.
+    """`tandem.link.protocol.LinkServer` over gRPC. `bind` is `host:port`; port 0 takes a free one.
 
     `advertise` is the host part of the address handed out, when it is not the one bound to.
     """

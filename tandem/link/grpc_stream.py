@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 import grpc.aio
 
 from tandem.core.errors import TandemError
-from tandem.link.link_queue import Inbox, LinkLimits
+from tandem.link.queue import Inbox, LinkLimits
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -39,7 +39,7 @@ class Stream:
 
 
 class GrpcChannel(Generic[Out, In]):
-    """`tandem.link.link.Channel`: messages are encoded when sent and joined into frames when written."""
+    """`tandem.link.protocol.Channel`: messages are encoded when sent and joined into frames when written."""
 
     def __init__(
         self, encode: Callable[[Out], bytes], decode: Callable[[bytes], tuple[In, ...]], limits: LinkLimits

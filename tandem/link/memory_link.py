@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 
 from tandem.core.errors import TandemError
-from tandem.link.link import RouterLink, WorkerLink
-from tandem.link.link_queue import LinkLimits
 from tandem.link.memory_stream import LinkPolicy, Pair, WorkerEnd
+from tandem.link.protocol import RouterLink, WorkerLink
+from tandem.link.queue import LinkLimits
 
 
 class InstantPolicy:
@@ -98,7 +98,7 @@ class MemoryLinks:
 
 
 class MemoryDialer:
-    """`tandem.link.link.Dialer` of one router."""
+    """`tandem.link.protocol.Dialer` of one router."""
 
     def __init__(self, links: MemoryLinks, name: str) -> None:
         self._links = links
@@ -120,7 +120,7 @@ class MemoryDialer:
 
 
 class MemoryLinkServer:
-    """`tandem.link.link.LinkServer` of one worker."""
+    """`tandem.link.protocol.LinkServer` of one worker."""
 
     def __init__(self, links: MemoryLinks, address: str) -> None:
         self._links = links

@@ -7,7 +7,7 @@ from contextvars import Context
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tandem.core.messages import RouterMessage, StateRequest, StateUpdate, WorkerCommand
-from tandem.link.link_queue import Inbox, LinkLimits
+from tandem.link.queue import Inbox, LinkLimits
 
 Out = TypeVar("Out")
 In = TypeVar("In")

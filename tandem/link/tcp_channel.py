@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from tandem.link.link_queue import Inbox, LinkLimits
+from tandem.link.queue import Inbox, LinkLimits
 from tandem.link.tcp_frames import END, MESSAGES, pack_frame
 from tandem.link.tcp_stream import TcpStream
 
@@ -32,7 +32,7 @@ class ChannelOwner(Protocol):
 
 
 class TcpChannel(Generic[Out, In]):
-    """`tandem.link.link.Channel`: messages are encoded when sent and written as a frame when the turn of the loop
+    """`tandem.link.protocol.Channel`: messages are encoded when sent and written as a frame when the turn of the loop
     ends. While the connection is congested they wait here, within the bounds."""
 
     def __init__(
@@ -57,7 +57,7 @@ class TcpChannel(Generic[Out, In]):
         self.inbox: Inbox[In] = Inbox()
         self.owner: ChannelOwner | None = None
 
-    # ---- tandem.link.link.Channel ----
+    # ---- tandem.link.protocol.Channel ----
 
     def send(self, message: Out) -> None:
         if not self._sending:

@@ -1,4 +1,4 @@
-"""`tandem.link.link.Dialer` over TCP: the router's end of the links `tandem.link.tcp_server` accepts."""
+"""`tandem.link.protocol.Dialer` over TCP: the router's end of the links `tandem.link.tcp_server` accepts."""
 
 import asyncio
 import ssl
@@ -8,11 +8,11 @@ from typing import Any
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import PROTOCOL_VERSION, RouterMessage, StateRequest, StateUpdate, WorkerCommand
-from tandem.link.link import RouterLink
-from tandem.link.link_address import LinkAddress, parse_address
-from tandem.link.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
-from tandem.link.link_proof import NONCE_BYTES, LinkKeys, both
-from tandem.link.link_queue import LinkLimits
+from tandem.link.address import LinkAddress, parse_address
+from tandem.link.messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
+from tandem.link.proof import NONCE_BYTES, LinkKeys, both
+from tandem.link.protocol import RouterLink
+from tandem.link.queue import LinkLimits
 from tandem.link.tcp_channel import TcpChannel, TcpLink
 from tandem.link.tcp_frames import (
     CHALLENGE,

@@ -2,7 +2,7 @@
 
 A frame is its length as a little-endian uint32, one byte that says what it holds, and that many bytes:
 
-    MESSAGES   messages one after another (`tandem.link.link_messages`); everything one turn of the event loop
+    MESSAGES   messages one after another (`tandem.link.messages`); everything one turn of the event loop
                sent, up to `LinkLimits.frame_bytes` unless a single message is longer
     END        the sender's last frame: why the link ends, UTF-8
     GREETING   the first frame to the worker: `Greeting`, MessagePack
@@ -39,7 +39,7 @@ Streams = Literal["tokens", "state"]
 
 class Greeting(msgspec.Struct, frozen=True):
     """What a router says first on each of a link's two connections; `link` tells which belong together. `nonce` is
-    empty where the router has no key (`tandem.link.link_proof`)."""
+    empty where the router has no key (`tandem.link.proof`)."""
 
     protocol: int
     link: str

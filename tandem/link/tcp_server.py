@@ -1,10 +1,10 @@
-"""`tandem.link.link.LinkServer` over TCP.
+"""`tandem.link.protocol.LinkServer` over TCP.
 
 A link is two connections, one per stream, so that neither waits for the other: a snapshot of block names may fill its
 connection for as long as the router takes to read it, while tokens have buffers and flow control of their own in
-the kernel. `tandem.link.tcp_frames` describes the bytes, `tandem.link.link_messages` the messages in them. With
+the kernel. `tandem.link.tcp_frames` describes the bytes, `tandem.link.messages` the messages in them. With
 certificates both connections are TLS and both ends show theirs; with `keys` both ends prove that they hold the same
-one (`tandem.link.link_proof`). Liveness is not a link's business: heartbeats are
+one (`tandem.link.proof`). Liveness is not a link's business: heartbeats are
 messages.
 """
 
@@ -18,11 +18,11 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import PROTOCOL_VERSION, RouterMessage, StateRequest, StateUpdate, WorkerCommand
-from tandem.link.link import WorkerLink
-from tandem.link.link_address import TCP, LinkAddress, split_host
-from tandem.link.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
-from tandem.link.link_proof import NONCE_BYTES, LinkKeys, both
-from tandem.link.link_queue import LinkLimits
+from tandem.link.address import TCP, LinkAddress, split_host
+from tandem.link.messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
+from tandem.link.proof import NONCE_BYTES, LinkKeys, both
+from tandem.link.protocol import WorkerLink
+from tandem.link.queue import LinkLimits
 from tandem.link.tcp_channel import TcpChannel, TcpLink
 from tandem.link.tcp_frames import Answer, Challenge, Greeting, Welcome, pack_greeting, read_greeting
 from tandem.link.tcp_stream import TcpStream
@@ -60,8 +60,8 @@ class TcpLinkServer:
         self.keys = keys
         self._server: asyncio.Server | None = None
         self._accept: Callable[[WorkerLink], Awaitable[None]] | None = None
-        self._arriving: dict[Arriving, None] = {}
-        self._waiting: dict[str, Arriving] = {}
+        self._arriving: dict[PendingConnection, None] = {}
+        self._waiting: dict[str, PendingConnection] = {}
         self._links: dict[asyncio.Task[None], WorkerEnd] = {}
 
     async def start(self, accept: Callable[[WorkerLink], Awaitable[None]]) -> str:
@@ -101,13 +101,13 @@ class TcpLinkServer:
 
     def _connected(self) -> TcpStream:
         stream = TcpStream()
-        arriving = Arriving(self, stream)
+        arriving = PendingConnection(self, stream)
         stream.greeted_by(arriving)
         self._arriving[arriving] = None
         arriving.wait(self._pair_s if len(self._arriving) <= ARRIVING_MAX else 0.0)
         return stream
 
-    def speaks(self, arriving: "Arriving", greeting: Greeting) -> bool:
+    def speaks(self, arriving: "PendingConnection", greeting: Greeting) -> bool:
         """Whether a connection speaks our version; it is told when it does not."""
         if abs(greeting.protocol - self._protocol) <= 1:
             return True
@@ -118,11 +118,11 @@ class TcpLinkServer:
         )
         return False
 
-    def keyless(self, arriving: "Arriving") -> None:
+    def keyless(self, arriving: "PendingConnection") -> None:
         """A connection offers no proof where one is asked for."""
         self._refuse(arriving, "this worker has a ticket key and the router shows none; give it ticket_key_file")
 
-    def greeted(self, arriving: "Arriving", greeting: Greeting) -> None:
+    def greeted(self, arriving: "PendingConnection", greeting: Greeting) -> None:
         """A connection has said what it is, and proved it. Raises `link_lost` for one that is there already."""
         other = self._waiting.pop(greeting.link, None)
         if other is None:
@@ -133,17 +133,17 @@ class TcpLinkServer:
             other.stream.abort()
             raise TandemError("link_lost", f"the {greeting.stream} stream of this link is there already")
 
-    def left(self, arriving: "Arriving", reason: str) -> None:
+    def left(self, arriving: "PendingConnection", reason: str) -> None:
         """A connection has ended before it became part of a link."""
         self._forget(arriving)
         event(_log, "link_refused", level=logging.WARNING, reason=reason)
 
-    def _refuse(self, arriving: "Arriving", why: str) -> None:
+    def _refuse(self, arriving: "PendingConnection", why: str) -> None:
         arriving.refusal = why
         arriving.stream.write(pack_greeting(Welcome(self._protocol, why)))
         arriving.stream.close()
 
-    def _open(self, tokens: "Arriving", state: "Arriving", router: str) -> None:
+    def _open(self, tokens: "PendingConnection", state: "PendingConnection", router: str) -> None:
         link = _worker_end(router, tokens.stream, state.stream, self._limits)
         for arriving, channel in ((tokens, link.tokens), (state, link.state)):
             self._forget(arriving)
@@ -161,14 +161,14 @@ class TcpLinkServer:
             link.close("the worker ended the link")
         await link.over.wait()
 
-    def _forget(self, arriving: "Arriving") -> None:
+    def _forget(self, arriving: "PendingConnection") -> None:
         arriving.stop_waiting()
         self._arriving.pop(arriving, None)
         if arriving.greeting is not None and self._waiting.get(arriving.greeting.link) is arriving:
             del self._waiting[arriving.greeting.link]
 
 
-class Arriving:
+class PendingConnection:
     """`tandem.link.tcp_stream.StreamOwner` of a connection until it is half of a link."""
 
     def __init__(self, server: TcpLinkServer, stream: TcpStream) -> None:

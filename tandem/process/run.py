@@ -39,7 +39,7 @@ class Service(Protocol):
         """Begin to take work; the root tasks run. The service is ready when this returns."""
         ...
 
-    async def asked_to_leave(self) -> float | None:
+    async def drain_requested(self) -> float | None:
         """Wait until a peer asks the service to drain; gives the seconds it has, or None for the default."""
         ...
 
@@ -131,7 +131,7 @@ async def _leave(service: Service, stop: StopSignal, drain_s: float) -> float:
     given: list[float | None] = []
 
     async def asked() -> None:
-        given.append(await service.asked_to_leave())
+        given.append(await service.drain_requested())
 
     await _first(stop.asked.wait(), asked())
     return given[0] if given and given[0] is not None else drain_s

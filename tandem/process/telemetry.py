@@ -7,21 +7,21 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from tandem.core.spans import Recorder, Span, Untold
+from tandem.core.spans import LazySpans, Recorder, Span
 
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 
-Tell = Callable[[Any], tuple[Span, ...]]
+MakeSpans = Callable[[Any], tuple[Span, ...]]
 
 
 class _Kept(msgspec.Struct, gc=False):
     """One request's spans, packed: of some only the facts, by what tells them."""
 
     count: int
-    pieces: tuple[tuple[Tell | None, bytes], ...]
+    pieces: tuple[tuple[MakeSpans | None, bytes], ...]
 
 
 class RingRecorder:
@@ -41,7 +41,7 @@ class RingRecorder:
         self._spans_max = spans_max
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         """By tenant and request id."""
-        self._facts: dict[Tell, msgspec.msgpack.Decoder[Any]] = {}
+        self._facts: dict[MakeSpans, msgspec.msgpack.Decoder[Any]] = {}
         """What reads the facts again, by what tells them."""
 
     def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
@@ -52,7 +52,7 @@ class RingRecorder:
                 self._kept.popitem(last=False)
         if kept.count >= self._spans_max:
             return
-        if type(spans) is Untold:
+        if type(spans) is LazySpans:
             if spans.tell not in self._facts:
                 self._facts[spans.tell] = msgspec.msgpack.Decoder(type(spans.facts))
             # How many they are will be seen when they are told.
@@ -73,7 +73,7 @@ class RingRecorder:
         pieces = () if kept is None else kept.pieces
         return [span for tell, piece in pieces for span in self._told(tell, piece)][: self._spans_max]
 
-    def _told(self, tell: Tell | None, piece: bytes) -> tuple[Span, ...]:
+    def _told(self, tell: MakeSpans | None, piece: bytes) -> tuple[Span, ...]:
         return _unpack(piece) if tell is None else tell(self._facts[tell].decode(piece))
 
 

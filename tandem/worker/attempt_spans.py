@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from kv_transfer.fetch_progress import Brought, FetchReport
+from kv_transfer.fetch_progress import FetchReport, OriginReport
 from tandem.core.entropy import Entropy
 from tandem.core.messages import AttemptReport
 from tandem.core.spans import Attribute, Span, parse_traceparent
-from tandem.engine.protocol import WorkStats
+from tandem.engine.protocol import RequestStats
 from tandem.worker.attempts import Attempt
 
 
@@ -29,7 +29,7 @@ class SpanMaker:
     worker: str
     entropy: Entropy
 
-    def report(self, attempt: Attempt, stats: WorkStats, stamp: Stamp) -> AttemptReport:
+    def report(self, attempt: Attempt, stats: RequestStats, stamp: Stamp) -> AttemptReport:
         """The attempt's figures with its spans, oldest first. No spans without a valid `traceparent`."""
         fetched = attempt.brought
         stages = _stages(attempt, stats, stamp.now)
@@ -47,7 +47,7 @@ class SpanMaker:
             prompt_tokens=stats.prompt_tokens,
         )
 
-    def _spans(self, attempt: Attempt, stages: "list[Stage]", stamp: Stamp) -> tuple[Span, ...]:
+    def _spans(self, attempt: Attempt, stages: "list[DraftSpan]", stamp: Stamp) -> tuple[Span, ...]:
         parent = parse_traceparent(attempt.submit.traceparent)
         if parent is None:
             return ()
@@ -68,7 +68,7 @@ class SpanMaker:
 
 
 @dataclass(frozen=True)
-class Stage:
+class DraftSpan:
     """A span before it has identifiers; times are on the worker's clock."""
 
     name: str
@@ -88,11 +88,11 @@ def _brought_tokens(fetched: FetchReport | None, pulled: int) -> dict[str, int]:
     return found
 
 
-def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
+def _stages(attempt: Attempt, stats: RequestStats, now: float) -> list[DraftSpan]:
     end = stats.finished if stats.finished is not None else now
     admitted = stats.admitted
-    stages = [Stage("queue", attempt.submitted, admitted if admitted is not None else end, {})]
-    stages += [Stage("kv.wait", begin, over, {}) for begin, over in stats.kv_waits]
+    stages = [DraftSpan("queue", attempt.submitted, admitted if admitted is not None else end, {})]
+    stages += [DraftSpan("kv.wait", begin, over, {}) for begin, over in stats.kv_waits]
     if admitted is not None and (stats.tokens_computed or attempt.submit.mode != "decode"):
         stages.append(_prefill(attempt, stats, _computing_from(attempt, admitted), end))
     if (fetched := attempt.brought) is not None:
@@ -102,7 +102,9 @@ def _stages(attempt: Attempt, stats: WorkStats, now: float) -> list[Stage]:
     if attempt.submit.mode != "prefill" and stats.first_token is not None:
         known = sum(len(branch.forced) for branch in attempt.submit.branches)
         produced = sum(output.position - 1 for output in attempt.outputs.values()) - known
-        stages.append(Stage("decode", stats.first_token, end, {"tokens": produced, "preemptions": stats.preemptions}))
+        stages.append(
+            DraftSpan("decode", stats.first_token, end, {"tokens": produced, "preemptions": stats.preemptions})
+        )
     return stages
 
 
@@ -114,7 +116,7 @@ def _computing_from(attempt: Attempt, admitted: float) -> float:
     return max(admitted, fetch.ended)
 
 
-def _prefill(attempt: Attempt, stats: WorkStats, began: float, end: float) -> Stage:
+def _prefill(attempt: Attempt, stats: RequestStats, began: float, end: float) -> DraftSpan:
     attributes: dict[str, Attribute] = {
         "tokens_computed": stats.tokens_computed,
         "tokens_reused": stats.tokens_reused,
@@ -125,10 +127,10 @@ def _prefill(attempt: Attempt, stats: WorkStats, began: float, end: float) -> St
     if attempt.reuse:
         attributes["reuse"] = attempt.reuse
     prefilled = stats.prefilled if stats.prefilled is not None else end
-    return Stage("prefill", min(began, prefilled), prefilled, attributes)
+    return DraftSpan("prefill", min(began, prefilled), prefilled, attributes)
 
 
-def _brought(brought: Brought) -> Stage:
+def _brought(brought: OriginReport) -> DraftSpan:
     attributes: dict[str, Attribute] = {
         "kind": brought.origin,
         "bytes": brought.bytes,
@@ -140,10 +142,10 @@ def _brought(brought: Brought) -> Stage:
         attributes["holder"] = brought.holder
     if brought.reason is not None:
         attributes["failed"] = brought.reason
-    return Stage("kv.pull", brought.started, brought.started + brought.seconds, attributes)
+    return DraftSpan("kv.pull", brought.started, brought.started + brought.seconds, attributes)
 
 
-def _pull(fetch: FetchReport) -> Stage:
+def _pull(fetch: FetchReport) -> DraftSpan:
     attributes: dict[str, Attribute] = {
         "bytes": fetch.bytes,
         "blocks": fetch.blocks,
@@ -153,4 +155,4 @@ def _pull(fetch: FetchReport) -> Stage:
     }
     if fetch.reason is not None:
         attributes["failed"] = fetch.reason
-    return Stage("kv.pull", fetch.started, fetch.started + fetch.seconds, attributes)
+    return DraftSpan("kv.pull", fetch.started, fetch.started + fetch.seconds, attributes)

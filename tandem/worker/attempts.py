@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kv_transfer.fetch import Bringing
-from kv_transfer.fetch_progress import FetchReport, Prefilled
+from kv_transfer.fetch import KvLoadSpec
+from kv_transfer.fetch_progress import FetchReport, PrefillStatus
 from tandem.core.kv import unpack_tokens
 from tandem.core.messages import Submit
 from tandem.worker.detokenizer import PROMPT_TAIL, Decoder
@@ -44,9 +44,9 @@ class Attempt:
     submitted: float
     """Clock seconds."""
     outputs: dict[int, Output] = field(default_factory=dict)
-    bringing: Bringing = field(default_factory=Bringing)
+    bringing: KvLoadSpec = field(default_factory=KvLoadSpec)
     """Where leading blocks of its prompt may come from besides a hand-off."""
-    prefilled: Prefilled = field(default_factory=Prefilled)
+    prefilled: PrefillStatus = field(default_factory=PrefillStatus)
     """Whether the prompt of a hand-off has been computed."""
     confirmed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the router has said that what its hand-off has not brought is to be computed here."""
@@ -156,13 +156,13 @@ class AttemptTable:
         attempt.session_id = session_id
         attempt.submit = msgspec.structs.replace(attempt.submit, handle=handle)
 
-    def bury(self, session_id: int, handle: int) -> None:
+    def add_tombstone(self, session_id: int, handle: int) -> None:
         """Remember a cancel without a submit. Only the latest are kept: handles are never reused."""
         self._tombstones[session_id, handle] = None
         if len(self._tombstones) > _TOMBSTONES_MAX:
             del self._tombstones[next(iter(self._tombstones))]
 
-    def exhume(self, session_id: int, handle: int) -> bool:
+    def take_tombstone(self, session_id: int, handle: int) -> bool:
         """Whether this submit was cancelled before it came; the tombstone is used up."""
         key = (session_id, handle)
         found = key in self._tombstones

@@ -11,7 +11,7 @@ import numpy as np
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import Drain, Export, ProvideFirst, PublishSplit, Submit, Tune
-from tandem.core.request import Branch, Sampling
+from tandem.core.request import ChildRequest, Sampling
 from tandem.engine.protocol import EngineInfo
 
 _SEQUENCE_MAX: Final = 1 << 20
@@ -78,7 +78,7 @@ def _problems(submit: Submit, info: EngineInfo) -> Iterator[Problem]:
         yield from _of_holder(holder.epoch, holder.addresses)
 
 
-def _of_branches(branches: tuple[Branch, ...], info: EngineInfo) -> Iterator[Problem]:
+def _of_branches(branches: tuple[ChildRequest, ...], info: EngineInfo) -> Iterator[Problem]:
     if len(branches) > _BRANCHES_MAX:
         yield "branches", f"there are {len(branches)}, {_BRANCHES_MAX} are the most"
         return

@@ -24,9 +24,9 @@ from tandem.core.messages import (
     Transferred,
 )
 from tandem.process.logs import event
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.host import WorkerHost
 from tandem.worker.kv_side import KvSide
-from tandem.worker.parts import Parts
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _TRIES: Final = 2
 
 
 @dataclass(frozen=True)
-class Proof:
+class CanaryResult:
     """What a worker knows of its own KV path: `carried` gives seconds by transport, `broken` the reasons."""
 
     carried: Mapping[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Proof:
 class SelfCanary:
     """Proves the transports of one worker, one after the other."""
 
-    def __init__(self, host: WorkerHost, side: KvSide, parts: Parts) -> None:
+    def __init__(self, host: WorkerHost, side: KvSide, parts: WorkerDeps) -> None:
         self._host = host
         self._side = side
         self._parts = parts
@@ -65,7 +65,7 @@ class SelfCanary:
         self._prompt = canary_prompt(info.layout.block_tokens, max(1, info.blocks // 2), info.context_tokens)
         self._handles = 0
 
-    async def prove(self) -> Proof:
+    async def prove(self) -> CanaryResult:
         """Try every transport, each within the setting `canary_s`; nothing of it is held afterwards."""
         carried, broken = dict[str, float](), dict(self._side.failed)
         for path, address in self._side.served.items():
@@ -76,7 +76,7 @@ class SelfCanary:
             else:
                 broken[path] = error
         self._tell(carried, broken)
-        return Proof(carried, broken)
+        return CanaryResult(carried, broken)
 
     def _tell(self, carried: Mapping[str, float], broken: Mapping[str, TandemError]) -> None:
         meter, worker = self._parts.meter, self._host.identity.worker_id

@@ -19,10 +19,10 @@ from contextlib import aclosing
 from typing import Final
 
 from kv_transfer.transport.protocol import (
+    BlockReceived,
     BlockSink,
     Delivered,
     ExportSource,
-    Landed,
     Pull,
     PullEvent,
     PullOpen,
@@ -46,7 +46,9 @@ class Flips:
 
     def damage(self, landed: PullEvent, sink: BlockSink) -> None:
         """Flip a bit in each block of this event, as long as some are due."""
-        blocks = landed.blocks if isinstance(landed, Delivered) else (landed,) if isinstance(landed, Landed) else ()
+        blocks = (
+            landed.blocks if isinstance(landed, Delivered) else (landed,) if isinstance(landed, BlockReceived) else ()
+        )
         for block in blocks:
             if self.due:
                 self.due -= 1

@@ -26,7 +26,7 @@ from tandem.worker.simple_decoder import SimpleDecoder
 
 
 @dataclass(frozen=True)
-class Loaded:
+class BuiltEngine:
     """An engine that has not started, and what turns its ids into text."""
 
     engine: Engine
@@ -45,17 +45,19 @@ def open_decoder(settings: WorkerSettings) -> Decoder:
     return FileDecoder(directory.tokenizer_path.parent)
 
 
-Progress = Callable[[float, str], None]
+ProgressCallback = Callable[[float, str], None]
 """Hears how far loading is, from 0 to 1, and what has just been done."""
 
 
-def build_engine(settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int, progress: Progress) -> Loaded:
+def build_engine(
+    settings: WorkerSettings, decoder: Decoder, clock: Clock, epoch: int, progress: ProgressCallback
+) -> BuiltEngine:
     """The engine the settings ask for. Raises `bad_setting`."""
     scheduler = scheduler_settings(settings)
     if settings.engine == "vllm":
         return _vllm(settings, scheduler, decoder, clock, epoch, progress)
     engine = LocalEngine(_runner(settings), scheduler, clock, epoch)
-    return Loaded(engine, decoder, engine.begin_epoch)
+    return BuiltEngine(engine, decoder, engine.begin_epoch)
 
 
 def scheduler_settings(settings: WorkerSettings) -> SchedulerSettings:
@@ -69,8 +71,8 @@ def _vllm(
     decoder: Decoder,
     clock: Clock,
     epoch: int,
-    progress: Progress,
-) -> Loaded:
+    progress: ProgressCallback,
+) -> BuiltEngine:
     own = vllm_settings(settings)
     # Imported on use: no other engine needs what these bring along.
     from tandem.engine.vllm.engine import VllmEngine
@@ -83,7 +85,7 @@ def _vllm(
     # What vLLM's steps may take cannot be told while it runs, so routers leave workers of role auto unified.
     role = "unified" if settings.role == "auto" else settings.role
     engine = VllmEngine(own, scheduler, clock, stage, progress, role)
-    return Loaded(engine, decoder, engine.begin_epoch)
+    return BuiltEngine(engine, decoder, engine.begin_epoch)
 
 
 def stage_settings(settings: WorkerSettings, memory_bytes: int) -> StageSettings:

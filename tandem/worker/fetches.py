@@ -3,19 +3,19 @@
 import asyncio
 from contextlib import suppress
 
-from kv_transfer.fetch import Bringing, unasked, unheard
+from kv_transfer.fetch import KvLoadSpec, ignore_failure, ignore_report
 from kv_transfer.fetch_progress import FetchReport
 from tandem.core.messages import RemoteKv
 from tandem.engine.protocol import FetchJob
+from tandem.worker.attempt_manager import AttemptManager
 from tandem.worker.attempts import Attempt
-from tandem.worker.desk import AttemptDesk
-from tandem.worker.parts import KvFetcher, Parts
+from tandem.worker.deps import KvFetcher, WorkerDeps
 
 
 class Fetches:
     """Starts and stops fetches. Every job ends with `fetch_ended` on the engine's block space, whatever happens."""
 
-    def __init__(self, parts: Parts, desk: AttemptDesk, fetcher: KvFetcher | None) -> None:
+    def __init__(self, parts: WorkerDeps, desk: AttemptManager, fetcher: KvFetcher | None) -> None:
         self._engine = parts.engine
         self._unjudged_s = parts.deadlines.unjudged_s
         self._desk = desk
@@ -31,8 +31,8 @@ class Fetches:
 
     def start(self, job: FetchJob) -> None:
         """Fetch for a work, unless nobody wants it any more."""
-        if job.guest:
-            self._start_guest(job)
+        if job.peer_read:
+            self._start_peer_read(job)
             return
         attempt = self._desk.running(job.work_id)
         remote = attempt.submit.remote if attempt is not None and job.hand_off else None
@@ -43,12 +43,12 @@ class Fetches:
         fetch = self._fetch(attempt, job, remote, self._fetcher)
         self._waiting[job.work_id] = self._group.create_task(fetch, name=f"fetch {job.work_id}")
 
-    def _start_guest(self, job: FetchJob) -> None:
+    def _start_peer_read(self, job: FetchJob) -> None:
         """Read blocks from own tiers for a peer that waits for them."""
         if self._fetcher is None or self._group is None:
             self._refuse(job.work_id, "nobody fetches here")
             return
-        bringing = Bringing(len(job.targets), patience_s=0.0)
+        bringing = KvLoadSpec(len(job.targets), patience_s=0.0)
         self._group.create_task(_guest(self._fetcher, job, bringing), name=f"fetch for a peer {job.work_id}")
 
     def stop(self, work_id: int) -> None:
@@ -74,7 +74,7 @@ class Fetches:
                 attempt.bringing,
                 attempt.landed,
                 attempt.prefilled,
-                failed if attempt.submit.confirm_recompute else unasked,
+                failed if attempt.submit.confirm_recompute else ignore_failure,
             )
         finally:
             if self._running.get(job.work_id) is task:
@@ -100,5 +100,5 @@ class Fetches:
         space.fetch_ended(work_id, reason)
 
 
-async def _guest(fetcher: KvFetcher, job: FetchJob, bringing: Bringing) -> None:
-    await fetcher.fetch(job, None, bringing, unheard, None, unasked)
+async def _guest(fetcher: KvFetcher, job: FetchJob, bringing: KvLoadSpec) -> None:
+    await fetcher.fetch(job, None, bringing, ignore_report, None, ignore_failure)

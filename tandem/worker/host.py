@@ -12,21 +12,21 @@ from typing import Final
 
 import msgspec
 
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.tiers.protocol import Tiers
 from tandem.core.errors import TandemError
 from tandem.core.messages import (
     Cancel,
-    Claim,
     Drain,
     Draining,
     Hello,
-    Keep,
     Load,
     Ping,
     Pong,
     ProvideFirst,
     PublishSplit,
     Ready,
+    ResumeAttempt,
+    RetainOutputs,
     RouterMessage,
     SampleFirst,
     Submit,
@@ -35,20 +35,20 @@ from tandem.core.messages import (
     WorkerCommand,
 )
 from tandem.engine.protocol import KvChange, StepReport
-from tandem.link.link import WorkerLink
+from tandem.link.protocol import WorkerLink
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, event
+from tandem.worker.attempt_manager import SELF, AttemptManager
 from tandem.worker.attempts import Attempt
 from tandem.worker.block_events import POOL, BlockEvents
 from tandem.worker.bounds import check_drain, check_split, step_target_s
-from tandem.worker.departure import Departure, Farewell
-from tandem.worker.desk import SELF, AttemptDesk
+from tandem.worker.deps import KvFetcher, Publisher, WorkerDeps
+from tandem.worker.drain_state import DrainResult, DrainState
+from tandem.worker.epoch import WorkerEpoch
 from tandem.worker.fetches import Fetches
 from tandem.worker.identity import Identity
-from tandem.worker.incarnation import Incarnation
-from tandem.worker.parts import KvFetcher, Parts, Publisher
 from tandem.worker.session import Session
-from tandem.worker.split_board import SplitBoard
+from tandem.worker.split_registry import SplitRegistry
 from tandem.worker.waiting import at_most
 
 _log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ class WorkerHost:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: WorkerDeps,
         identity: Identity,
-        incarnation: Incarnation,
+        incarnation: WorkerEpoch,
         fetcher: KvFetcher | None = None,
         health: Health | None = None,
         tiers: Tiers | None = None,
@@ -74,7 +74,7 @@ class WorkerHost:
         self.ready = False
         """Whether this worker takes more than canaries."""
         self.incarnation = incarnation
-        self.departure = Departure(identity.worker_id, parts.clock)
+        self.drain_state = DrainState(identity.worker_id, parts.clock)
         self.publisher: Publisher | None = None
         """Who else hears which blocks there are."""
         self._engine = parts.engine
@@ -84,14 +84,14 @@ class WorkerHost:
         self._health = health or Health(EventLines())
         self._canary: Callable[[RouterMessage], None] | None = None
         self._tiers = tiers
-        self._desk = AttemptDesk(parts, identity, self._say, self._attempt_ended, tiers)
+        self._desk = AttemptManager(parts, identity, self._say, self._attempt_ended, tiers)
         self._fetches = Fetches(parts, self._desk, fetcher)
         self._lower = None if tiers is None else tiers.snapshot
         self._events = BlockEvents(incarnation.epoch, parts.engine.snapshot, self._lower)
         if tiers is not None:
             tiers.watch(lambda tier, stored, removed: self._tell_names(KvChange(stored, removed), tier))
         self._sessions: dict[int, Session] = {}
-        self._split = SplitBoard()
+        self._split = SplitRegistry()
         self._group: asyncio.TaskGroup | None = None
         self._load = _IDLE
         self._load_stale = False
@@ -173,7 +173,9 @@ class WorkerHost:
     def hello(self) -> Hello:
         """How this worker introduces itself now."""
         shapes = self._tiers.shapes if self._tiers is not None else ()
-        return self.identity.hello(self.incarnation.epoch, self.departure.left_s is not None, not self.ready, shapes)
+        return self.identity.hello(
+            self.incarnation.epoch, self.drain_state.left_s is not None, not self.ready, shapes
+        )
 
     async def _serve_commands(self, session: Session) -> None:
         with self._linked(session):
@@ -222,7 +224,7 @@ class WorkerHost:
     def _command(self, session: Session, command: WorkerCommand) -> None:
         """Follow a command. Raises `invalid_request` for one that means nothing: whoever says that gets no link."""
         match command:
-            case Submit() | Claim() if not session.opens(command.handle):
+            case Submit() | ResumeAttempt() if not session.opens(command.handle):
                 event(_log, "command_repeated", router=session.link.peer, handle=command.handle)
             case Submit():
                 self._desk.submit(session.session_id, command, self._refusal(command))
@@ -234,10 +236,10 @@ class WorkerHost:
                 self._desk.sample_first(session.session_id, command.handle)
             case Unpin():
                 self._desk.keeper.unpin(command)
-            case Keep():
-                self._desk.handover.keep(session.session_id, command)
-            case Claim():
-                self._desk.handover.claim(session.session_id, command)
+            case RetainOutputs():
+                self._desk.attempt_resume.keep(session.session_id, command)
+            case ResumeAttempt():
+                self._desk.attempt_resume.claim(session.session_id, command)
             case Drain():
                 check_drain(command)
                 self.start_drain(command.within_s)
@@ -252,7 +254,7 @@ class WorkerHost:
     def _refusal(self, submit: Submit) -> TandemError | None:
         if not self.ready and not submit.canary:
             return TandemError("no_workers", f"worker {self.identity.worker_id} has not proved its KV path yet")
-        return self.departure.refusal(hands_over=self._hands_over(submit))
+        return self.drain_state.refusal(hands_over=self._hands_over(submit))
 
     def _hands_over(self, submit: Submit) -> bool:
         """Whether this is no new work, but the blocks of an old one on their way to another worker."""
@@ -299,7 +301,7 @@ class WorkerHost:
 
     def _attempt_ended(self, attempt: Attempt) -> None:
         if not attempt.submit.canary and not self._hands_over(attempt.submit):
-            self.departure.attempt_ended(taken=attempt.failed)
+            self.drain_state.attempt_ended(taken=attempt.failed)
         self._fetches.stop(attempt.work_id)
         self._load_stale = True
 
@@ -357,7 +359,7 @@ class WorkerHost:
 
     def start_drain(self, within_s: float) -> None:
         """Take no new work from now on. The process shell does the leaving."""
-        if self.departure.begin(within_s):
+        if self.drain_state.begin(within_s):
             for session in self._sessions.values():
                 session.tell(Draining(within_s))
             self._changed.set()
@@ -368,18 +370,18 @@ class WorkerHost:
         held = {"attempts": self.attempts, "exported_blocks": exported}
         return {kind: count for kind, count in held.items() if count}
 
-    async def drained(self) -> Farewell:
+    async def drained(self) -> DrainResult:
         """Wait until every attempt has ended and exported blocks were fetched, at most for the departure's bound.
 
         Attempts that are left then are ended with `draining`.
         """
-        while self._busy() and (left_s := self.departure.left_s):
+        while self._busy() and (left_s := self.drain_state.left_s):
             self._changed.clear()
             await at_most(self._changed.wait(), left_s)
         reason = f"worker {self.identity.worker_id} left before the request ended"
-        self.departure.cut_off(self.attempts)
+        self.drain_state.cut_off(self.attempts)
         self._desk.cancel_all("draining", reason)
-        return self.departure.farewell
+        return self.drain_state.farewell
 
     def _busy(self) -> bool:
         return self.attempts > 0 or self._load_stale or self._load.blocks_exported > 0

@@ -8,11 +8,11 @@ from typing import Protocol
 from kv_transfer.export import Exporter, ExportSettings
 from kv_transfer.fetch import Fetcher, FetchSettings
 from kv_transfer.tickets import Keyring
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.tiers.protocol import Tiers
 from kv_transfer.transport.protocol import Transport
 from tandem.core.errors import TandemError
 from tandem.engine.protocol import BlockSpace
-from tandem.worker.parts import KvFetcher, Parts
+from tandem.worker.deps import KvFetcher, WorkerDeps
 
 
 class KvSide(Protocol):
@@ -55,7 +55,7 @@ class TransportSide:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: WorkerDeps,
         transports: Sequence[Transport],
         keyring: Keyring,
         *,

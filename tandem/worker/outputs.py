@@ -5,7 +5,7 @@ from tandem.engine.protocol import Emitted
 from tandem.worker.attempts import Attempt, AttemptTable, Output
 
 
-class Told:
+class SessionOutputs:
     """What to do after a step: send `outputs` per session, then free what a stop string ended."""
 
     __slots__ = ("outputs", "stopped")
@@ -16,7 +16,7 @@ class Told:
         """(work id, sequence) that the engine does not know to be over."""
 
 
-class Pace:
+class StreamInterval:
     """When plain tokens are told: with every `interval`-th step that brings tokens."""
 
     __slots__ = ("_steps", "interval", "untold")
@@ -36,9 +36,9 @@ class Pace:
         return due
 
 
-def tell(table: AttemptTable, emitted: tuple[Emitted, ...], pace: Pace) -> Told:
+def process_outputs(table: AttemptTable, emitted: tuple[Emitted, ...], pace: StreamInterval) -> SessionOutputs:
     """Turn a step's tokens into outputs. Tokens of dead attempts, and after a stop string, are dropped."""
-    told = Told()
+    told = SessionOutputs()
     by_work, outputs, paced = table.by_work, told.outputs, pace.interval > 1
     session_id, of_session = -1, list[SequenceOutput]()
     for one in emitted:
@@ -77,14 +77,14 @@ def tell(table: AttemptTable, emitted: tuple[Emitted, ...], pace: Pace) -> Told:
     return told
 
 
-def _tell_due(told: Told, pace: Pace) -> None:
+def _tell_due(told: SessionOutputs, pace: StreamInterval) -> None:
     for output, attempt in pace.due().items():
         if not (attempt.failed or output.finished):
             sequence = next(number for number, each in attempt.outputs.items() if each is output)
             _say(told, attempt, _held_back(attempt, output, sequence, output.position, output.text.released))
 
 
-def _say(told: Told, attempt: Attempt, said: SequenceOutput) -> None:
+def _say(told: SessionOutputs, attempt: Attempt, said: SequenceOutput) -> None:
     told.outputs.setdefault(attempt.session_id, []).append(said)
     if attempt.log is not None:
         attempt.log.add(said)

@@ -6,14 +6,14 @@ from kv_transfer.key_file import read_keyring
 from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.tiers.open import TierIdentity, open_tiers
 from kv_transfer.tiers.pool_pins import PinningPool, PoolPins
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.tiers.protocol import Tiers
 from tandem.core.clock import Clock
 from tandem.core.entropy import Entropy
 from tandem.core.errors import TandemError
 from tandem.core.metrics import Meter
 from tandem.engine.protocol import BlockSpace, EngineInfo
+from tandem.worker.deps import OpenTiers
 from tandem.worker.identity import root_name
-from tandem.worker.parts import OpenTiers
 from tandem.worker.process_settings import WorkerSettings
 
 

@@ -12,9 +12,9 @@ from kv_transfer.transport.nixl import SCHEME as NIXL
 from kv_transfer.transport.protocol import Transport
 from tandem.core.errors import TandemError
 from tandem.engine.digest_threads import DigestThreads
-from tandem.link.link import LinkServer
-from tandem.link.link_proof import LinkKeys
-from tandem.link.link_servers import open_server
+from tandem.link.proof import LinkKeys
+from tandem.link.protocol import LinkServer
+from tandem.link.servers import open_server
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, set_up_logs
 from tandem.process.metrics import PrometheusMeter
@@ -23,12 +23,12 @@ from tandem.process.settings import load_settings
 from tandem.process.settings_help import help_asked
 from tandem.process.system import SystemClock, SystemEntropy
 from tandem.process.telemetry import Telemetry, endpoint_from, open_telemetry
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.detokenizer import Decoder
-from tandem.worker.engines import Progress, build_engine, open_decoder, scheduler_settings, vllm_settings
+from tandem.worker.engines import ProgressCallback, build_engine, open_decoder, scheduler_settings, vllm_settings
 from tandem.worker.gpu_binding import bind_near_gpus
 from tandem.worker.kv_paths import WORKER_SCHEMES, KvPaths
 from tandem.worker.own_tiers import own_tiers
-from tandem.worker.parts import Parts
 from tandem.worker.process_settings import WorkerSettings
 from tandem.worker.publishing import publishing
 from tandem.worker.service import WorkerService
@@ -37,11 +37,11 @@ _LOADED: Final = 0.99
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessDeps:
     """What a role builds its service from."""
 
     settings: WorkerSettings
-    parts: Parts
+    parts: WorkerDeps
     links: LinkServer
     transports: tuple[Transport, ...]
     begin_epoch: Callable[[int], None]
@@ -49,7 +49,7 @@ class Process:
     health: Health
 
 
-def worker_main(roles: tuple[str, ...], make: Callable[[Process], WorkerService]) -> int:
+def worker_main(roles: tuple[str, ...], make: Callable[[ProcessDeps], WorkerService]) -> int:
     """Run a worker of one of `roles` (the first by default) from command line and environment; the exit status."""
     if help_asked(f"{roles[0]}_worker", WorkerSettings, sys.argv[1:]):
         return 0
@@ -94,13 +94,13 @@ def _threads_stay(settings: WorkerSettings) -> bool:
 def _follow(settings: WorkerSettings, events: EventLines, health: Health) -> NoReturn:
     """Run a node that follows another one's worker. Raises `bad_setting`."""
     # Imported on use: only nodes that follow need what these bring along.
-    from tandem.engine.vllm.following import FollowingNode
-    from tandem.worker.follower import FollowerService
+    from tandem.engine.vllm.headless import HeadlessNode
+    from tandem.worker.headless import HeadlessService
 
     own = vllm_settings(settings)
 
-    def service(lines: EventLines) -> FollowerService:
-        return FollowerService(FollowingNode(own, scheduler_settings(settings), _telling(lines)), health)
+    def service(lines: EventLines) -> HeadlessService:
+        return HeadlessService(HeadlessNode(own, scheduler_settings(settings), _telling(lines)), health)
 
     _leave(serve_process(service, events, settings.deadlines.drain_s, health=health))
 
@@ -138,10 +138,10 @@ def _process(
     events: EventLines,
     health: Health,
     hardware: str = "",
-) -> Process:
+) -> ProcessDeps:
     clock, entropy = SystemClock(), SystemEntropy()
     loaded = build_engine(settings, decoder, clock, entropy.u64(), _telling(events))
-    parts = Parts(
+    parts = WorkerDeps(
         loaded.engine,
         decoder,
         clock,
@@ -160,15 +160,15 @@ def _process(
     keys = None if key_file is None else LinkKeys(read_keyring(key_file).secrets)
     links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s, keys)
     paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, link.tls)
-    return Process(settings, parts, links, paths.open(WORKER_SCHEMES), loaded.begin_epoch, events, health)
+    return ProcessDeps(settings, parts, links, paths.open(WORKER_SCHEMES), loaded.begin_epoch, events, health)
 
 
-def _telling(events: EventLines) -> Progress:
+def _telling(events: EventLines) -> ProgressCallback:
     """All but the last of it: what opens after the engine is a part of loading too."""
     return lambda fraction, stage: events.emit("loading", fraction=min(fraction, _LOADED), stage=stage)
 
 
-def _service(make: Callable[[Process], WorkerService], process: Process) -> WorkerService:
+def _service(make: Callable[[ProcessDeps], WorkerService], process: ProcessDeps) -> WorkerService:
     if not process.settings.drills:
         return make(process)
     # Imported on use: a worker that nobody drills does not even have the code.

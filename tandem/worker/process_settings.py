@@ -15,7 +15,7 @@ from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.vllm.exchange import refuse_contradiction
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.link.link_address import SCHEMES
+from tandem.link.address import SCHEMES
 from tandem.process.tls_settings import KV_TLS_MODES, TlsSettings
 from tandem.worker.identity import MODES
 from tandem.worker.settings import HostSettings

@@ -3,7 +3,7 @@
 from kv_transfer.index.redis_settings import RedisSettings
 from tandem.core.clock import Clock
 from tandem.core.metrics import Meter
-from tandem.worker.parts import OpenPublisher
+from tandem.worker.deps import OpenPublisher
 
 
 def publishing(settings: RedisSettings, clock: Clock, meter: Meter) -> OpenPublisher | None:

@@ -6,19 +6,19 @@ from itertools import groupby
 from math import inf
 from typing import Final
 
-from kv_transfer.fetch import Bringing
-from kv_transfer.fetch_progress import Brought, FetchReport
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.fetch import KvLoadSpec
+from kv_transfer.fetch_progress import FetchReport, OriginReport
+from kv_transfer.tiers.protocol import Tiers
 from tandem.core.clock import Clock
 from tandem.core.messages import Load, Source, Submit
-from tandem.engine.protocol import BlockSpace, WorkStats
+from tandem.engine.protocol import BlockSpace, RequestStats
+from tandem.worker.fetch_policy import FetchDecision, FetchOption, choose_fetch
 from tandem.worker.rates import Rates
-from tandem.worker.worth import Stretch, Worth, worth_bringing
 
 _STRETCHES_MAX: Final = 16
 """Places among which the end of what is brought from tiers is chosen."""
 _ELSEWHERE: Final = ("peer", "store")
-_NOTHING: Final = Bringing()
+_NOTHING: Final = KvLoadSpec()
 
 
 class Reuse:
@@ -48,14 +48,14 @@ class Reuse:
         if report.handed_over and report.gb_per_s > 0:
             self._rates.observe("prefill", report.bytes, report.bytes / report.gb_per_s / 1e9, now)
 
-    def ended(self, report: FetchReport | None, stats: WorkStats) -> None:
+    def ended(self, report: FetchReport | None, stats: RequestStats) -> None:
         """A work has ended, which waited for this fetch if for any."""
         if report is None or report.handed_over or not report.brought:
             return
         if all(brought.reason is None for brought in report.brought):
             self._rates.held_up(_around_s(report.brought, stats))
 
-    def begin(self, work_id: int, submit: Submit) -> tuple[Bringing, str]:
+    def begin(self, work_id: int, submit: Submit) -> tuple[KvLoadSpec, str]:
         """Tell the engine what of a work that has just been submitted is to be fetched first. Gives where from, and
         why so."""
         space = self._space
@@ -69,15 +69,15 @@ class Reuse:
         # A hand-off is a fetch in any case; a work that could be computed at once is held up by one.
         around_s = 0.0 if handed_over else self._rates.around_s
         stretches = tuple(self._stretches(space, prefix.names, prefix.here, submit.sources, around_s))
-        worth = worth_bringing(stretches, prefix.here, otherwise)
+        worth = choose_fetch(stretches, prefix.here, otherwise)
         if not worth.blocks:
             return _NOTHING, worth.reason
         space.bring(work_id, worth.blocks)
-        return Bringing(worth.blocks, submit.sources, _patience_s(worth)), worth.reason
+        return KvLoadSpec(worth.blocks, submit.sources, _patience_s(worth)), worth.reason
 
     def _stretches(
         self, space: BlockSpace, names: Sequence[bytes], here: int, sources: Sequence[Source], around_s: float
-    ) -> Iterator[Stretch]:
+    ) -> Iterator[FetchOption]:
         """Own tiers as far as they reach, then the sources."""
         size, end, seconds = space.layout.block_bytes, here, around_s
         if self._tiers is not None:
@@ -85,7 +85,7 @@ class Reuse:
             for cut in _cuts(found):
                 seconds = around_s + self._own_s(self._tiers, found[:cut], size)
                 end = here + cut
-                yield Stretch(end, seconds, found[cut - 1])
+                yield FetchOption(end, seconds, found[cut - 1])
         for source in sources:
             reach = min(source.blocks, len(names))
             if reach > end:
@@ -93,7 +93,7 @@ class Reuse:
                 # Whoever named the source expects that it pays; that is believed until it has been tried.
                 seconds += expected_s or 0.0
                 end = reach
-                yield Stretch(end, seconds, source.kind)
+                yield FetchOption(end, seconds, source.kind)
 
     def _own_s(self, tiers: Tiers, found: Sequence[str], size: int) -> float:
         """Own tiers are read at the same time. Each says what reading costs, behind what is being read; what has been
@@ -127,7 +127,7 @@ class Reuse:
         return lambda start, end: (end - start) * size * (token_s + position_s * (start + end) * size / 2)
 
 
-def _around_s(brought: Sequence[Brought], stats: WorkStats) -> float:
+def _around_s(brought: Sequence[OriginReport], stats: RequestStats) -> float:
     """By how much a fetch held up its work beyond the time in which blocks came.
 
     A prompt of which nothing is brought is computed by the step that is planned when it is admitted. So what counts
@@ -143,7 +143,7 @@ def _unknown(start: int, end: int) -> float:
     return inf
 
 
-def _patience_s(worth: Worth) -> float:
+def _patience_s(worth: FetchDecision) -> float:
     """How long bringing may take: what doing without would."""
     return worth.otherwise_s if worth.otherwise_s != inf else worth.seconds
 

@@ -5,17 +5,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from kv_transfer.tiers.tiers import Tiers
-from tandem.link.link import LinkServer
+from kv_transfer.tiers.protocol import Tiers
+from tandem.link.protocol import LinkServer
 from tandem.process.health import Health
 from tandem.process.logs import EventLines, event
 from tandem.worker.block_events import POOL
-from tandem.worker.canary import Proof, SelfCanary
+from tandem.worker.canary import CanaryResult, SelfCanary
+from tandem.worker.deps import WorkerDeps
+from tandem.worker.epoch import WorkerEpoch
 from tandem.worker.host import WorkerHost
 from tandem.worker.identity import Identity
-from tandem.worker.incarnation import Incarnation
 from tandem.worker.kv_side import KvSide
-from tandem.worker.parts import Parts
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class WorkerService:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: WorkerDeps,
         name: WorkerName,
         links: LinkServer,
         side: KvSide,
@@ -74,7 +74,7 @@ class WorkerService:
             await self._side.open(space, self._tiers)
         epoch = space.epoch if space is not None else self._parts.entropy.u64()
         self._events.emit("loading", fraction=1.0)
-        incarnation = Incarnation(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
+        incarnation = WorkerEpoch(epoch, self._parts.deadlines.heartbeat_lost_s, self._renew)
         told, who = self._parts.settings.kv_events and info.kv_events, self._name
         problems = (f"KV is not exchanged: {info.not_exchanged}",) if info.not_exchanged else ()
         identity = Identity(
@@ -105,7 +105,8 @@ class WorkerService:
         return roots
 
     async def serve(self) -> None:
-        """Accept routers, and prove the own KV path before taking work from them. Raises what `Proof.check` does."""
+        """Accept routers, and prove the own KV path before taking work from them. Raises what `CanaryResult.check`
+        does."""
         await self._running.wait()
         self.address = await self._links.start(self.host.accept)
         self._events.emit("listening", address=self.address)
@@ -118,16 +119,16 @@ class WorkerService:
         identity = replace(self.host.identity, addresses=addresses, canary=canary, problems=problems)
         self.host.become_ready(identity)
 
-    async def _prove(self) -> Proof:
+    async def _prove(self) -> CanaryResult:
         if not self._parts.settings.canary:
-            return Proof(broken=self._side.failed)
+            return CanaryResult(broken=self._side.failed)
         proof = await SelfCanary(self.host, self._side, self._parts).prove()
         proof.check()
         return proof
 
-    async def asked_to_leave(self) -> float | None:
-        await self.host.departure.asked.wait()
-        return self.host.departure.left_s
+    async def drain_requested(self) -> float | None:
+        await self.host.drain_state.asked.wait()
+        return self.host.drain_state.left_s
 
     async def drain(self, within_s: float) -> None:
         """Refuse new work, wait for attempts to end and exported blocks to be fetched, cancel the rest.

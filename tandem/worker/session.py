@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tandem.core.messages import KvDelta, KvSnapshot, Load, RouterMessage
-from tandem.link.link import WorkerLink
+from tandem.link.protocol import WorkerLink
 
 _HANDLES_MAX: Final = 4096
 

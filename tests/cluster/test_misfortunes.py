@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from control_plane.autoscale.model import DecodeFit, PoolSpeed
-from control_plane.autoscale.need import Coming, Targets, decode_need
+from control_plane.autoscale.required_replicas import ExpectedSequences, Targets, required_decode
 from tandem.spec.rollout import Slo
 from tests.cluster.lab.http import Json
 from tests.cluster.scenario.load import Heard, Load
@@ -125,7 +125,7 @@ def target_load(workers: int) -> int:
     targets, speed = Targets.of(msgspec.convert(SLO, Slo)), PoolSpeed(decode=STEP)
 
     def wanted(sequences: int) -> float:
-        need = decode_need(targets, speed, (sequences, 0.0), Coming(float(sequences), 0.0, 1.0))
+        need = required_decode(targets, speed, (sequences, 0.0), ExpectedSequences(float(sequences), 0.0, 1.0))
         assert need is not None
         return need.workers
 

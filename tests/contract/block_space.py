@@ -63,7 +63,7 @@ class TestSpace:
         self.leases: dict[str, Held] = {}
         self.moved: dict[str, float] = {}
         """When the works of leases got on last."""
-        self.buried: dict[str, None] = {}
+        self.tombstoned: dict[str, None] = {}
         self.landed_words: dict[int, bytes] = {}
         self.ended: list[tuple[int, str | None, tuple[int, ...]]] = []
         self.freed: list[tuple[int, ...]] = []
@@ -125,7 +125,7 @@ class TestSpace:
         return lease_id in self.leases
 
     def lease_ended(self, lease_id: str) -> bool:
-        return lease_id in self.buried
+        return lease_id in self.tombstoned
 
     def lease_moved(self, lease_id: str) -> float:
         return self.moved.get(lease_id, float("-inf"))
@@ -154,11 +154,11 @@ class TestSpace:
 
     def release(self, lease_id: str) -> None:
         self.leases.pop(lease_id, None)
-        self.buried[lease_id] = None
+        self.tombstoned[lease_id] = None
         self._changed(lease_id)
 
     def share(self, lease_id: str, names: Sequence[bytes], length_s: float) -> bool:
-        if lease_id in self.buried or self.busy:
+        if lease_id in self.tombstoned or self.busy:
             return False
         found = {name: slot for held in self.leases.values() for name, slot in held.names.items()}
         here = {name: found[name] for name in names if found.get(name) is not None}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decode_worker.service import decode_worker
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from kv_transfer.transport.protocol import Transport
 from kv_transfer.transport.shm import ShmSettings, ShmTransport
 from kv_transfer.transport.tcp import TcpSettings, TcpTransport
@@ -21,7 +21,7 @@ from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
 from tandem.link.memory_link import MemoryLinks
 from tandem.process.system import SystemClock, SystemEntropy
-from tandem.worker.parts import Parts
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tandem.worker.simple_decoder import SimpleDecoder
@@ -36,7 +36,7 @@ Make = Callable[[Path], Transport]
 TRANSPORTS: dict[str, Make] = {
     "tcp": lambda _root: TcpTransport(TcpSettings()),
     "shm": lambda root: ShmTransport(ShmSettings(str(root))),
-    "mem": lambda _root: MemoryTransport(MemoryFabric(), "w"),
+    "mem": lambda _root: MemoryTransport(MemoryNetwork(), "w"),
 }
 
 
@@ -44,7 +44,7 @@ def worker(role: str, *transports: Transport, model: SimulatedModel = MODEL) -> 
     memory = HostMemory(model.layout.block_bytes, model.blocks)
     clock, entropy = SystemClock(), SystemEntropy()
     engine = LocalEngine(SimulatedRunner(model, memory), SchedulerSettings(), clock, entropy.u64())
-    parts = Parts(engine, SimpleDecoder(), clock, entropy, settings=HostSettings(canary_s=5.0))
+    parts = WorkerDeps(engine, SimpleDecoder(), clock, entropy, settings=HostSettings(canary_s=5.0))
     links = MemoryLinks().server("w")
     if role == "prefill":
         return prefill_worker(parts, "w", links, transports, KEYRING, begin(parts))
@@ -109,7 +109,7 @@ async def test_a_port_in_use_is_a_broken_transport_too(tmp_path: Path) -> None:
 async def test_a_pool_and_a_context_that_are_too_small_for_a_block_and_a_half() -> None:
     for blocks, context in ((2, 1024), (3, 1024), (64, 3), (2, 17)):
         small = replace(MODEL, blocks=blocks, context_tokens=context)
-        service = worker("prefill", MemoryTransport(MemoryFabric(), "w"), model=small)
+        service = worker("prefill", MemoryTransport(MemoryNetwork(), "w"), model=small)
         async with running(service):
             assert service.host.identity.canary == "self"
             assert is_free(service)

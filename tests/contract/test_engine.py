@@ -15,19 +15,19 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.digest import Digester, unbind
 from tandem.engine.protocol import (
     BlockSpace,
     Emitted,
     Engine,
+    EngineRequest,
     FetchJob,
     FirstTokens,
     Gone,
     Pending,
+    RequestStats,
     StepReport,
-    Work,
-    WorkStats,
 )
 from tandem.process.system import SystemClock
 from tests.contract.engines import BLOCK_TOKENS, ENGINES, Factory, Renewable
@@ -47,7 +47,7 @@ class Driven:
         """Of all names here: what a lent engine has from before is under others."""
         self.stretch = engine.info.layout.block_tokens // BLOCK_TOKENS
         self.emitted: list[Emitted] = []
-        self.ended: dict[int, WorkStats] = {}
+        self.ended: dict[int, RequestStats] = {}
         self.failed: dict[int, str] = {}
         self.fetches: dict[int, FetchJob] = {}
         self.names: dict[bytes, None] = dict.fromkeys(engine.snapshot())
@@ -80,7 +80,7 @@ class Driven:
                 self._heard.clear()
                 await self._heard.wait()
 
-    def _in_proportion(self, stats: WorkStats) -> WorkStats:
+    def _in_proportion(self, stats: RequestStats) -> RequestStats:
         """Prompt tokens as if blocks had 8; what is computed of a begun token counts as all of it."""
         computed = -(-stats.tokens_computed // self.stretch)
         reused, pulled = stats.tokens_reused // self.stretch, stats.tokens_pulled // self.stretch
@@ -97,14 +97,14 @@ class Driven:
         mode: str = "local",
         *,
         max_tokens: int = 5,
-        branches: tuple[Branch, ...] = (Branch(0, 1),),
+        branches: tuple[ChildRequest, ...] = (ChildRequest(0, 1),),
         sampling: Sampling = GREEDY,
         within_s: float | None = None,
         lease: str = "",
     ) -> int:
         number = next(_NUMBERS)
         self.engine.submit(
-            Work(
+            EngineRequest(
                 number,
                 mode,
                 pack_tokens([token for token in prompt for _ in range(self.stretch)]),
@@ -287,7 +287,7 @@ async def test_blocks_of_another_engine_beyond_a_hole_are_not_computed(factory: 
     assert (stats.tokens_pulled, stats.tokens_computed) == (16, 14)
 
 
-async def bring_some(factory: Factory, mode: str, indices: tuple[int, ...]) -> WorkStats:
+async def bring_some(factory: Factory, mode: str, indices: tuple[int, ...]) -> RequestStats:
     """Some of the first three blocks of a prompt come from another engine, the rest is computed. Its tokens are those
     of the other engine, and then all of its full blocks are here."""
     root = fresh_root()
@@ -352,7 +352,7 @@ async def test_forced_tokens_are_not_emitted_and_change_nothing(factory: Factory
         sampling = Sampling(temperature=0.8, frequency_penalty=0.5)
         wanted = await one.answer(one.submit(prompt(20), max_tokens=8, sampling=sampling))
         for cut in (1, 4, 7):
-            branches = (Branch(0, 1, wanted[:cut]),)
+            branches = (ChildRequest(0, 1, wanted[:cut]),)
             again = await one.answer(one.submit(prompt(20), max_tokens=8, sampling=sampling, branches=branches))
             assert again == wanted[cut:]
 
@@ -360,7 +360,7 @@ async def test_forced_tokens_are_not_emitted_and_change_nothing(factory: Factory
 async def test_branches_are_independent_and_reproducible(factory: Factory) -> None:
     async with running(factory) as one:
         sampling = Sampling(temperature=1.0)
-        branches = tuple(Branch(number, 70 + number) for number in range(3))
+        branches = tuple(ChildRequest(number, 70 + number) for number in range(3))
         work = one.submit(prompt(21), sampling=sampling, branches=branches)
         await one.until(lambda: work in one.ended)
         assert one.ended[work].tokens_computed == 21

@@ -21,12 +21,12 @@ from tandem.core.messages import (
     SnapshotRequest,
     StepOutputs,
 )
+from tandem.link.address import parse_address
 from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.link.link import Dialer, LinkServer, RouterLink, WorkerLink
-from tandem.link.link_address import parse_address
-from tandem.link.link_proof import LinkKeys
-from tandem.link.link_queue import LinkLimits
 from tandem.link.memory_link import MemoryLinks
+from tandem.link.proof import LinkKeys
+from tandem.link.protocol import Dialer, LinkServer, RouterLink, WorkerLink
+from tandem.link.queue import LinkLimits
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_server import TcpLinkServer
 

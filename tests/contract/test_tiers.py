@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.tiers.tiers import Lost, Pinning, Restored
+from kv_transfer.tiers.protocol import Lost, Pinning, Restored
 from tandem.process.system import SystemClock
 from tests.worlds.tier_stage import BLOCK, KINDS, ON_DISK, MemoryDisk, named, stage, until
 

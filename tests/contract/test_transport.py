@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
-from kv_transfer.transport.protocol import Alive, Landed, Missing, reuse_lease
+from kv_transfer.transport.protocol import Alive, BlockReceived, Missing, reuse_lease
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
 from tandem.engine.protocol import FirstTokens
@@ -39,11 +39,11 @@ async def test_a_pull_brings_every_block_in_order_and_the_first_tokens_last(
         names = ready_lease(b.holder, count)
         *landed, first = await b.events(b.request(names))
         assert first == FIRST
-        assert [event.index for event in landed if isinstance(event, Landed)] == list(range(count))
+        assert [event.index for event in landed if isinstance(event, BlockReceived)] == list(range(count))
         assert len(landed) == count
         digester = Digester(b.holder.layout)
         for event in landed:
-            assert isinstance(event, Landed)
+            assert isinstance(event, BlockReceived)
             assert b.got(event.index) == content(names[event.index], block_bytes)
             handle = event.handle
             words = digester.content_words(b.got(event.index))
@@ -61,7 +61,7 @@ async def test_blocks_travel_while_later_ones_are_still_computed(kind: str) -> N
             for index in range(3):
                 b.holder.complete("lease", index)
                 event = await past_alive(events)
-                assert isinstance(event, Landed)
+                assert isinstance(event, BlockReceived)
                 assert event.index == index
             b.holder.sample("lease")
             rest = [event async for event in events if not isinstance(event, Alive)]
@@ -76,9 +76,9 @@ async def test_a_block_that_is_gone_is_reported_and_the_rest_still_comes(kind: s
         names = ready_lease(b.holder, 3)
         b.holder.lose("lease", 1, "evicted")
         one, gone, two, first = await b.events(b.request(names))
-        assert isinstance(one, Landed)
+        assert isinstance(one, BlockReceived)
         assert gone == Missing(1, "evicted")
-        assert isinstance(two, Landed)
+        assert isinstance(two, BlockReceived)
         assert two.index == 2
         assert isinstance(first, FirstTokens)
 
@@ -92,7 +92,7 @@ async def test_under_a_reuse_lease_every_name_is_answered_at_once_and_the_pull_e
         lease = reuse_lease("1")
         pull = await b.open(b.request((names[0], unfinished, names[2]), lease))
         one, gone, two = await collect(pull)
-        assert [event.index for event in (one, two) if isinstance(event, Landed)] == [0, 2]
+        assert [event.index for event in (one, two) if isinstance(event, BlockReceived)] == [0, 2]
         assert isinstance(gone, Missing)
         assert gone.index == 1
         assert b.got(0) == content(names[0], 2048)
@@ -134,7 +134,7 @@ async def test_a_pull_that_is_given_up_half_way_can_end_the_lease(kind: str) -> 
         b.holder.complete("lease", 0)
         pull = await b.open(b.request(names))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await past_alive(events), Landed)
+            assert isinstance(await past_alive(events), BlockReceived)
             await pull.acknowledge()
         await pull.close()
         await eventually(lambda: "lease" not in b.holder.leases)
@@ -148,7 +148,7 @@ async def test_a_refused_block_is_looked_at_and_goes_only_if_the_holder_finds_it
         for index in (0, 2):
             pull = await b.open(b.request(names))
             async with aclosing(one_by_one(pull)) as events:
-                assert isinstance(await past_alive(events), Landed)
+                assert isinstance(await past_alive(events), BlockReceived)
                 if index == 2:
                     b.holder.overwrite(2)
                 await pull.refuse(index)
@@ -204,7 +204,7 @@ async def test_a_lease_that_ends_during_a_pull_ends_the_pull(kind: str) -> None:
         b.holder.complete("lease", 0)
         pull = await b.open(b.request(names))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
             b.holder.release("lease")
             with pytest.raises(TandemError) as caught:
                 await past_alive(events)
@@ -240,7 +240,7 @@ async def test_a_holder_that_stops_serving_ends_pulls_in_bounded_time(kind: str)
         b.holder.complete("lease", 0)
         pull = await b.open(b.request(names))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
             await b.serving.close()
             with pytest.raises(TandemError) as caught:
                 await past_alive(events)
@@ -257,7 +257,7 @@ async def test_no_byte_arrives_after_close_and_the_holder_lets_go(kind: str) -> 
         names = ready_lease(b.holder, 32)
         pull = await b.open(b.request(names))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
         await pull.close()
         before = bytes(b.receiver.memory.buffer)
         await eventually(lambda: b.exporter.pulls == 0 and not b.holder.watchers)

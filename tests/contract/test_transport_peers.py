@@ -16,7 +16,7 @@ import uvloop
 
 from kv_transfer.transport import rpc
 from kv_transfer.transport.frames import GREETING, Pool, Refused
-from kv_transfer.transport.protocol import Landed, Missing, Offer
+from kv_transfer.transport.protocol import BlockReceived, Missing, Offer
 from kv_transfer.transport.sockets import connect
 from kv_transfer.transport.tcp_tls import marked
 from tandem.core.errors import TandemError
@@ -72,8 +72,8 @@ async def test_a_killed_or_frozen_holder_ends_the_pull_in_bounded_time(kind: str
         s.address = address
         pull = await s.open(s.request(tuple(name_of(i) for i in range(3))))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
+            assert isinstance(await anext(events), BlockReceived)
             process.send_signal(how)
             async with asyncio.timeout(AT_LAST_S):
                 with pytest.raises(TandemError) as caught:
@@ -323,7 +323,7 @@ async def test_an_acknowledge_in_the_middle_ends_pull_and_lease(kind: str) -> No
         s.holder.complete("lease", 0)
         pull = await s.open(s.request((name_of(0), name_of(1))))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
             await pull.acknowledge()
             await eventually(lambda: "lease" not in s.holder.leases)
         await pull.close()

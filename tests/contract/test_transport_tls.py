@@ -17,7 +17,7 @@ from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
 from kv_transfer.transport import rpc
 from kv_transfer.transport.frames import GREETING
-from kv_transfer.transport.protocol import Landed
+from kv_transfer.transport.protocol import BlockReceived
 from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from kv_transfer.transport.tcp_tls import Encryption, encryption, marked
 from tandem.core.deadlines import Deadlines
@@ -172,7 +172,7 @@ async def test_renewed_certificates_hold_for_the_next_pulls_and_running_ones_go_
         s.holder.complete("lease", 0)
         pull = await s.open(s.request(names))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
             # A new certificate, then a new authority altogether: the connection outlives both.
             issue(tmp_path / "ours")
             fresh = make_certificates(tmp_path / "fresh")
@@ -185,7 +185,7 @@ async def test_renewed_certificates_hold_for_the_next_pulls_and_running_ones_go_
             for index in range(1, 4):
                 s.holder.complete("lease", index)
             s.holder.sample("lease")
-            rest = [event async for event in events if isinstance(event, Landed)]
+            rest = [event async for event in events if isinstance(event, BlockReceived)]
         assert [event.index for event in rest] == [1, 2, 3]
         await pull.close()
 
@@ -196,7 +196,7 @@ async def _pulls_from_anew(s: Stage, over: Encryption, names: tuple[bytes, ...])
     try:
         pull = await other.open(s.address, s.request(names), SlotSink(s.receiver, 100), 1.0)
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
         await pull.close()
     finally:
         await other.close()

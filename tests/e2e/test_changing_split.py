@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from router.settings import SplitSettings
 from router.split.plan import Planner
-from router.split.values import Split, Standing, WorkTimes
+from router.split.values import Split, WorkerStatus, WorkTimes
 from tandem.core.request import Stopping
 from tandem.core.slo import Slo
 from tests.worlds.asking import Ask
@@ -26,7 +26,7 @@ class Turning(Planner):
     """The worker that takes prompts for others is another one at every look."""
 
     def look(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+        self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]:
         yield
         ids = [standing.worker_id for standing in standings]

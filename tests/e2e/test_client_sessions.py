@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from tandem.apps.chaos.live import page, parse_page, total
+from tandem.apps.chaos.live import parse_metrics, scrape, total
 from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
@@ -44,7 +44,7 @@ class Place:
         return self._runner.run(bounded())
 
     async def running_requests(self) -> float:
-        return total(parse_page(await page(self._target.host, self._target.port)), "tandem_requests_running")
+        return total(parse_metrics(await scrape(self._target.host, self._target.port)), "tandem_requests_running")
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self._target.host, self._target.port)

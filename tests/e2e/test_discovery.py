@@ -12,7 +12,7 @@ import pytest
 
 from kv_transfer.key_file import read_keyring
 from router.api.auth import Keys
-from router.api.chat_templates.template_helper import HelperTemplates
+from router.api.chat_templates.supervisor import HelperTemplates
 from router.process_settings import ProcessSettings
 from router.service import RouterService
 from router.wiring import Wiring

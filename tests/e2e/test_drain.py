@@ -16,9 +16,9 @@ import openai
 import psutil
 import pytest
 
-from tandem.apps.cli.change_story import sentences
-from tandem.apps.cli.control import Wish
-from tandem.apps.cli.control_client import ask_for
+from tandem.apps.cli.change_summary import sentences
+from tandem.apps.cli.control import ControlRequest
+from tandem.apps.cli.control_client import request_change
 from tandem.apps.cli.registry import PlatformEntry, find
 from tests.worlds.up_stage import Up, environment_in, nothing_in, root, up
 
@@ -103,7 +103,9 @@ async def test_scaling_down_and_up_under_load_breaks_no_stream(root: Path) -> No
         await asking.all_begun(len(lengths))
         # Time enough for all of them to move, a few at once, and too little to end.
         said: list[str] = []
-        change = await ask_for(asking.platform(root), Wish(scale={"decode": 1}, within_s=3.0), said.append)
+        change = await request_change(
+            asking.platform(root), ControlRequest(scale={"decode": 1}, within_s=3.0), said.append
+        )
         printed = "\n".join((*said, *sentences(change)))
         assert "decode-1 left after" in printed
         assert "went on on another worker" in printed, printed

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import BOUNDS_S, apart, measured, report
-from benchmarks.gpu.figures import Figure, Section
+from benchmarks.gpu.results import Measurement, Section
 from benchmarks.gpu.target import Target
 
 
@@ -42,7 +42,7 @@ def test_a_step_is_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_the_report_names_the_machine_and_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = Target(torch.device("cpu"), True, tmp_path).machine()
-    good = Section("ceilings", "Ceilings", [Figure("copy", 12.5, "GB/s")])
+    good = Section("ceilings", "Ceilings", [Measurement("copy", 12.5, "GB/s")])
     assert report(machine, [good], tmp_path) == 0
     bad = Section("copies", "Copies", problems=["other bytes"])
     assert report(machine, [good, bad], tmp_path) == 1

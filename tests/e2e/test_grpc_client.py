@@ -13,9 +13,9 @@ import pytest
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
 from router.api.auth import Keys, load_keys
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.generation import Generation, Sink, Usage
-from router.http_server.outlet import OutletLimits
+from router.http_server.response_writer import ResponseWriterLimits
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
 from tests.worlds.front_server import Served, serving
@@ -58,7 +58,7 @@ async def refusal(served: Served, asked: pb.GenerateRequest, **metadata: str) ->
 
 
 async def test_connections_above_the_bound_are_closed_and_calls_go_on() -> None:
-    async with serving(Script(), settings=FrontSettings(grpc_connections_max=2)) as served:
+    async with serving(Script(), settings=ApiSettings(grpc_connections_max=2)) as served:
         where = "127.0.0.1", served.grpc_port
         async with grpc.aio.insecure_channel(f"{where[0]}:{where[1]}") as channel:
             listed = stub(channel).ListModels
@@ -163,7 +163,7 @@ async def test_ids_and_traces_travel_in_metadata(served: Served) -> None:
     ],
 )
 async def test_bad_input_is_refused_by_name(asked: pb.GenerateRequest, status: str, code: str, param: str) -> None:
-    async with serving(Script(), settings=FrontSettings(body_bytes_max=10_000)) as served:
+    async with serving(Script(), settings=ApiSettings(body_bytes_max=10_000)) as served:
         found, error = await refusal(served, asked)
         assert (found.name, error.code, error.param) == (status, code, param)
         assert not served.script.started
@@ -223,7 +223,7 @@ async def test_who_has_no_key_is_refused_before_the_message_is_taken(method: str
 
 
 async def test_a_message_far_too_large_is_not_taken() -> None:
-    async with serving(Script(), settings=FrontSettings(body_bytes_max=10_000)) as served:
+    async with serving(Script(), settings=ApiSettings(body_bytes_max=10_000)) as served:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await generate(served, request(text="x" * 200_000))
         assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -232,7 +232,7 @@ async def test_a_message_far_too_large_is_not_taken() -> None:
 
 
 async def test_whoever_says_nothing_gives_way_to_those_who_do() -> None:
-    settings = FrontSettings(body_bytes_max=1 << 20, bodies_bytes_max=1 << 20)
+    settings = ApiSettings(body_bytes_max=1 << 20, bodies_bytes_max=1 << 20)
     async with serving(Script(), settings=settings) as served, unsaid(served) as silent_call:
         # Its headers have come when its id has.
         await silent_call.initial_metadata()
@@ -252,7 +252,7 @@ async def test_a_call_without_a_message_is_refused(served: Served) -> None:
 
 
 async def test_messages_count_with_the_bodies_in_hand() -> None:
-    async with serving(Script(), settings=FrontSettings(bodies_bytes_max=20)) as served:
+    async with serving(Script(), settings=ApiSettings(bodies_bytes_max=20)) as served:
         found, error = await refusal(served, request(text="x" * 30))
         assert (found.name, error.code) == ("UNAVAILABLE", "queue_full")
         assert served.door.bodies.held == 0
@@ -289,7 +289,7 @@ async def test_closing_the_call_cancels_the_request() -> None:
 
 
 async def test_a_client_that_does_not_read_is_ended() -> None:
-    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=100_000))
+    settings = ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=100_000))
     async with (
         serving(Script(silent), settings=settings) as served,
         grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel,
@@ -307,7 +307,7 @@ async def test_a_client_that_does_not_read_is_ended() -> None:
 
 
 async def test_a_request_nobody_ends_is_ended_at_its_deadline() -> None:
-    async with serving(Script(silent), settings=FrontSettings(settle_s=0.05)) as served:
+    async with serving(Script(silent), settings=ApiSettings(settle_s=0.05)) as served:
         found, error = await refusal(served, request(parameters=pb.Parameters(timeout=0.1)))
         assert (found.name, error.code) == ("DEADLINE_EXCEEDED", "deadline_exceeded")
         assert served.script.only.cancelled == "deadline_exceeded"

@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 
 from protos import inference_pb2 as pb
-from router.api.settings import FrontSettings
-from router.http_server.outlet import OutletLimits
+from router.api.settings import ApiSettings
+from router.http_server.response_writer import ResponseWriterLimits
 from tests.e2e.test_grpc_client import eventually, request, stub
 from tests.unit.router.api.test_front_resume import TOKENS, ResumableScript
 from tests.worlds.front_server import Served, serving
@@ -30,7 +30,7 @@ def texts(chunks: list[pb.GenerateChunk]) -> dict[int, str]:
 
 async def test_a_broken_call_goes_on_where_it_ended() -> None:
     script = ResumableScript(words=3)
-    async with serving(script, settings=FrontSettings(outlet=OutletLimits(buffer_bytes=600))) as served:
+    async with serving(script, settings=ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=600))) as served:
         served.door.services = replace(served.door.services, resumer=script)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
             asked = request(resumable=True, parameters=pb.Parameters(n=2, logprobs=1))

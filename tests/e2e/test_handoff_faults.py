@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kv_transfer.transport.protocol import Answer as Offered
-from kv_transfer.transport.protocol import Landed, Offer, PullOpen, Transport
+from kv_transfer.transport.protocol import BlockReceived, Offer, PullOpen, Transport
 from tandem.core.deadlines import Deadlines
 from tandem.core.request import Sampling, Stopping
 from tandem.engine.protocol import BlockMemory
@@ -86,28 +86,30 @@ async def test_a_bit_flipped_on_the_wire() -> None:
         assert proxy.flipped
 
 
-def once(change: Callable[[Landed, memoryview], Landed]) -> Callable[[Landed, memoryview], Landed]:
+def once(
+    change: Callable[[BlockReceived, memoryview], BlockReceived],
+) -> Callable[[BlockReceived, memoryview], BlockReceived]:
     """Spoil the second block that arrives, and no other."""
     arrived = []
 
-    def spoil(landed: Landed, block: memoryview) -> Landed:
+    def spoil(landed: BlockReceived, block: memoryview) -> BlockReceived:
         arrived.append(landed.index)
         return change(landed, block) if len(arrived) == 2 else landed
 
     return spoil
 
 
-def flipped(landed: Landed, block: memoryview) -> Landed:
+def flipped(landed: BlockReceived, block: memoryview) -> BlockReceived:
     flip(block, 12345)
     return landed
 
 
-def of_an_older_epoch(landed: Landed, _block: memoryview) -> Landed:
+def of_an_older_epoch(landed: BlockReceived, _block: memoryview) -> BlockReceived:
     handle = msgspec.structs.replace(landed.handle, epoch=landed.handle.epoch ^ 1)
     return msgspec.structs.replace(landed, handle=handle)
 
 
-def zeroed(landed: Landed, block: memoryview) -> Landed:
+def zeroed(landed: BlockReceived, block: memoryview) -> BlockReceived:
     block[:] = bytes(block.nbytes)
     return landed
 
@@ -117,7 +119,7 @@ def zeroed(landed: Landed, block: memoryview) -> Landed:
     ("change", "reason"), [(flipped, "digest"), (zeroed, "digest"), (of_an_older_epoch, "epoch")]
 )
 async def test_a_block_that_changes_on_its_way(
-    scheme: str, change: Callable[[Landed, memoryview], Landed], reason: str
+    scheme: str, change: Callable[[BlockReceived, memoryview], BlockReceived], reason: str
 ) -> None:
     wrap = only("decode-0", lambda transport: SpoiledArrivals(transport, once(change)))
     async with platform(pair(scheme, wrap_transport=wrap)) as running:

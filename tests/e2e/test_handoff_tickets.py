@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.tickets import Claims, Keyring, TicketKey, issue
-from kv_transfer.transport.protocol import Delivered, Landed, PullEvent, PullOpen
+from kv_transfer.transport.protocol import BlockReceived, Delivered, PullEvent, PullOpen
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Stopping
+from tandem.core.request import ChildRequest, Stopping
 from tandem.engine.private_memory import PrivateMemory
-from tandem.engine.protocol import FirstTokens, Work
+from tandem.engine.protocol import EngineRequest, FirstTokens
 from tandem.process.system import SystemClock
 from tandem.worker.identity import root_name
 from tests.worlds.asking import GREEDY
@@ -66,11 +66,11 @@ def export_something(worker: Worker) -> None:
     """Let a worker compute a prompt of two whole blocks and keep it under `LEASE`."""
     engine = worker.engine
     engine.submit(
-        Work(
+        EngineRequest(
             work_id=1 << 40,
             mode="prefill",
             prompt=pack_tokens(SETTING.subject.prompt(32, 7)),
-            branches=(Branch(0, 1),),
+            branches=(ChildRequest(0, 1),),
             sampling=GREEDY,
             stopping=Stopping(max_tokens=4),
             root=root_name(engine.info),
@@ -96,7 +96,7 @@ async def test_blocks_are_given_out_for_a_valid_ticket_only(scheme: str) -> None
         assert isinstance(events[-1], FirstTokens)
 
 
-def _landed(event: PullEvent) -> tuple[Landed, ...]:
+def _landed(event: PullEvent) -> tuple[BlockReceived, ...]:
     if isinstance(event, Delivered):
         return event.blocks
-    return (event,) if isinstance(event, Landed) else ()
+    return (event,) if isinstance(event, BlockReceived) else ()

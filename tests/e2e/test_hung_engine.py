@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
@@ -55,7 +55,7 @@ async def until(running: Up, holds: Callable[[dict[str, str]], bool]) -> None:
     """Wait until it holds of the states of the workers, by name."""
     async with asyncio.timeout(CHANGE_S):
         while True:
-            _, page = await ask(running.target, "GET", "/v1/workers")
+            _, page = await send_request(running.target, "GET", "/v1/workers")
             if holds({each["id"]: each["state"] for each in msgspec.json.decode(page)["data"]}):
                 return
             await asyncio.sleep(0.1)
@@ -75,7 +75,7 @@ async def answers(running: Up, salt: str, max_tokens: int = 12) -> tuple[list[st
             "cache_salt": salt,
         }
         async with asyncio.timeout(ANSWER_S):
-            status, page = await ask(
+            status, page = await send_request(
                 running.target, "POST", "/v1/completions", msgspec.json.encode(body), timeout_s=ANSWER_S
             )
         assert status == 200, page
@@ -89,7 +89,7 @@ async def attempted_on(running: Up, request_ids: list[str]) -> set[str]:
     """The workers on which anything of these requests was tried."""
     found = set[str]()
     for request_id in request_ids:
-        _, page = await ask(running.target, "GET", f"/v1/requests/{request_id}")
+        _, page = await send_request(running.target, "GET", f"/v1/requests/{request_id}")
         attempts = [each["attributes"] for each in msgspec.json.decode(page)["spans"] if each["name"] == "attempt"]
         found |= {each[role] for each in attempts for role in ("prefill", "decode") if each.get(role)}
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from router.http_server.connections_max import ConnectionsMax, connections_within
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tandem.process.system import DESCRIPTORS_KEPT
 from tests.worlds.processes import START_S, Running
 
@@ -42,11 +42,11 @@ async def test_silent_clients_hold_up_neither_probes_nor_resets_who_asks(tmp_pat
             for _ in range(SILENT):
                 stack.enter_context(closing(socket.create_connection((public.host, public.port), timeout=START_S)))
             for path in ("/health", "/metrics") * 10:
-                assert (await ask(probes, "GET", path, timeout_s=START_S))[0] == 200
-            asked = [ask(public, "GET", "/health", timeout_s=START_S) for _ in range(40)]
+                assert (await send_request(probes, "GET", path, timeout_s=START_S))[0] == 200
+            asked = [send_request(public, "GET", "/health", timeout_s=START_S) for _ in range(40)]
             for status, body in await asyncio.gather(*asked):
                 assert status == 200 or (status == 503 and b'"queue_full"' in body), "ask raises at resets"
-            _, page = await ask(probes, "GET", "/metrics", timeout_s=START_S)
+            _, page = await send_request(probes, "GET", "/metrics", timeout_s=START_S)
             assert b"tandem_connections_refused_total 0.0" not in page
         assert "Too many open files" not in (tmp_path / "log").read_text()
     finally:

@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tests.worlds.up_stage import Up, root, up
 
 __all__ = ["root"]
@@ -45,7 +45,7 @@ async def told(running: Up) -> tuple[str, dict[str, int]]:
     status, answer = 503, b""
     async with asyncio.timeout(_STORE_S):
         while status == 503:  # The router has not met the workers that have just come back.
-            status, answer = await ask(
+            status, answer = await send_request(
                 running.target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=30
             )
             await asyncio.sleep(0.1)
@@ -107,5 +107,7 @@ async def test_blocks_outlive_every_worker_and_the_store_itself(root: Path) -> N
 async def stored_blocks(running: Up) -> int:
     """Full blocks of the prompt, of 16 tokens each."""
     body = {"model": "demo", "messages": [{"role": "user", "content": _PROMPT}], "max_tokens": 1}
-    _, answer = await ask(running.target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=30)
+    _, answer = await send_request(
+        running.target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=30
+    )
     return int(msgspec.json.decode(answer)["usage"]["prompt_tokens"]) // 16

@@ -17,12 +17,12 @@ import pytest
 from tandem.core.entropy import SeededEntropy
 from tandem.core.messages import PROTOCOL_VERSION, Ping, Pong
 from tandem.link import tcp_server
+from tandem.link.address import parse_address
+from tandem.link.dialer import open_dialer
 from tandem.link.grpc_link import STATE, TOKENS, GrpcDialer, GrpcLinkServer
-from tandem.link.link import Dialer, WorkerLink
-from tandem.link.link_address import parse_address
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_proof import LinkKeys
-from tandem.link.link_servers import open_server
+from tandem.link.proof import LinkKeys
+from tandem.link.protocol import Dialer, WorkerLink
+from tandem.link.servers import open_server
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_frames import GREETING, Answer, Greeting, Streams, pack_frame, pack_greeting
 from tandem.link.tcp_server import TcpLinkServer

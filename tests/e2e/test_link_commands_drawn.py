@@ -18,19 +18,19 @@ from tandem.core.deadlines import Deadlines
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import KINDS, TandemError
 from tandem.core.messages import (
-    Claim,
     Drain,
     Export,
     ProvideFirst,
     PublishSplit,
     RemoteKv,
+    ResumeAttempt,
+    ResumeNotFound,
     SplitRecord,
     Submit,
     Tune,
-    Unclaimed,
 )
 from tandem.core.metrics import NullMeter
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.local import LocalEngine
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
@@ -38,16 +38,16 @@ from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
 from tandem.link import grpc_link, tcp_dialer
 from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.link.link import Dialer, LinkServer
-from tandem.link.link_messages import COMMANDS, STATE_REQUESTS, Wording
-from tandem.link.link_proof import LinkKeys
+from tandem.link.messages import COMMANDS, STATE_REQUESTS, MessageCodec
+from tandem.link.proof import LinkKeys
+from tandem.link.protocol import Dialer, LinkServer
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_server import TcpLinkServer
 from tandem.process.health import Health
 from tandem.process.logs import EventLines
 from tandem.process.run import StopSignal, run_service
 from tandem.process.system import SystemClock
-from tandem.worker.parts import Parts
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tandem.worker.simple_decoder import SimpleDecoder
@@ -81,7 +81,7 @@ OVER: dict[str, Over] = {
 class Verbatim:
     """The encoding of a broken router: bytes go out as they are."""
 
-    def __init__(self, wording: Wording[Any]) -> None:
+    def __init__(self, wording: MessageCodec[Any]) -> None:
         self._wording = wording
         self.decode = wording.decode
 
@@ -125,8 +125,8 @@ class Stage:
 
     async def answered(self, router: Router, handle: int) -> None:
         """Until the worker has read what was sent before, or has ended the link."""
-        router.link.tokens.send(Claim(handle, ()))
-        heard = router.until(lambda: router.lost is not None or Unclaimed(handle) in router.heard, WITHIN_S)
+        router.link.tokens.send(ResumeAttempt(handle, ()))
+        heard = router.until(lambda: router.lost is not None or ResumeNotFound(handle) in router.heard, WITHIN_S)
         answer = asyncio.ensure_future(heard)
         await asyncio.wait((answer, self.life), return_when=asyncio.FIRST_COMPLETED)
         if self.life.done():
@@ -157,7 +157,7 @@ async def staged(over: str) -> AsyncIterator[Stage]:
     server, dialer = OVER[over]
     clock, entropy = SystemClock(), SeededEntropy(3, over)
     engine = LocalEngine(SimulatedRunner(MODEL), SchedulerSettings(), clock, entropy.u64())
-    made = Parts(
+    made = WorkerDeps(
         engine,
         SimpleDecoder(),
         clock,
@@ -251,10 +251,10 @@ async def test_a_command_that_means_nothing_ends_its_link_and_no_other(
 
 
 REFUSED: dict[str, Submit] = {
-    "branches": submit(7, branches=(Branch(0, 1), Branch(0, 2))),
-    "branches of a number that is none": submit(7, branches=(Branch(-1, 1),)),
-    "branches of forced tokens that are none": submit(7, branches=(Branch(0, 1, (-1,)),)),
-    "branches of a seed that is none": submit(7, branches=(Branch(0, 1 << 63), Branch(1, -5))),
+    "branches": submit(7, branches=(ChildRequest(0, 1), ChildRequest(0, 2))),
+    "branches of a number that is none": submit(7, branches=(ChildRequest(-1, 1),)),
+    "branches of forced tokens that are none": submit(7, branches=(ChildRequest(0, 1, (-1,)),)),
+    "branches of a seed that is none": submit(7, branches=(ChildRequest(0, 1 << 63), ChildRequest(1, -5))),
     "stop_token_ids": submit(7, stopping=Stopping(max_tokens=5, min_tokens=2, stop_token_ids=(4_000_000_000,))),
     "temperature": submit(7, sampling=Sampling(temperature=math.nan)),
     "logprobs": submit(7, sampling=Sampling(logprobs=1 << 40)),

@@ -13,9 +13,9 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from router.api.auth import load_keys
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.generation import Generation, Sink, Usage
-from router.http_server.outlet import OutletLimits
+from router.http_server.response_writer import ResponseWriterLimits
 from tandem.core.errors import TandemError
 from tests.worlds.front_server import Served, serving
 from tests.worlds.front_stage import CONTEXT, MODEL, Script, silent
@@ -207,7 +207,7 @@ async def test_closing_a_stream_cancels_the_request() -> None:
 
 
 async def test_a_body_over_the_limit_is_seen_as_413_even_while_it_is_being_sent() -> None:
-    async with serving(Script(), settings=FrontSettings(body_bytes_max=10_000)) as served:
+    async with serving(Script(), settings=ApiSettings(body_bytes_max=10_000)) as served:
         url = f"http://127.0.0.1:{served.port}/v1/chat/completions"
         async with httpx.AsyncClient(timeout=20.0) as http:
             refused = await http.post(url, content=b"x" * 5_000_000)
@@ -222,7 +222,7 @@ async def test_a_body_over_the_limit_is_seen_as_413_even_while_it_is_being_sent(
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() -> None:
-    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=100_000, stall_s=0.3, farewell_s=0.2))
+    settings = ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=100_000, stall_s=0.3, farewell_s=0.2))
     async with serving(Script(silent), settings=settings) as served:
         body = f'{{"model": "{MODEL}", "prompt": "x", "stream": true}}'.encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()

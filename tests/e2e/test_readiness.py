@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tests.worlds.up_stage import Up, environment_in, root, up
 
 __all__ = ["root"]
@@ -23,7 +23,7 @@ NOBODY = "127.0.0.2"
 
 
 async def get(running: Up, path: str) -> Any:
-    status, body = await ask(running.target, "GET", path)
+    status, body = await send_request(running.target, "GET", path)
     assert status == 200, body
     return msgspec.json.decode(body)
 
@@ -39,7 +39,7 @@ async def first_answer(running: Up) -> dict[str, Any]:
     request_id = msgspec.json.decode(body)["id"]
     async with asyncio.timeout(10):
         while True:
-            status, body = await ask(running.target, "GET", f"/v1/requests/{request_id}")
+            status, body = await send_request(running.target, "GET", f"/v1/requests/{request_id}")
             spans = msgspec.json.decode(body).get("spans") if status == 200 else None
             if spans:
                 break

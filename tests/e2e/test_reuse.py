@@ -19,7 +19,7 @@ from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Sour
 from tandem.core.request import Stopping
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
-from tandem.link.link_proof import LinkKeys
+from tandem.link.proof import LinkKeys
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.process.system import SystemClock
 from tests.unit.tandem.worker.test_worker_wire import Worker

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from router.api.chat_templates.render import FileRenderer
-from router.api.chat_templates.template_helper import HelperTemplates
+from router.api.chat_templates.supervisor import HelperTemplates
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tandem.model.directory import ModelDirectory, open_model
 from tandem.process.system import SystemClock
 from tests.unit.router.api.test_template_helper import BURNS, GROWS
@@ -30,7 +30,9 @@ async def test_a_template_beyond_its_bounds_stops_neither_health_nor_the_next_re
 
         async def chat(text: str) -> tuple[int, bytes]:
             body = chat_body(messages=[{"role": "user", "content": text}])
-            return await ask(target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=120.0)
+            return await send_request(
+                target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=120.0
+            )
 
         assert (await chat("hi"))[0] == 200
         order = list[str]()
@@ -43,7 +45,9 @@ async def test_a_template_beyond_its_bounds_stops_neither_health_nor_the_next_re
         greedy = asyncio.create_task(in_order("greedy", asyncio.create_task(chat(word))))
         await asyncio.sleep(0.05)
         if word == "burn":
-            status, _ = await in_order("health", asyncio.create_task(ask(target, "GET", "/health", timeout_s=120.0)))
+            status, _ = await in_order(
+                "health", asyncio.create_task(send_request(target, "GET", "/health", timeout_s=120.0))
+            )
             assert (status, order) == (200, ["health"])
         status, answer = await greedy
         error = msgspec.json.decode(answer)["error"]

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tandem.apps.bench.client import parse_target
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tandem.core.errors import TandemError
 from tandem.core.tiers import TIERS
-from tandem.link.link_proof import LinkKeys
+from tandem.link.proof import LinkKeys
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.process.system import SystemEntropy
 from tests.worlds.up_stage import Up, root, up
@@ -33,7 +33,7 @@ KEYS = {
 async def call(running: Up, key: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     target = parse_target(f"http://{running.target.authority}", key)
     sent = b"" if body is None else msgspec.json.encode(body)
-    status, answer = await ask(target, method, path, sent, timeout_s=30)
+    status, answer = await send_request(target, method, path, sent, timeout_s=30)
     return status, msgspec.json.decode(answer)
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from tandem.core.request import Stopping
 from tests.worlds.asking import Answer, Ask, Spoken
 from tests.worlds.platform import platform
-from tools.equality.asks import few_waves, unmixed
-from tools.equality.compare import Tally
+from tools.equality.compare import ComparisonTally
 from tools.equality.models import demo
+from tools.equality.requests import few_waves, unmixed
 from tools.equality.runs import BLOCK_TOKENS, CHUNK_TOKENS, Setting, compare, truth, truth_with_stops
 
 
@@ -51,7 +51,7 @@ def spoken(*tokens: int) -> Answer:
 
 
 def test_a_wrong_token_a_missing_handoff_and_a_computed_prompt_are_failures() -> None:
-    ask, tally = Ask("about", (1, 2, 3), Stopping(max_tokens=3)), Tally("title")
+    ask, tally = Ask("about", (1, 2, 3), Stopping(max_tokens=3)), ComparisonTally("title")
     tally.answered(ask, spoken(4, 5, 6), spoken(4, 5, 6), None)
     tally.answered(ask, spoken(4, 5, 7), spoken(4, 5, 6), None)
     tally.answered(ask, replace(spoken(4, 5, 6), error="worker_lost"), spoken(4, 5, 6), None)

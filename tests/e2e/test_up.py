@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.ask import ask
+from tandem.apps.cli.router_client import send_request
 from tests.worlds.up_stage import START_S, Up, gone, nothing_in, root, up
 
 __all__ = ["root"]
@@ -82,7 +82,7 @@ async def streaming(target: Target) -> None:
     """Wait until a request runs, by the router's own count."""
     async with asyncio.timeout(30):
         while True:
-            _, metrics = await ask(target, "GET", "/metrics")
+            _, metrics = await send_request(target, "GET", "/metrics")
             if re.search(r"^tandem_requests_running [1-9]", metrics.decode(), re.MULTILINE):
                 return
             await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from tandem.apps.cli.verify.compare import DEFAULTS
 from tandem.apps.cli.verify.options import VerifyOptions
 from tandem.apps.cli.verify.prompts import Prompt
 from tandem.apps.cli.verify.report import Report
-from tandem.apps.cli.verify.sides import Running
+from tandem.apps.cli.verify.sides import ExistingEndpoint
 from tandem.apps.cli.verify.tokenizers import in_files
 from tandem.core.errors import TandemError
 from tandem.core.kv import unpack_tokens
@@ -76,7 +76,7 @@ async def served(path: Path) -> AsyncIterator[Target]:
 
 async def compared(first: Path, second: Path) -> Report:
     async with served(first) as one, served(second) as other:
-        sides = Running("A", one), Running("B", other)
+        sides = ExistingEndpoint("A", one), ExistingEndpoint("B", other)
         return await verify(VerifyOptions(sides, PROMPTS, TOKENS, 10, DEFAULTS, 3, 60.0, 60.0, None))
 
 
@@ -118,7 +118,7 @@ async def test_a_swapped_tokenizer_is_caught_and_named(demo: Path, tmp_path: Pat
 
 
 async def test_a_side_that_cannot_be_asked_is_named(demo: Path) -> None:
-    gone = Running("B", Target("127.0.0.1", 9, False, ""))
+    gone = ExistingEndpoint("B", Target("127.0.0.1", 9, False, ""))
     options = VerifyOptions((gone, gone), PROMPTS, TOKENS, 10, DEFAULTS, 1, 5.0, 5.0, None)
     with pytest.raises(TandemError, match=r"^B: no model list"):
         await verify(options)

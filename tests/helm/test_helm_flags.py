@@ -16,8 +16,8 @@ from control_plane.operator.settings import OperatorSettings
 from kv_store.settings import StoreSettings
 from kv_transfer.index.redis_settings import RedisSettings
 from router.__main__ import _flags as router_flags
+from router.discovery.model_service import service_of as seen_by_router
 from router.discovery.pods import worker_of
-from router.discovery.reading import service_of as seen_by_router
 from router.process_settings import ProcessSettings
 from tandem.process.settings import load_settings
 from tandem.process.tls_settings import TlsSettings

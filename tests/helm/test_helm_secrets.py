@@ -14,9 +14,9 @@ import pytest
 from kv_transfer.key_file import read_keyring
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
-from tandem.link.link import WorkerLink
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_servers import open_server
+from tandem.link.dialer import open_dialer
+from tandem.link.protocol import WorkerLink
+from tandem.link.servers import open_server
 from tandem.process.tls_settings import TlsSettings
 from tests.helm.charts import NAMESPACE, Json, helm, of_kind, render
 from tests.helm.secret_server import SecretServer, serving

@@ -6,34 +6,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_store import collector
-from kv_store.lender import Lender
+from kv_store import replicator as collector
+from kv_store.block_server import BlockServer
 from kv_transfer.export import Exporter
-from kv_transfer.fetch_pull import PullLeg
+from kv_transfer.fetch_pull import PeerFetch
 from kv_transfer.index.memory_index import MemoryIndex
 from kv_transfer.index.redis_connection import Argument
 from kv_transfer.index.redis_nodes import RedisNodes
 from kv_transfer.index.redis_publisher import RedisPublisher
-from kv_transfer.index.redis_wire import Elsewhere
+from kv_transfer.index.redis_wire import RedisHolder
 from kv_transfer.transport.protocol import PullOpen
 from kv_transfer.verify import Refusal, Verifier
 from router.dispatch.admission import Admission
 from router.dispatch.positions import Positions
+from router.dispatch.request_state import RequestState
 from router.dispatch.retry_budget import RetryBudget
-from router.dispatch.running import RunningRequest
-from router.fleet.guesses import Guesses
+from router.fleet.approximate_index import ApproximateIndex
 from router.fleet.knowledge import BlockKnowledge
-from router.http_server.outlet import Outlet
+from router.http_server.response_writer import ResponseWriter
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
 from tandem.engine.digest import Digester, bind
 from tandem.engine.hashing import hashed
 from tandem.engine.local import LocalEngine
 from tandem.engine.protocol import Gone, Pending
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.leases import LeaseTable
-from tandem.engine.scheduler.residence import Residence
 from tandem.engine.scheduler.sequence import Sequence
-from tandem.worker.desk import SELF, AttemptDesk
+from tandem.worker.attempt_manager import SELF, AttemptManager
 from tandem.worker.session import Session
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -70,13 +70,13 @@ def a_retry_without_dedup(patch: pytest.MonkeyPatch) -> None:
 
 def a_missing_deadline(patch: pytest.MonkeyPatch) -> None:
     """The router knows its own deadline only, not the client's."""
-    begin = RunningRequest.__init__
+    begin = RequestState.__init__
 
-    def patient(request: RunningRequest, *arguments: Any) -> None:
+    def patient(request: RequestState, *arguments: Any) -> None:
         begin(request, *arguments)
         request._deadline = request.generation.received + request._tools.settings.deadlines.total_s
 
-    patch.setattr(RunningRequest, "__init__", patient)
+    patch.setattr(RequestState, "__init__", patient)
 
 
 def a_digest_computed_at_pull_time(patch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def a_digest_computed_at_pull_time(patch: pytest.MonkeyPatch) -> None:
 
 def a_tail_block_put_in_the_index(patch: pytest.MonkeyPatch) -> None:
     """An exported partial block is published like a full one."""
-    complete = Residence.complete
+    complete = KvCacheManager.complete
 
-    def public(residence: Residence, sequence: Sequence, block: int, digests: bytes) -> None:
+    def public(residence: KvCacheManager, sequence: Sequence, block: int, digests: bytes) -> None:
         if block >= len(sequence.names):
             sequence.extend_names(sequence.job.work.root, residence.block_tokens)
         if block < len(sequence.names) or not sequence.job.leased:
@@ -106,17 +106,17 @@ def a_tail_block_put_in_the_index(patch: pytest.MonkeyPatch) -> None:
         residence.pool.publish(sequence.table[block], sequence.job.tail_name(residence.block_tokens), digests)
         residence.export(sequence, block)
 
-    patch.setattr(Residence, "complete", public)
+    patch.setattr(KvCacheManager, "complete", public)
 
 
 def a_lease_that_is_only_released_when_everything_arrived(patch: pytest.MonkeyPatch) -> None:
     """A fetch that fails tells nobody, and the router does not tell prefill either."""
 
-    async def silent(_leg: PullLeg) -> None:
+    async def silent(_leg: PeerFetch) -> None:
         return None
 
-    patch.setattr(PullLeg, "let_go", silent)
-    patch.setattr(RunningRequest, "_let_prefill_go", lambda _request, _attempt: None)
+    patch.setattr(PeerFetch, "let_go", silent)
+    patch.setattr(RequestState, "_let_prefill_go", lambda _request, _attempt: None)
 
 
 def a_block_freed_while_leased(patch: pytest.MonkeyPatch) -> None:
@@ -179,29 +179,29 @@ def a_silent_router_kept(patch: pytest.MonkeyPatch) -> None:
 
 def work_for_a_router_that_is_gone(patch: pytest.MonkeyPatch) -> None:
     """The link is forgotten, the attempts are not."""
-    patch.setattr(AttemptDesk, "forget_session", lambda _desk, _session_id: None)
+    patch.setattr(AttemptManager, "forget_session", lambda _desk, _session_id: None)
 
 
 def an_end_lost_with_a_slow_client(patch: pytest.MonkeyPatch) -> None:
     """What has gathered for a client that does not read is dropped, the end of its answer included."""
-    give_up = Outlet._give_up
+    give_up = ResponseWriter._give_up
 
-    def careless(outlet: Outlet) -> None:
+    def careless(outlet: ResponseWriter) -> None:
         outlet._gathered = []
         give_up(outlet)
 
-    patch.setattr(Outlet, "_give_up", careless)
+    patch.setattr(ResponseWriter, "_give_up", careless)
 
 
 def lent_blocks_that_never_come_back(patch: pytest.MonkeyPatch) -> None:
     """A store keeps what it has lent, whatever the receiver says and however long it takes."""
-    patch.setattr(Lender, "_release", lambda _lender, _lease_id: None)
+    patch.setattr(BlockServer, "_release", lambda _block_server, _lease_id: None)
 
 
 def redis_believed_of_another_incarnation(patch: pytest.MonkeyPatch) -> None:
     """What Redis has of a worker counts while its feed has a gap, whichever incarnation told it."""
 
-    def credulous(knowledge: BlockKnowledge, holder: str, _told: Elsewhere) -> bool:
+    def credulous(knowledge: BlockKnowledge, holder: str, _told: RedisHolder) -> bool:
         peer = knowledge._peers.get(holder)
         return peer is None or peer.feed.last is None
 
@@ -226,25 +226,25 @@ def a_restarted_redis_that_nobody_notices(patch: pytest.MonkeyPatch) -> None:
 
 def one_router_that_frees_the_others_requests(patch: pytest.MonkeyPatch) -> None:
     """When one router is gone a worker ends the work of all."""
-    forget = AttemptDesk.forget_session
+    forget = AttemptManager.forget_session
 
-    def thorough(desk: AttemptDesk, session_id: int) -> None:
+    def thorough(desk: AttemptManager, session_id: int) -> None:
         others = [attempt.session_id for attempt in desk._table.all() if attempt.session_id != SELF]
         for each in dict.fromkeys([session_id, *others]):
             forget(desk, each)
 
-    patch.setattr(AttemptDesk, "forget_session", thorough)
+    patch.setattr(AttemptManager, "forget_session", thorough)
 
 
 def guesses_without_a_bound(patch: pytest.MonkeyPatch) -> None:
     """Everything that a silent worker was ever sent is taken for still there."""
-    begin = Guesses.__init__
-    patch.setattr(Guesses, "__init__", lambda guesses, _names_max, ttl_s: begin(guesses, 1 << 20, ttl_s))
+    begin = ApproximateIndex.__init__
+    patch.setattr(ApproximateIndex, "__init__", lambda guesses, _names_max, ttl_s: begin(guesses, 1 << 20, ttl_s))
 
 
 def a_store_that_serves_for_another_incarnation(patch: pytest.MonkeyPatch) -> None:
     """A store answers whoever has a ticket, be it for an incarnation that is gone."""
-    patch.setattr(Lender, "_check_epoch", lambda _lender, _request: None)
+    patch.setattr(BlockServer, "_check_epoch", lambda _block_server, _request: None)
 
 
 def a_store_that_believes_what_it_pulls(patch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from router.fleet import service_split
-from tandem.apps.simulation.fabric import Fabric
 from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.faults.restart_router import RestartRouter
+from tandem.apps.simulation.topology import PlatformTopology
 from tandem.apps.simulation.world import WorldSettings, script, simulate
 from tandem.process.logs import event
 
 WORLD = WorldSettings(auto=True, faults=FaultProfile(kills=2, corrupt_share=1.0))
-TWO_ROUTERS = replace(WORLD, fabric=Fabric(routers=2), faults=FaultProfile(kills=1, corrupt_share=0.0, routers=2))
+TWO_ROUTERS = replace(
+    WORLD, fabric=PlatformTopology(routers=2), faults=FaultProfile(kills=1, corrupt_share=0.0, routers=2)
+)
 
 
 @pytest.mark.parametrize("seed", range(4))

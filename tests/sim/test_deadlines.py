@@ -21,7 +21,7 @@ from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import Export, Ping, Submit, TokenLogprob
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.spans import TraceContext
 from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.settings import SchedulerSettings
@@ -354,7 +354,7 @@ async def an_export_that_nobody_fetches_ends_by_itself(stalled: Stalled) -> None
         attempt=1,
         mode="prefill",
         prompt=pack_tokens(list(range(300, 500))),
-        branches=(Branch(0, 1),),
+        branches=(ChildRequest(0, 1),),
         sampling=Sampling(),
         stopping=Stopping(max_tokens=5),
         deadline_s=60.0,
@@ -421,7 +421,7 @@ def test_a_worker_ends_what_its_router_does_not(deadline_s: float, total_s: floa
         prompt = pack_tokens(list(range(300, 400)))
         stopping = Stopping(max_tokens=3000, ignore_eos=True)
         link.tokens.send(
-            Submit(1, "x", 1, "local", prompt, (Branch(0, 1),), Sampling(), stopping, deadline_s=deadline_s)
+            Submit(1, "x", 1, "local", prompt, (ChildRequest(0, 1),), Sampling(), stopping, deadline_s=deadline_s)
         )
         await asyncio.sleep(0.5)
         while stalled.platform.held() is not None:

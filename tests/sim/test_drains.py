@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from router.dispatch.running import RunningRequest
+from router.dispatch.request_state import RequestState
 from router.fleet.peer import Peer
 from router.placement import Placement
 from tandem.apps.simulation.checks import Violation
@@ -16,7 +16,7 @@ from tandem.apps.simulation.faults.leave import Leave
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.engine.simulated.model import SimulatedModel
-from tandem.worker.departure import Farewell
+from tandem.worker.drain_state import DrainResult
 from tandem.worker.host import WorkerHost
 
 SEEDS = range(3)
@@ -72,23 +72,23 @@ def test_drains_move_nothing_else_that_a_seed_draws() -> None:
 
 def test_streams_do_move_and_their_blocks_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[str | None] = []
-    move = RunningRequest.move
+    move = RequestState.move
 
     def recording(
-        request: RunningRequest, reason: str, placement: Placement, decode: Peer, prefill: Peer | None
+        request: RequestState, reason: str, placement: Placement, decode: Peer, prefill: Peer | None
     ) -> None:
         moved.append(placement.prefill)
         move(request, reason, placement, decode, prefill)
 
-    monkeypatch.setattr(RunningRequest, "move", recording)
+    monkeypatch.setattr(RequestState, "move", recording)
     assert simulate(WORLD, 2).trace == report(2).trace
     assert sum(name is not None and name.startswith("d") for name in moved) >= 2
 
 
 def test_a_worker_that_does_not_keep_its_bound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def dawdling(host: WorkerHost) -> Farewell:
+    async def dawdling(host: WorkerHost) -> DrainResult:
         await asyncio.sleep(30.0)
-        return host.departure.farewell
+        return host.drain_state.farewell
 
     monkeypatch.setattr(WorkerHost, "drained", dawdling)
     with pytest.raises(Violation, match="s to leave within"):

@@ -11,7 +11,6 @@ import pytest
 
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
-from tandem.apps.simulation.fabric import Fabric
 from tandem.apps.simulation.faults.drawing import FaultProfile, draw_faults
 from tandem.apps.simulation.faults.freeze import Freeze
 from tandem.apps.simulation.faults.freeze_router import FreezeRouter
@@ -20,6 +19,7 @@ from tandem.apps.simulation.faults.redis import RedisFault
 from tandem.apps.simulation.faults.restart_router import RestartRouter
 from tandem.apps.simulation.faults.tier import TierFault
 from tandem.apps.simulation.scenario import varied
+from tandem.apps.simulation.topology import PlatformTopology
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, Script, WorldSettings, features, script, simulate
 from tandem.engine.simulated.model import SimulatedModel
@@ -35,7 +35,7 @@ WORKERS = ("p0", "p1", "d0", "d1")
 
 
 def world(**fabric: object) -> WorldSettings:
-    return replace(WORLD, fabric=Fabric(store_tiers=STORE, collect_after_s=0.05, **fabric))  # type: ignore[arg-type]
+    return replace(WORLD, fabric=PlatformTopology(store_tiers=STORE, collect_after_s=0.05, **fabric))  # type: ignore[arg-type]
 
 
 def under(settings: WorldSettings, *faults: object, seed: int = 0) -> Report:
@@ -136,7 +136,7 @@ def test_every_second_world_has_a_store_and_each_feature_is_drawn() -> None:
 def test_a_plain_world_has_none_of_it_and_is_otherwise_the_same() -> None:
     for seed in range(40):
         plain, woven = varied(WorldSettings(), seed, plain=True), varied(WorldSettings(), seed)
-        assert plain.fabric == Fabric()
+        assert plain.fabric == PlatformTopology()
         assert plain.tiers == woven.tiers
         assert plain.router == woven.router
         ours, theirs = script(plain, seed).faults, script(woven, seed).faults

@@ -22,7 +22,7 @@ from tandem.apps.simulation.network import NetworkProfile, SimNetwork
 from tandem.apps.simulation.scenario import varied
 from tandem.apps.simulation.seeds import Seed, read_kept
 from tandem.apps.simulation.traffic import TrafficProfile, draw_traffic
-from tandem.apps.simulation.truth import foresee
+from tandem.apps.simulation.truth import build_oracle
 from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.engine.simulated.model import SimulatedModel
 
@@ -219,7 +219,7 @@ def test_an_outage_of_everything_that_decodes_justifies_a_lost_request() -> None
 def test_the_truth_ends_at_the_first_stop_string() -> None:
     profile = TrafficProfile(requests=40, stop_share=1.0, output_tokens=(30, 48), branches_share=0.0)
     requests = draw_traffic(profile, 3)
-    truths = foresee(WORLD.model, requests).truths
+    truths = build_oracle(WORLD.model, requests).truths
     ended = 0
     for request in requests:
         (truth,) = truths[request.request_id]

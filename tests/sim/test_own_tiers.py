@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kv_transfer import verifying
-from kv_transfer.tiers.memory_shelf import MemoryShelf
+from kv_transfer import pull_verification as verifying
+from kv_transfer.tiers.backend import BlockRead, BlockReadFailed, Wanted
+from kv_transfer.tiers.memory_backend import MemoryBackend
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import Brought, Failed, Wanted
 from tandem.apps.simulation.faults.drawing import FaultProfile
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, simulate
@@ -42,13 +42,13 @@ def test_blocks_come_from_every_tier_and_from_peers_and_every_token_is_right() -
     raise AssertionError(f"only {dict(brought)} were brought")
 
 
-def believing(shelf: MemoryShelf, wanted: Wanted, memory: BlockMemory) -> Brought | Failed:
+def believing(backend: MemoryBackend, wanted: Wanted, memory: BlockMemory) -> BlockRead | BlockReadFailed:
     """Reads a copy back without looking at its digest."""
-    record = shelf._disk.records.get(wanted.place)
+    record = backend._disk.records.get(wanted.place)
     if record is None:
-        return Failed(wanted.index, "swapped")
+        return BlockReadFailed(wanted.index, "swapped")
     memory.block(wanted.slot)[:] = record.data
-    return Brought(wanted.index, record.words)
+    return BlockRead(wanted.index, record.words)
 
 
 def trusting(_words: Sequence[bytes], handles: Sequence[Handle], **_: Any) -> list[bytes]:
@@ -58,7 +58,7 @@ def trusting(_words: Sequence[bytes], handles: Sequence[Handle], **_: Any) -> li
 
 @pytest.mark.parametrize(
     ("owner", "method", "bug"),
-    [(MemoryShelf, "_land", believing), (verifying, "judge", trusting)],
+    [(MemoryBackend, "_land", believing), (verifying, "judge", trusting)],
     ids=["copies are not checked", "what peers send is not checked"],
 )
 def test_wrong_bytes_would_be_noticed(

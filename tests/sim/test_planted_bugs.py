@@ -7,7 +7,7 @@ import pytest
 
 from tandem.apps.simulation.checks import Violation
 from tandem.apps.simulation.scenario import varied
-from tandem.apps.simulation.story import shrink
+from tandem.apps.simulation.shrinking import shrink
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, simulate
 from tests.sim.planted_bugs import BUGS, Plant, a_digest_computed_at_pull_time

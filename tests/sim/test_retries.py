@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from router.dispatch.hedging import Hedging
-from router.dispatch.running import RunningRequest
+from router.dispatch.request_state import RequestState
 from router.placement import Placement
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
 from tandem.apps.simulation.faults.drawing import FaultProfile
@@ -33,9 +33,9 @@ HEDGED: Final = WorldSettings(
 def races(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Counts second attempts, and those that brought the first token."""
     counted: Counter[str] = Counter()
-    begin, decide = RunningRequest.begin_beside, Hedging.decide
+    begin, decide = RequestState.begin_beside, Hedging.decide
 
-    def counting(request: RunningRequest, placement: Placement, *peers: object) -> None:
+    def counting(request: RequestState, placement: Placement, *peers: object) -> None:
         counted["raced"] += 1
         begin(request, placement, *peers)  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def races(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         return left
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunningRequest, "begin_beside", counting)
+        patch.setattr(RequestState, "begin_beside", counting)
         patch.setattr(Hedging, "decide", deciding)
         yield counted
 

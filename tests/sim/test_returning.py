@@ -13,10 +13,10 @@ from tandem.apps.simulation.loop import Deadlock
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.core.deadlines import Deadlines
+from tandem.worker.attempt_manager import AttemptManager
 from tandem.worker.attempts import Attempt
-from tandem.worker.desk import AttemptDesk
-from tandem.worker.holding import Holding
 from tandem.worker.output_log import OutputLog
+from tandem.worker.resumable_attempts import ResumableAttempts
 
 SEEDS = range(6)
 BUG_SEEDS = 12
@@ -74,12 +74,12 @@ def repeating(log: AnswerLog, sink: Sink, after: tuple[int, ...]) -> None:
             sink.output(one.sequence, one.position, one.tokens, one.text, one.logprobs, one.finish, one.stop_reason)
 
 
-def endless(holding: Holding, now: float) -> tuple[()]:
+def endless(holding: ResumableAttempts, now: float) -> tuple[()]:
     """Leases never end."""
     return ()
 
 
-def keeping(desk: AttemptDesk, attempt: Attempt) -> None:
+def keeping(desk: AttemptManager, attempt: Attempt) -> None:
     """Leases end, and what was held stays."""
 
 
@@ -88,8 +88,8 @@ def keeping(desk: AttemptDesk, attempt: Attempt) -> None:
     [
         (OutputLog, "add", forgetting),
         (AnswerLog, "listen", repeating),
-        (Holding, "expired", endless),
-        (AttemptDesk, "_abandon", keeping),
+        (ResumableAttempts, "expired", endless),
+        (AttemptManager, "_abandon", keeping),
     ],
     ids=["the log is empty", "everything is said again", "leases never end", "nothing is freed"],
 )

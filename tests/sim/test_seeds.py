@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from kv_transfer import verifying
+from kv_transfer import pull_verification as verifying
 from kv_transfer.verify import Refusal
 from router.dispatch.positions import Mismatch, Positions
 from router.dispatch.sequences import Sequences
@@ -24,7 +24,7 @@ from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import Report, WorldSettings, simulate
 from tandem.core.kv import Handle
 from tandem.core.messages import SequenceOutput
-from tandem.core.request import Branch
+from tandem.core.request import ChildRequest
 from tandem.engine.scheduler.leases import LeaseTable
 
 SEEDS = range(10)
@@ -104,10 +104,12 @@ def repeating(positions: Positions, output: SequenceOutput) -> SequenceOutput | 
     return output
 
 
-def reseeded(sequences: Sequences) -> tuple[Branch, ...]:
+def reseeded(sequences: Sequences) -> tuple[ChildRequest, ...]:
     """Goes on with other random numbers than it began with."""
     return tuple(
-        Branch(each.sequence, sequences._generation.seed + len(each.tokens), tuple(each.tokens), each.text_chars)
+        ChildRequest(
+            each.sequence, sequences._generation.seed + len(each.tokens), tuple(each.tokens), each.text_chars
+        )
         for each in sequences.unfinished()
     )
 

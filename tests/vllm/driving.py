@@ -6,8 +6,8 @@ from itertools import count
 
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import Load
-from tandem.core.request import Branch, Grammar, Sampling, Stopping
-from tandem.engine.protocol import Emitted, StepReport, Work, WorkStats
+from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
+from tandem.engine.protocol import Emitted, EngineRequest, RequestStats, StepReport
 from tandem.engine.vllm.engine import VllmEngine
 from tandem.process.system import SystemClock
 from tandem.worker.tokenizer import FileDecoder
@@ -25,16 +25,16 @@ def work(
     sampling: Sampling,
     *,
     max_tokens: int = 8,
-    branches: tuple[Branch, ...] = (Branch(0, 1),),
+    branches: tuple[ChildRequest, ...] = (ChildRequest(0, 1),),
     grammar: Grammar | None = None,
     stopping: Stopping | None = None,
     root: bytes = bytes(range(16)),
     private: bool = False,
     adapter: str = "",
-) -> Work:
+) -> EngineRequest:
     """A work of mode `local`. Only a grammar's end ends it early, unless `stopping` says otherwise."""
     ends = () if grammar is None else (END,)
-    return Work(
+    return EngineRequest(
         next(_NUMBERS),
         "local",
         pack_tokens(prompt),
@@ -55,7 +55,7 @@ class Driver:
     def __init__(self, running: Running) -> None:
         self.engine: VllmEngine = running.engine
         self.emitted: list[Emitted] = []
-        self.ended: dict[int, WorkStats] = {}
+        self.ended: dict[int, RequestStats] = {}
         self.failed: dict[int, str] = {}
         self.names: dict[bytes, None] = dict.fromkeys(running.engine.snapshot())
         self.load: Load | None = None
@@ -78,10 +78,10 @@ class Driver:
                 self._heard.clear()
                 await self._heard.wait()
 
-    def submit(self, each: Work) -> None:
+    def submit(self, each: EngineRequest) -> None:
         self.engine.submit(each)
 
-    async def answers(self, works: Sequence[Work]) -> list[tuple[int, ...]]:
+    async def answers(self, works: Sequence[EngineRequest]) -> list[tuple[int, ...]]:
         """The tokens of the first branch of each, once all have ended without a failure."""
         for each in works:
             self.submit(each)

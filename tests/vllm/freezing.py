@@ -7,7 +7,7 @@ from typing import Final
 
 import psutil
 
-from tandem.apps.chaos.drill.pages import router_linked
+from tandem.apps.chaos.drill.metrics import router_linked
 from tests.vllm.none_left import none_left
 from tests.vllm.serving import LOOK_S, Serving
 

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from tandem.core.clock import Clock
-from tandem.engine.protocol import BlockSpace, Engine, EngineInfo, Listener, StepReport, Work
+from tandem.engine.protocol import BlockSpace, Engine, EngineInfo, EngineRequest, Listener, StepReport
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.engine import VllmEngine
 from tandem.engine.vllm.settings import VllmSettings
@@ -110,7 +110,7 @@ class Borrowed:
         self._running.listener = None
         self._over.set()
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: EngineRequest) -> None:
         self._engine.submit(work)
 
     def cancel(self, work_id: int, sequence: int | None = None) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import openai
 
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.ask import ask, spans_of
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.platform import Platform
-from tandem.apps.cli.request_story import RequestStory, tell
+from tandem.apps.cli.request_trace import RequestTrace, assemble_trace
+from tandem.apps.cli.router_client import send_request, spans_of
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
 from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
@@ -51,12 +51,12 @@ class Serving:
     def client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.platform.url}/v1", api_key="any", max_retries=0, timeout=120.0)
 
-    async def story(self, request_id: str) -> RequestStory:
+    async def story(self, request_id: str) -> RequestTrace:
         """What `tandem explain` tells, once every worker has reported."""
         async with asyncio.timeout(STORY_S):
             while True:
                 try:
-                    story = tell(await spans_of(self.platform.target, request_id))
+                    story = assemble_trace(await spans_of(self.platform.target, request_id))
                 except TandemError:
                     await asyncio.sleep(0.02)
                     continue
@@ -83,7 +83,7 @@ class Serving:
     async def _usable(self) -> dict[str, int]:
         """The router's counts of workers with links and of pairs that work. Empty while it does not answer."""
         try:
-            _, page = await ask(self.platform.target, "GET", "/metrics")
+            _, page = await send_request(self.platform.target, "GET", "/metrics")
         except TandemError:
             return {}
         usable = {"workers": "ready", "pairs": "closed"}
@@ -106,7 +106,7 @@ class Serving:
         host, _, port = self.member(worker).metrics.rpartition(":")
         values = list[float]()
         for _ in range(round(PAGE_S / LOOK_S)):
-            _, page = await ask(Target(host, int(port), False, ""), "GET", "/metrics")
+            _, page = await send_request(Target(host, int(port), False, ""), "GET", "/metrics")
             found = [re.search(rf"^{re.escape(sample)} (\S+)$", page.decode(), re.MULTILINE) for sample in samples]
             values = [float(each[1]) for each in found if each is not None]
             if len(values) == len(samples) and holds(*values):
@@ -154,7 +154,7 @@ async def serving(
         up.set_result(Serving(platform, lines))
         await over.wait()
 
-    running = asyncio.create_task(platform.run(LineBoard(lines.append), serve))
+    running = asyncio.create_task(platform.run(LineDisplay(lines.append), serve))
     try:
         await asyncio.wait((running, up), return_when=asyncio.FIRST_COMPLETED)
         if not up.done():

@@ -11,9 +11,9 @@ import psutil
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.digest import Digester, unbind
-from tandem.engine.protocol import FetchJob, FirstTokens, StepReport, Work
+from tandem.engine.protocol import EngineRequest, FetchJob, FirstTokens, StepReport
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.process.system import SystemClock
@@ -105,11 +105,11 @@ class StagedEngine:
     ) -> int:
         self._next += 1
         self._roots[self._next] = root
-        work = Work(
+        work = EngineRequest(
             self._next,
             mode,
             pack_tokens(prompt),
-            (Branch(0, 1),),
+            (ChildRequest(0, 1),),
             Sampling(temperature=0.0),
             Stopping(64, ignore_eos=True),
             root,

@@ -10,7 +10,7 @@ from PIL import Image
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.vllm.client import VllmClient
-from tandem.engine.vllm.requests import Request
+from tandem.engine.vllm.requests import VllmRequest
 
 TOKENS = pack_tokens((5, 6))
 
@@ -69,8 +69,8 @@ async def test_a_prompt_with_its_images_is_taken_as_it_comes() -> None:
 
 
 def test_what_vllm_cannot_do_with_its_own_answer_is_an_error_of_the_work() -> None:
-    def request(media: Any) -> Request:
-        return Request("1.0", TOKENS, 0, {"temperature": 0.0}, None, "salt", 0, "", media)
+    def request(media: Any) -> VllmRequest:
+        return VllmRequest("1.0", TOKENS, 0, {"temperature": 0.0}, None, "salt", 0, "", media)
 
     with pytest.raises(TandemError, match="TypeError: no such kind"):
         client(TypeError("no such kind")).prepare(request({"type": "multimodal"}))

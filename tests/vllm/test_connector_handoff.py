@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from tandem.core.deadlines import Deadlines
 from tandem.core.kv import Handle, chain_names, pack_tokens
 from tandem.core.messages import RemoteKv
@@ -162,7 +162,7 @@ async def test_a_corrupted_slot_is_refused_and_recomputed_exactly(pair: Pair) ->
     source, target = pair
     tokens = prompt(150, 95)
     wanted = await source.generate(tokens, 8)
-    clock, deadlines, fabric = SystemClock(), Deadlines(), MemoryFabric()
+    clock, deadlines, fabric = SystemClock(), Deadlines(), MemoryNetwork()
     transport = MemoryTransport(fabric, "p")
     address = await transport.serve(Exporter(source.stage, KEYRING, clock, deadlines))
     fetcher = Fetcher(target.stage, (MemoryTransport(fabric, "d"),), clock, deadlines, NullMeter())

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from tandem.link.link_address import TCP, LinkAddress
+from tandem.link.address import TCP, LinkAddress
 from tests.vllm.group_pods import Group, PodProcess
 from tests.vllm.plain_llm import DEMO, answers
 

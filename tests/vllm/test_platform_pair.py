@@ -15,7 +15,7 @@ import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from tandem.apps.cli.platform import Platform
-from tandem.apps.cli.request_story import PULL, number, place_of
+from tandem.apps.cli.request_trace import PULL, number, place_of
 from tandem.apps.cli.supervisor import ROUTER
 from tests.vllm.lending import BLOCK_TOKENS, DEMO
 from tests.vllm.plain_llm import answers

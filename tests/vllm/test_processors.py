@@ -15,7 +15,7 @@ from tandem.core.entropy import position_unit
 from tandem.engine.torch.sampling import Cut, draw_tokens
 from tandem.engine.vllm import forced_tokens, forcing, forcing_v2
 from tandem.engine.vllm.drawing import PositionDraws
-from tandem.engine.vllm.requests import DRAW, Draw
+from tandem.engine.vllm.requests import DRAW, ProcessorParams
 
 VOCABULARY = 50
 KEY = (7, 0)
@@ -30,7 +30,7 @@ def no_first_token() -> Iterator[None]:
     forced_tokens.forget(KEY)
 
 
-def params(draw: Draw | None, temperature: float = 1.0) -> SamplingParams:
+def params(draw: ProcessorParams | None, temperature: float = 1.0) -> SamplingParams:
     return SamplingParams(
         temperature=temperature, extra_args={} if draw is None else {DRAW: draw.packed()}, detokenize=False
     )
@@ -49,7 +49,7 @@ def only(row: torch.Tensor) -> int | None:
 # -- the first model runner --
 
 
-def added(size: int, *rows: tuple[int, Draw | None, list[int]]) -> BatchUpdate:
+def added(size: int, *rows: tuple[int, ProcessorParams | None, list[int]]) -> BatchUpdate:
     return BatchUpdate(size, [], [(row, params(draw), [1, 2], output) for row, draw, output in rows], [])
 
 
@@ -62,7 +62,9 @@ def test_v1_forces_in_order_and_counts_outputs_that_nobody_has_seen(seen: bool) 
     """With asynchronous scheduling vLLM puts -1 for a token until it knows which."""
     processor, output = forced_v1(), list[int]()
     forced_tokens.provide(KEY, 9)
-    processor.update_state(added(2, (0, None, []), (1, Draw(*KEY, 0, forced=(3, 4), awaits_first=True), output)))
+    processor.update_state(
+        added(2, (0, None, []), (1, ProcessorParams(*KEY, 0, forced=(3, 4), awaits_first=True), output))
+    )
     for token in (3, 4, 9, None, None):
         before = logits(2)
         after = processor.apply(before.clone())
@@ -74,13 +76,15 @@ def test_v1_forces_in_order_and_counts_outputs_that_nobody_has_seen(seen: bool) 
 
 def test_v1_draws_a_first_token_that_was_never_provided() -> None:
     processor = forced_v1()
-    processor.update_state(added(1, (0, Draw(*KEY, 0, awaits_first=True), [])))
+    processor.update_state(added(1, (0, ProcessorParams(*KEY, 0, awaits_first=True), [])))
     assert torch.equal(processor.apply(logits(1)), logits(1))
 
 
 def test_v1_follows_requests_that_move() -> None:
     processor = forced_v1()
-    processor.update_state(added(3, (0, Draw(1, 0, 0, forced=(3,)), []), (2, Draw(2, 0, 0, forced=(4,)), [])))
+    processor.update_state(
+        added(3, (0, ProcessorParams(1, 0, 0, forced=(3,)), []), (2, ProcessorParams(2, 0, 0, forced=(4,)), []))
+    )
     moved = BatchUpdate(3, [0], [], [(2, 0, MoveDirectionality.UNIDIRECTIONAL)])
     processor.update_state(moved)
     assert [only(row) for row in processor.apply(logits(2))] == [4, None]
@@ -90,7 +94,7 @@ def test_v1_draws_with_seeds_where_there_are_seeds() -> None:
     """Rows without one are left to vLLM; an answer does not depend on what else is in the batch."""
     processor, outputs = PositionDraws(CONFIG, torch.device("cpu"), False), [[8, -1], [-1]]
     cuts = (Cut(0, 1.0), Cut(5, 0.8))
-    draws = [Draw(1, number, 4, 99 + number, *cut) for number, cut in enumerate(cuts)]
+    draws = [ProcessorParams(1, number, 4, 99 + number, *cut) for number, cut in enumerate(cuts)]
     processor.update_state(added(3, (2, draws[0], outputs[0]), (0, draws[1], outputs[1]), (1, None, [])))
     before = logits(3)
     after = processor.apply(before.clone())
@@ -103,7 +107,7 @@ def test_v1_draws_with_seeds_where_there_are_seeds() -> None:
 
 def test_v1_leaves_a_batch_without_seeds_alone() -> None:
     processor = PositionDraws(CONFIG, torch.device("cpu"), False)
-    processor.update_state(added(2, (0, Draw(*KEY, 0, awaits_first=True), []), (1, None, [])))
+    processor.update_state(added(2, (0, ProcessorParams(*KEY, 0, awaits_first=True), []), (1, None, [])))
     given = logits(2)
     assert processor.apply(given) is given
 
@@ -138,9 +142,9 @@ def step(batch: Sequence[tuple[int, int]], rows: Sequence[int] | None = None) ->
 
 def test_v2_forces_one_row_in_one_step() -> None:
     slots = Slots()
-    processor = forcing_v2.ForcedTokens(CONFIG, slots)
+    processor = forcing_v2.ForcedTokensV2(CONFIG, slots)
     slots.add(5, prompt=10)
-    assert processor.add_request(5, params(Draw(*KEY, 0, awaits_first=True)))
+    assert processor.add_request(5, params(ProcessorParams(*KEY, 0, awaits_first=True)))
     assert not processor.add_request(2, params(None))
     forced_tokens.provide(KEY, 9)
     before = logits(2)
@@ -155,8 +159,8 @@ def test_v2_forces_one_row_in_one_step() -> None:
 
 def test_v2_forces_a_list_and_goes_on_where_it_was_after_preemption() -> None:
     slots = Slots()
-    processor = forcing_v2.ForcedTokens(CONFIG, slots)
-    draw = Draw(*KEY, 0, forced=(3, 4, 5), awaits_first=True)
+    processor = forcing_v2.ForcedTokensV2(CONFIG, slots)
+    draw = ProcessorParams(*KEY, 0, forced=(3, 4, 5), awaits_first=True)
     forced_tokens.provide(KEY, 9)
     slots.add(1, prompt=10)
     processor.add_request(1, params(draw))
@@ -169,9 +173,9 @@ def test_v2_forces_a_list_and_goes_on_where_it_was_after_preemption() -> None:
 
 def test_v2_forgets_what_a_slot_held_before() -> None:
     slots = Slots()
-    processor = forcing_v2.ForcedTokens(CONFIG, slots)
+    processor = forcing_v2.ForcedTokensV2(CONFIG, slots)
     slots.add(1, prompt=10)
-    processor.add_request(1, params(Draw(*KEY, 0, forced=(3,))))
+    processor.add_request(1, params(ProcessorParams(*KEY, 0, forced=(3,))))
     processor.add_request(1, params(None))
     assert only(processor.apply(logits(1), step([(1, 10)]))[0]) is None
 
@@ -179,10 +183,10 @@ def test_v2_forgets_what_a_slot_held_before() -> None:
 def test_v2_forces_the_first_of_a_requests_rows_beside_drafts() -> None:
     """The first step after a load has rows for drafts that are placeholders, and counts them as seen."""
     slots = Slots()
-    processor = forcing_v2.ForcedTokens(SPECULATES, slots)
+    processor = forcing_v2.ForcedTokensV2(SPECULATES, slots)
     slots.add(4, prompt=10)
     slots.add(6, prompt=10)
-    processor.add_request(4, params(Draw(*KEY, 0, awaits_first=True)))
+    processor.add_request(4, params(ProcessorParams(*KEY, 0, awaits_first=True)))
     forced_tokens.provide(KEY, 9)
     before = logits(7)
     after = processor.apply(before.clone(), step([(6, 23), (4, 12)], [4, 3]))

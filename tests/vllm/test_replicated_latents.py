@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tandem.engine.vllm.canonical import PageFormat, RankPart, layout_of, refuse_gaps, slot_shape
-from tandem.engine.vllm.connector import vllm_rank
+from tandem.engine.vllm.connector import rank_config as vllm_rank
 from tandem.engine.vllm.connector.cache_pages import CachePages
 from tandem.engine.vllm.connector.host_copies import HostCopies
 from tandem.engine.vllm.connector.orders import PageTarget

@@ -12,8 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tandem.apps.cli.ask import Running, ask, read_standing
 from tandem.apps.cli.member import Member
+from tandem.apps.cli.router_client import RunningStatus, parse_status, send_request
 from tests.vllm.serving import Serving, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -99,9 +99,9 @@ async def listen(place: Serving, api: openai.AsyncOpenAI, heard: Heard, told: Ca
 async def locate(place: Serving, heard: Heard) -> None:
     """Ask the router until it has placed the request."""
     while not heard.worker and not heard.finish:
-        status, body = await ask(place.platform.target, "GET", f"/v1/requests/{heard.request_id}")
-        found = read_standing(body) if status == 200 else None
-        if isinstance(found, Running) and found.decode is not None:
+        status, body = await send_request(place.platform.target, "GET", f"/v1/requests/{heard.request_id}")
+        found = parse_status(body) if status == 200 else None
+        if isinstance(found, RunningStatus) and found.decode is not None:
             heard.worker = found.decode
         else:
             await asyncio.sleep(PLACED_S)

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import chain_names, pack_tokens, unpack_tokens
-from tandem.core.request import Branch, Grammar, Sampling, Stopping
-from tandem.engine.protocol import Work
+from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest
 from tandem.engine.vllm.requests import make_request
-from tandem.engine.vllm.settings import Runner
+from tandem.engine.vllm.settings import RunnerKind
 from tests.vllm.driving import GREEDY, Driver, work
 from tests.vllm.lending import BLOCK_TOKENS, Running, engine
 from tests.vllm.plain_llm import answers
@@ -59,20 +59,22 @@ def prompt(length: int, base: int) -> tuple[int, ...]:
     return tuple(3 + (base * 37 + 11 * number * number) % 1500 for number in range(length))
 
 
-def plain(works: list[Work]) -> list[list[int]]:
+def plain(works: list[EngineRequest]) -> list[list[int]]:
     """What vLLM alone answers to the same requests."""
     return answers([_plain_request(each) for each in works])
 
 
-def _plain_request(each: Work) -> dict[str, Any]:
-    request = make_request(each, each.branches[0], each.stopping.stop_token_ids, Runner())
+def _plain_request(each: EngineRequest) -> dict[str, Any]:
+    request = make_request(each, each.branches[0], each.stopping.stop_token_ids, RunnerKind())
     sampling = dict(request.sampling)
     return {"prompt": list(unpack_tokens(request.tokens)), "sampling": sampling, "grammar": request.grammar}
 
 
 async def test_tokens_are_those_of_plain_vllm(driver: Driver) -> None:
     works = [
-        work(prompt(length, base), sampling, max_tokens=24, branches=(Branch(0, 1000 + length),), grammar=grammar)
+        work(
+            prompt(length, base), sampling, max_tokens=24, branches=(ChildRequest(0, 1000 + length),), grammar=grammar
+        )
         for base, (sampling, grammar) in enumerate(KINDS.values())
         for length in LENGTHS
     ]
@@ -84,12 +86,12 @@ async def test_tokens_are_those_of_plain_vllm(driver: Driver) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 async def test_a_continuation_is_the_same_wherever_it_is_taken_up(driver: Driver, kind: str) -> None:
     sampling, grammar = KINDS[kind]
-    whole = work(prompt(45, 7), sampling, max_tokens=60, branches=(Branch(0, 99),), grammar=grammar)
+    whole = work(prompt(45, 7), sampling, max_tokens=60, branches=(ChildRequest(0, 99),), grammar=grammar)
     wanted = (await driver.answers([whole]))[0]
     cuts = [cut for cut in (1, 4, 7, 40) if cut < len(wanted)]
     assert len(cuts) >= 3
     again = [
-        work(prompt(45, 7), sampling, max_tokens=60, branches=(Branch(0, 99, wanted[:cut]),), grammar=grammar)
+        work(prompt(45, 7), sampling, max_tokens=60, branches=(ChildRequest(0, 99, wanted[:cut]),), grammar=grammar)
         for cut in cuts
     ]
     assert await driver.answers(again) == [wanted[cut:] for cut in cuts]
@@ -97,12 +99,12 @@ async def test_a_continuation_is_the_same_wherever_it_is_taken_up(driver: Driver
 
 async def test_branches_share_the_prompt_and_each_is_taken_up_alone(driver: Driver) -> None:
     sampling = KINDS["seeded"][0]
-    branches = tuple(Branch(number, 50 + number) for number in range(3))
+    branches = tuple(ChildRequest(number, 50 + number) for number in range(3))
     whole = work(prompt(70, 3), sampling, max_tokens=12, branches=branches)
     await driver.answers([whole])
     parts = [driver.tokens(whole.work_id, number) for number in range(3)]
     assert len(dict.fromkeys(parts)) > 1
-    forced = tuple(Branch(number, 50 + number, parts[number][: 2 + number]) for number in range(3))
+    forced = tuple(ChildRequest(number, 50 + number, parts[number][: 2 + number]) for number in range(3))
     again = work(prompt(70, 3), sampling, max_tokens=12, branches=forced)
     await driver.answers([again])
     assert [driver.tokens(again.work_id, number) for number in range(3)] == [
@@ -155,7 +157,7 @@ async def test_end_tokens_and_minimum_lengths_count_as_everywhere(driver: Driver
     at = tokens.index(stop) + 1
     ended = work(prompt(20, 5), GREEDY, max_tokens=12, stopping=Stopping(12, 0, (), (stop,), True))
     later = work(prompt(20, 5), GREEDY, max_tokens=12, stopping=Stopping(12, at, (), (stop,), True))
-    forced = Branch(0, 1, tokens[:2])
+    forced = ChildRequest(0, 1, tokens[:2])
     resumed = work(prompt(20, 5), GREEDY, branches=(forced,), stopping=Stopping(12, 0, (), (stop,), True))
     found = await driver.answers([ended, later, resumed])
     assert found[0] == tokens[:at]

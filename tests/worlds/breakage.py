@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from kv_transfer.transport.protocol import (
     Answer,
+    BlockReceived,
     BlockSink,
     Delivered,
     ExportSource,
-    Landed,
     Offer,
     Pull,
     PullEvent,
@@ -20,9 +20,9 @@ from kv_transfer.transport.protocol import (
 )
 from tandem.engine.protocol import BlockMemory, EngineInfo
 from tandem.engine.scheduler.plan import Runner, Step, StepResult
-from tandem.engine.scheduler.standstill import Sight
+from tandem.engine.scheduler.stall_detection import ProcessSample
 
-Spoil = Callable[[Landed, memoryview], Landed]
+Spoil = Callable[[BlockReceived, memoryview], BlockReceived]
 
 
 class SpoiledArrivals:
@@ -58,14 +58,14 @@ class _SpoiledPull:
     async def events(self) -> AsyncGenerator[PullEvent, None]:
         async with aclosing(self._inner.events()) as events:
             async for event in events:
-                if isinstance(event, Landed):
+                if isinstance(event, BlockReceived):
                     yield self._spoiled(event)
                 elif isinstance(event, Delivered):
                     yield Delivered(tuple(map(self._spoiled, event.blocks)))
                 else:
                     yield event
 
-    def _spoiled(self, landed: Landed) -> Landed:
+    def _spoiled(self, landed: BlockReceived) -> BlockReceived:
         return self._spoil(landed, self._sink.block(landed.index))
 
     async def acknowledge(self) -> None:
@@ -144,7 +144,7 @@ class HeldRunner:
     def memory(self) -> BlockMemory:
         return self._inner.memory
 
-    def watch(self, seen: Callable[[Sight], None]) -> None:
+    def watch(self, seen: Callable[[ProcessSample], None]) -> None:
         self._inner.watch(seen)
 
     async def load(self) -> EngineInfo:

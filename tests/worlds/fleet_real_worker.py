@@ -6,12 +6,12 @@ Nothing is computed: a step's result is counts alone, and a block's name stands 
 from array import array
 from collections.abc import Sequence
 
-from benchmarks.fleet.job import Job
+from benchmarks.fleet.worker_request import WorkerRequest
 from benchmarks.fleet.worker_settings import Listener, WorkerSettings
 from benchmarks.fleet.workload import Request
 from tandem.core.kv import RootIdentity
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import FetchJob, StepReport, Work, WorkStats
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest, FetchJob, RequestStats, StepReport
 from tandem.engine.scheduler.plan import Drawn, Step, StepResult
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.step_model import StepLoad
@@ -51,8 +51,8 @@ class RealWorker:
         self._last: dict[int, float] = {}
         """By request, when its last token came."""
         self._listener = listener
-        self._jobs: dict[int, Job] = {}
-        self._ids: dict[Job, int] = {}
+        self._jobs: dict[int, WorkerRequest] = {}
+        self._ids: dict[WorkerRequest, int] = {}
         self._fetches: dict[int, FetchJob] = {}
         """Of hand-overs that have their slots, what they wait for."""
         self._words: dict[int, int] = {}
@@ -74,7 +74,7 @@ class RealWorker:
 
     # ---- what comes in ----
 
-    def submit(self, job: Job, now: float) -> None:
+    def submit(self, job: WorkerRequest, now: float) -> None:
         """A job arrives."""
         self.touch(now)
         request = job.request
@@ -82,8 +82,8 @@ class RealWorker:
         self._ids[job], self._jobs[work_id] = work_id, job
         mode = "prefill" if job.prefill_only else "decode" if job.handed_over else "local"
         self.scheduler.submit(
-            Work(
-                work_id, mode, self._prompt(job), (Branch(0, 1),), Sampling(),
+            EngineRequest(
+                work_id, mode, self._prompt(job), (ChildRequest(0, 1),), Sampling(),
                 Stopping(request.output_tokens, ignore_eos=True), ROOT, 1e9, request.priority,
                 lease_id=str(work_id) if job.prefill_only else "", lease_s=_LEASE_S,
             ),
@@ -91,7 +91,7 @@ class RealWorker:
         )  # fmt: skip
         self.wake(now)
 
-    def prompt_ready(self, job: Job, now: float) -> None:
+    def prompt_ready(self, job: WorkerRequest, now: float) -> None:
         """The prompt of a job that is handed over has been computed elsewhere, and its first token drawn."""
         self.touch(now)
         work_id = self._ids[job]
@@ -103,7 +103,7 @@ class RealWorker:
         self._hear(self.scheduler.take_report(), now)
         self.wake(now)
 
-    def arrived(self, job: Job, now: float) -> None:
+    def arrived(self, job: WorkerRequest, now: float) -> None:
         """All blocks that a hand-over asked for are in their slots."""
         self.touch(now)
         fetch = self._fetches.pop(self._ids[job])
@@ -113,7 +113,7 @@ class RealWorker:
         self._hear(self.scheduler.take_report(), now)
         self.wake(now)
 
-    def cancel(self, job: Job, now: float) -> None:
+    def cancel(self, job: WorkerRequest, now: float) -> None:
         """Nothing happens: requests of these workloads are not given up, and one that has ended leaves nothing."""
         assert job.left == 0 or job.prefill_only, "a request that has not ended was cancelled"
 
@@ -124,7 +124,7 @@ class RealWorker:
         ]
         return request.input_tokens - sum(target.tokens for targets in missing for target in targets)
 
-    def _prompt(self, job: Job) -> bytes:
+    def _prompt(self, job: WorkerRequest) -> bytes:
         request, words = job.request, self._words
         tokens = array("I")
         for place, name in enumerate(request.blocks):
@@ -155,7 +155,7 @@ class RealWorker:
             self._report_due = (now // every_s + 1) * every_s
             self.load = self.scheduler.load()
 
-    def release_kept(self, job: Job, now: float) -> None:
+    def release_kept(self, job: WorkerRequest, now: float) -> None:
         """What a prefill job kept for its transfer may go."""
         self.touch(now)
         job.keeps = False
@@ -190,7 +190,7 @@ class RealWorker:
         for ended in report.ended:
             self._ended(ended.work_id, ended.stats, now)
 
-    def _emitted(self, job: Job, now: float) -> None:
+    def _emitted(self, job: WorkerRequest, now: float) -> None:
         request = job.request
         job.left -= 1
         request.emitted += 1
@@ -200,7 +200,7 @@ class RealWorker:
             request.gaps.add(now - self._last.get(request.number, request.first_s))
         self._last[request.number] = now
 
-    def _ended(self, work_id: int, stats: WorkStats, now: float) -> None:
+    def _ended(self, work_id: int, stats: RequestStats, now: float) -> None:
         job = self._jobs[work_id]
         request = job.request
         request.computed += stats.tokens_computed
@@ -219,7 +219,7 @@ class RealWorker:
         """How many of the first names are here: nobody asks where placement is fixed."""
         return 0
 
-    def check(self, kept: Sequence[Job] = ()) -> None:
+    def check(self, kept: Sequence[WorkerRequest] = ()) -> None:
         """Assert the scheduler's invariants."""
         self.scheduler.check()
 

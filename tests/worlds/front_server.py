@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from router.api.auth import Keys
 from router.api.chat_templates.render import Renderer, SimpleRenderer
-from router.api.door import FrontDoor, Services
+from router.api.core import ApiCore, ApiDeps
 from router.api.errors import explain
-from router.api.grpc.public_grpc import PublicGrpc
+from router.api.grpc.server import PublicGrpc
 from router.api.rest.app import RestApp
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.http_server.server import HttpServer
-from router.tokenization.tokenizing_threads import Threaded
+from router.tokenization.threads import Threaded
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.system import SystemClock, SystemEntropy
 from tandem.process.telemetry import RingRecorder
@@ -25,7 +25,7 @@ class Served:
     """Where it listens."""
 
     script: Script
-    door: FrontDoor
+    door: ApiCore
     port: int
     grpc_port: int
 
@@ -35,13 +35,13 @@ async def serving(
     script: Script,
     *,
     keys: Keys | None = None,
-    settings: FrontSettings | None = None,
+    settings: ApiSettings | None = None,
     renderer: Renderer | None = None,
 ) -> AsyncIterator[Served]:
     """Both public interfaces on loopback."""
     clock, meter, tokenizing = SystemClock(), PrometheusMeter(), Threaded()
-    door = FrontDoor(
-        Services(
+    door = ApiCore(
+        ApiDeps(
             generator=script,
             renderers={MODEL: renderer or SimpleRenderer(clock)},
             tokenizing=tokenizing,

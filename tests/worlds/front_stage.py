@@ -9,10 +9,10 @@ import msgspec
 
 from router.api.auth import Keys
 from router.api.chat_templates.render import Renderer, SimpleRenderer
-from router.api.door import FrontDoor, Services
+from router.api.core import ApiCore, ApiDeps
 from router.api.rest.app import RestApp
-from router.api.settings import FrontSettings
-from router.generation import Generation, Keeper, ServedModel, Sink, Standing, Usage
+from router.api.settings import ApiSettings
+from router.generation import Generation, PinnedPrefixes, RequestStatus, ServedModel, Sink, Usage
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
@@ -45,8 +45,8 @@ class Started:
     def cancel(self, reason: str) -> None:
         self.cancelled = reason
 
-    def standing(self) -> Standing:
-        return Standing("transfer", "p1", "d1", 0, 1)
+    def standing(self) -> RequestStatus:
+        return RequestStatus("transfer", "p1", "d1", 0, 1)
 
 
 def silent(generation: Generation, sink: Sink) -> None:
@@ -205,17 +205,17 @@ class Stage:
         script: Script,
         *,
         keys: Keys | None = None,
-        settings: FrontSettings | None = None,
+        settings: ApiSettings | None = None,
         renderer: Renderer | None = None,
-        keeper: Keeper | None = None,
+        keeper: PinnedPrefixes | None = None,
     ) -> None:
         self.clock = LoopClock(loop)
         self.script = script
         self.meter = PrometheusMeter()
         self.recorder = RingRecorder()
         self.entropy = SeededEntropy(1)
-        self.door = FrontDoor(
-            Services(
+        self.door = ApiCore(
+            ApiDeps(
                 generator=script,
                 renderers={MODEL: renderer or SimpleRenderer(self.clock)},
                 tokenizing=Inline(),

@@ -11,15 +11,15 @@ from msgspec import inspect
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import (
     Cancel,
-    Claim,
     Drain,
     Export,
-    Keep,
     Pin,
     Ping,
     ProvideFirst,
     PublishSplit,
     RemoteKv,
+    ResumeAttempt,
+    RetainOutputs,
     SampleFirst,
     SequenceOutput,
     Source,
@@ -29,8 +29,8 @@ from tandem.core.messages import (
     Unpin,
     WorkerCommand,
 )
-from tandem.core.request import Branch, Grammar, Sampling, Stopping
-from tandem.link.link_messages import COMMANDS
+from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
+from tandem.link.messages import COMMANDS
 
 KINDS: Final[tuple[type[msgspec.Struct], ...]] = tuple(kind for kind in get_args(WorkerCommand) if kind is not Drain)
 """All but the one that sends the worker away, as any router may."""
@@ -97,8 +97,8 @@ class Drawing:
             Cancel: lambda: Cancel(known, draw.choice((None, 0, 1, 7))),
             ProvideFirst: lambda: ProvideFirst(known, draw.choice((0, 1)), draw.randrange(256, 5000)),
             SampleFirst: lambda: SampleFirst(known),
-            Keep: lambda: Keep(known, (self._output(known),)),
-            Claim: lambda: Claim(self.fresh(), (b"key", b"other")),
+            RetainOutputs: lambda: RetainOutputs(known, (self._output(known),)),
+            ResumeAttempt: lambda: ResumeAttempt(self.fresh(), (b"key", b"other")),
             Ping: lambda: Ping(1),
             Unpin: lambda: Unpin(bytes(32)),
             Tune: lambda: Tune(draw.choice((None, 0.02, 0.05))),
@@ -121,7 +121,7 @@ class Drawing:
             attempt=1,
             mode=mode,
             prompt=pack_tokens([draw.randrange(256, 5000) for _ in range(draw.choice((1, 15, 16, 40, 100)))]),
-            branches=tuple(Branch(number, draw.randrange(1 << 60), forced) for number in range(count)),
+            branches=tuple(ChildRequest(number, draw.randrange(1 << 60), forced) for number in range(count)),
             sampling=Sampling(logprobs=draw.choice((None, None, 2))),
             stopping=Stopping(max_tokens=draw.randrange(3, TOKENS_MAX), stop=draw.choice(((), ("ba",)))),
             deadline_s=20.0,

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from kv_transfer.transport.protocol import Landed, PullEvent
+from kv_transfer.transport.protocol import BlockReceived, PullEvent
 from tandem.core.errors import TandemError
 from tests.contract.block_space import name_of
 from tests.worlds.transport_stage import AT_LAST_S, one_by_one, past_alive, stage
@@ -35,8 +35,8 @@ async def ends_in_bounded_time(how: signal.Signals) -> None:
         s.address = address
         pull = await s.open(s.request(tuple(name_of(i) for i in range(3))))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
+            assert isinstance(await anext(events), BlockReceived)
             process.send_signal(how)
             async with asyncio.timeout(AT_LAST_S):
                 await fails(past_alive(events))
@@ -52,7 +52,7 @@ async def late_bytes_keep_a_pull_open() -> None:
         s.address = address
         pull = await s.open(s.request(tuple(name_of(i) for i in range(READY + 1))))
         async with aclosing(one_by_one(pull)) as events:
-            assert isinstance(await anext(events), Landed)
+            assert isinstance(await anext(events), BlockReceived)
             process.send_signal(signal.SIGSTOP)
             async with asyncio.timeout(AT_LAST_S):
                 await fails(drain(events))

@@ -11,10 +11,10 @@ import yaml
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import DELETION_COST, GATE, POOL, REVISION, annotations_of, labels_of
-from control_plane.observe.observed import ModelFacts, Wish
-from control_plane.observe.pods import WorkerLoad
+from control_plane.observe.observed import DesiredSpec, ModelFacts
+from control_plane.observe.pods import PodLoad
 from control_plane.operator.applier import Applier
-from control_plane.operator.controller import Controller, Tools
+from control_plane.operator.controller import Controller, ControllerDeps
 from control_plane.operator.mirror import Mirror, Watched
 from control_plane.rollout import Health
 from tandem.core.entropy import SeededEntropy
@@ -73,8 +73,8 @@ class Routers:
     def health(self, key: tuple[str, str], revision: str) -> Health:
         return self.counts.get(revision, Health())
 
-    def loads(self, key: tuple[str, str]) -> dict[str, WorkerLoad]:
-        return {name: WorkerLoad(running) for name, running in self.running.items()}
+    def loads(self, key: tuple[str, str]) -> dict[str, PodLoad]:
+        return {name: PodLoad(running) for name, running in self.running.items()}
 
     def routers(self, key: tuple[str, str]) -> dict[str, frozenset[str]]:
         return self.heard
@@ -96,7 +96,7 @@ class Models:
 
     known: ModelFacts | None = None
 
-    def facts(self, obj: Json, wish: Wish) -> ModelFacts | None:
+    def facts(self, obj: Json, wish: DesiredSpec) -> ModelFacts | None:
         return self.known
 
 
@@ -237,7 +237,7 @@ class World:
         recorder = EventRecorder(self.cluster, self.clock, "tandem.dev/operator", f"life-{self.lives}")
         applier = Applier(self.cluster, self.clock, recorder, meter)
         controller = Controller(
-            Tools(
+            ControllerDeps(
                 mirror,
                 self.routers,
                 self.models,

@@ -17,7 +17,7 @@ from kv_transfer.transport.protocol import Transport
 from kv_transfer.transport.shm import ShmSettings, ShmTransport
 from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from prefill_worker.service import prefill_worker
-from router.dispatch.context import Tools
+from router.dispatch.deps import DispatchDeps
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
 from router.generation import Running
@@ -38,8 +38,8 @@ from tandem.process.logs import EventLines
 from tandem.process.run import StopSignal, run_service
 from tandem.process.system import SystemClock, SystemEntropy
 from tandem.process.telemetry import RingRecorder
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.detokenizer import Decoder
-from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tests.worlds.asking import Answer, Ask, Listener
@@ -100,7 +100,7 @@ class Worker:
         self.runner = settings.wrap_runner(name, build_runner(settings.torch))
         self.engine = LocalEngine(self.runner, settings.scheduler, clock, entropy.u64())
         self.transports = [settings.wrap_transport(name, _transport(scheme)) for scheme in settings.schemes]
-        parts = Parts(
+        parts = WorkerDeps(
             self.engine,
             settings.decoder,
             clock,
@@ -190,7 +190,9 @@ class Platform:
         self._fleet = Fleet(self.tap, clock, router.deadlines, MemoryIndex(), self.meter, router.fleet)
         loop = asyncio.get_running_loop()
         costs = CostModel(router.priors)
-        tools = Tools(loop, clock, entropy, keyring, router, costs, self.recorder, self.meter, settings.planner)
+        tools = DispatchDeps(
+            loop, clock, entropy, keyring, router, costs, self.recorder, self.meter, settings.planner
+        )
         self.dispatcher = Dispatcher(self._fleet, tools)
         self._routing: asyncio.Task[None] | None = None
         self._asked = 0

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from control_plane.rollout import (
     Health,
-    PoolGoal,
     PoolPods,
+    PoolTarget,
     RevisionObserved,
     RolloutPlan,
     RolloutSpec,
@@ -18,7 +18,7 @@ NEVER_READY, WRONG, REFUSED, SLOW = "never-ready", "wrong", "refused", "slow"
 """Revisions that cannot be rolled out: a pool that does not start, errors, a gate that fails, a missed SLO."""
 GOOD = ("one", "two", "three")
 READY_AFTER_S = 30.0
-POOLS = (PoolGoal("prefill", 2), PoolGoal("decode", 6))
+POOLS = (PoolTarget("prefill", 2), PoolTarget("decode", 6))
 
 
 @dataclass
@@ -97,7 +97,7 @@ class RolloutWorld:
         pools[number % len(pools)] = replace(pools[number % len(pools)], replicas=replicas)
         self.spec = replace(self.spec, pools=tuple(pools))
 
-    def goals(self) -> tuple[PoolGoal, ...]:
+    def goals(self) -> tuple[PoolTarget, ...]:
         revisions = {name for (_, name), pods in self.pods.items() if pods} | {self.spec.revision}
         return feasible(self.spec.pools, len(revisions))
 

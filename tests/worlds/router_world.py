@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from kv_transfer.index.memory_index import MemoryIndex
 from kv_transfer.tickets import Keyring, TicketKey, check
-from router.dispatch.context import Tools
+from router.dispatch.deps import DispatchDeps
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
+from router.fleet.orphaned_holders import SharedIndex
 from router.fleet.prober import PairProber
-from router.fleet.strangers import SharedIndex
 from router.generation import Generation, Usage
 from router.placement import CostModel
 from router.settings import RouterSettings
@@ -47,11 +47,11 @@ from tandem.core.messages import (
     WorkerCommand,
 )
 from tandem.core.metrics import Meter, NullMeter
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.spans import Span, TraceContext
-from tandem.link.link import WorkerLink
 from tandem.link.memory_link import MemoryLinks
-from tandem.worker.split_board import SplitBoard
+from tandem.link.protocol import WorkerLink
+from tandem.worker.split_registry import SplitRegistry
 
 KEYRING = Keyring(TicketKey("k1", b"0123456789abcdef"))
 ROOT = RootIdentity("model-hash", "float32", 16)
@@ -165,7 +165,7 @@ class ScriptedWorker:
         """How a fetch from a holder ends: path and code. None keeps a canary waiting."""
         self.transfer_of_requests: Callable[[str], tuple[str, str] | None] | None = None
         """The same, for all but canaries."""
-        self.board = SplitBoard()
+        self.board = SplitRegistry()
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -323,7 +323,7 @@ class ScriptedWorker:
             told = Transferred(submit.handle, remote.worker_id, remote.epoch, path, 0.001, 64, code, "as told")
             self.send(told)
 
-    async def _generate(self, job: Job, branch: Branch) -> None:
+    async def _generate(self, job: Job, branch: ChildRequest) -> None:
         position = len(branch.forced) + 1
         if job.submit.mode == "local":
             await asyncio.sleep(self.prefill_s)
@@ -336,7 +336,7 @@ class ScriptedWorker:
                 self._emit(job, branch, position)
             position += 1
 
-    async def _await_first(self, job: Job, branch: Branch, position: int) -> int:
+    async def _await_first(self, job: Job, branch: ChildRequest, position: int) -> int:
         assert job.submit.remote is not None
         relayed = self.relay and self.world.when_first(job.submit.remote.lease_id)
         if relayed:
@@ -353,7 +353,7 @@ class ScriptedWorker:
             return position
         return position + 1
 
-    def _emit(self, job: Job, branch: Branch, position: int) -> None:
+    def _emit(self, job: Job, branch: ChildRequest, position: int) -> None:
         if self.mute:
             return
         last = position == self.world.last_position(branch.sequence, job.submit.stopping)
@@ -492,7 +492,7 @@ class World:
         prober = PairProber(pairs, KEYRING, self.clock, entropy, deadlines, meter) if canaries else None
         dialer, fleet = self.links.dialer("router"), self.settings.fleet
         self.fleet = Fleet(dialer, self.clock, deadlines, self.index, meter, fleet, prober, shared)
-        self.tools = Tools(
+        self.tools = DispatchDeps(
             loop=loop,
             clock=self.clock,
             entropy=SeededEntropy(seed, "router"),

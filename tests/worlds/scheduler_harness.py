@@ -5,9 +5,18 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tandem.core.kv import Handle, RootIdentity, chain_names, pack_tokens, tail_name, unpack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.digest import Digester, unbind
-from tandem.engine.protocol import Emitted, FetchJob, FetchTarget, Gone, StepReport, Work, WorkEnded, WorkStats
+from tandem.engine.protocol import (
+    Emitted,
+    EngineRequest,
+    FetchJob,
+    FetchTarget,
+    Gone,
+    RequestEnded,
+    RequestStats,
+    StepReport,
+)
 from tandem.engine.scheduler.plan import Draw, Row, Step
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
@@ -20,7 +29,7 @@ EPOCH = 7
 ROOT = RootIdentity("simulated", "u64", 4).name()
 
 
-def trunk_tokens(work: Work) -> tuple[int, ...]:
+def trunk_tokens(work: EngineRequest) -> tuple[int, ...]:
     """What all branches of a work have in common."""
     forced = [branch.forced for branch in work.branches]
     length = 0
@@ -45,15 +54,15 @@ def spelled_out(step: Step) -> Step:
 class Story:
     """One work as seen from outside."""
 
-    work: Work
+    work: EngineRequest
     emitted: dict[int, list[Emitted]]
     provided: dict[int, int] = field(default_factory=dict)
-    ended: WorkEnded | None = None
+    ended: RequestEnded | None = None
     failed: str | None = None
     cancelled: bool = False
     dropped: set[int] = field(default_factory=set)
 
-    def answer(self, model: SimulatedModel, branch: Branch) -> Answer:
+    def answer(self, model: SimulatedModel, branch: ChildRequest) -> Answer:
         return reference_tokens(model, self.work.prompt, branch, self.work.sampling, self.work.stopping)
 
 
@@ -84,7 +93,7 @@ class Harness:
         self.names: dict[bytes, None] = {}
         self.withdrawn: list[int] = []
         """Works whose blocks went to others, in order."""
-        self.guests: dict[int, FetchJob] = {}
+        self.peer_reads: dict[int, FetchJob] = {}
         """Fetches for peers."""
         self.landed_for_guest: dict[int, list[int]] = {}
         self.blocks: dict[bytes, tuple[tuple[int, ...], int]] = {}
@@ -105,7 +114,7 @@ class Harness:
         mode: str = "local",
         *,
         max_tokens: int = 4,
-        branches: tuple[Branch, ...] = (Branch(0, 11),),
+        branches: tuple[ChildRequest, ...] = (ChildRequest(0, 11),),
         sampling: Sampling | None = None,
         deadline: float = 1e9,
         lease_s: float = 100.0,
@@ -115,7 +124,7 @@ class Harness:
         **stopping: object,
     ) -> int:
         self._next += 1
-        work = Work(
+        work = EngineRequest(
             self._next,
             mode,
             pack_tokens(prompt),
@@ -211,13 +220,13 @@ class Harness:
         shared = self.scheduler.sharing.open(lease_id, names, 50.0, self.now)
         if shared:
             gone = [name for name in names if isinstance(self.scheduler.leases.look(lease_id, name, EPOCH), Gone)]
-            self.scheduler.sharing.guests.ask(lease_id, gone)
+            self.scheduler.sharing.peer_reads.ask(lease_id, gone)
         self.flush()
         return shared
 
     def land_guest(self, number: int, index: int) -> None:
         """A tier has read one block of a prompt for a peer."""
-        target = self.guests[number].targets[index]
+        target = self.peer_reads[number].targets[index]
         block = self.content.block_bytes(*self.blocks[target.name])
         self.landed_for_guest.setdefault(number, []).append(index)
         self.runner.memory.block(target.slot)[:] = block
@@ -226,7 +235,7 @@ class Harness:
 
     def end_guest(self, number: int, late: tuple[int, ...] = ()) -> None:
         """Nothing more is read for a peer."""
-        job, landed = self.guests.pop(number), self.landed_for_guest.pop(number, [])
+        job, landed = self.peer_reads.pop(number), self.landed_for_guest.pop(number, [])
         for target in job.targets:
             if target.index not in landed and target.slot not in late:
                 self.runner.memory.block(target.slot)[:8] = b"\xa5" * 8
@@ -261,7 +270,7 @@ class Harness:
         size, pool = self.model.block_tokens, self.scheduler.residence.pool
         fetching = (*self.fetches.values(), *self.stopping.values())
         filling = {target.slot for each in fetching for target in each.left.values()}
-        filling |= set(self.scheduler.sharing.guests.slots())
+        filling |= set(self.scheduler.sharing.peer_reads.slots())
         named = {pool.find(name) for name in pool.snapshot()}
         written: set[int] = set()
         for row in step.rows:
@@ -314,8 +323,8 @@ class Harness:
         for work_id in report.withdrawn:
             self.stopping[work_id] = self.fetches.pop(work_id)
         for job in report.fetches:
-            if job.guest:
-                self.guests[job.work_id] = job
+            if job.peer_read:
+                self.peer_reads[job.work_id] = job
                 continue
             assert job.work_id not in self.stopping, "fetched again before the last fetch has ended"
             self.fetches[job.work_id] = Fetching(job, {target.index: target for target in job.targets})
@@ -338,7 +347,7 @@ class Harness:
         assert emitted.position == first + len(so_far), "positions come in order, once"
         so_far.append(emitted)
 
-    def stats(self, work_id: int) -> WorkStats:
+    def stats(self, work_id: int) -> RequestStats:
         """The figures of a work that has ended."""
         ended = self.stories[work_id].ended
         assert ended is not None, "the work has not ended"
@@ -402,7 +411,7 @@ class Harness:
         self.stop_withdrawn()
         for work_id in list(self.fetches):
             self.end_fetch(work_id, "drained")
-        for number in list(self.guests):
+        for number in list(self.peer_reads):
             self.end_guest(number)
         self.quiet()
         self.copy_block(None)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tandem.engine.scheduler.plan import Step, StepResult
 from tandem.engine.torch.child import main
-from tandem.engine.torch.computer import Computer
+from tandem.engine.torch.executor import ModelExecutor
 
 VARIABLE = "TANDEM_TEST_STEP_SECONDS"
-_execute = Computer.execute
+_execute = ModelExecutor.execute
 
 
-def execute(computer: Computer, step: Step) -> StepResult:
+def execute(computer: ModelExecutor, step: Step) -> StepResult:
     """Use processor time, as a long step does, then run the step. Another number in the file counts at once."""
     began, seconds = time.process_time(), Path(os.environ[VARIABLE])
     while time.process_time() - began < float(seconds.read_text() or 0):
@@ -22,5 +22,5 @@ def execute(computer: Computer, step: Step) -> StepResult:
 
 
 if __name__ == "__main__":
-    setattr(Computer, "execute", execute)  # noqa: B010  (mypy takes a function for a method)
+    setattr(ModelExecutor, "execute", execute)  # noqa: B010  (mypy takes a function for a method)
     main(int(sys.argv[1]), int(sys.argv[2]))

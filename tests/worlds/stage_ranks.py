@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import FetchJob, StepReport, Work
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest, FetchJob, StepReport
 from tandem.engine.vllm.canonical import PageFormat, RankPart, head_units
-from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, Began, Ended, Loaded, RankHello, Saved
+from tandem.engine.vllm.conduit_messages import CONDUIT_VERSION, Began, Ended, LoadFinished, RankHello, Saved
 from tandem.engine.vllm.connector.conduit_client import ConduitClient
-from tandem.engine.vllm.connector.load_book import EndedLoad, LoadBook
+from tandem.engine.vllm.connector.load_table import EndedLoad, LoadTable
 from tandem.engine.vllm.connector.orders import LoadOrder, PageTarget
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import StageParams, stage_params
@@ -47,7 +47,7 @@ class FakeRank:
     def __init__(self, path: str, rank: int, tensor: int, pages: PageFormat) -> None:
         units, writes = head_units(pages.units, tensor, rank)
         self.part = RankPart(0, pages.layers, units, writes)
-        self.book = LoadBook()
+        self.book = LoadTable()
         self.pages = pages
         self.client = ConduitClient(path, RankHello(CONDUIT_VERSION, rank, tensor, os.getpid(), pages, self.part))
         self._rank = rank
@@ -88,7 +88,7 @@ class FakeRank:
         self.book.copied(self.book.next_copies())
         ended = self.book.take()
         for load in ended:
-            self.client.send(Loaded(load.work, load.sequence, load.copied))
+            self.client.send(LoadFinished(load.work, load.sequence, load.copied))
         return ended
 
     def end(self, work: int, sequence: int = 0) -> None:
@@ -140,14 +140,14 @@ class StageWorld:
         *,
         save: bool = False,
         within_s: float = LIMIT_S,
-        branches: tuple[Branch, ...] = (Branch(0, 1),),
+        branches: tuple[ChildRequest, ...] = (ChildRequest(0, 1),),
         private: bool = False,
         priority: int = 0,
     ) -> int:
         self._next += 1
         lease = f"lease-{self._next}" if mode == "prefill" else ""
         deadline = SystemClock().now() + within_s
-        work = Work(
+        work = EngineRequest(
             self._next, mode, pack_tokens(prompt), branches, Sampling(), Stopping(16), ROOT, deadline,
             lease_id=lease, lease_s=5.0, private=private, priority=priority,
         )  # fmt: skip

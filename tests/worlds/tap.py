@@ -11,7 +11,7 @@ from tandem.core.messages import (
     Submit,
     WorkerCommand,
 )
-from tandem.link.link import Channel, Dialer, RouterLink
+from tandem.link.protocol import Channel, Dialer, RouterLink
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.tiers.local import LocalTiers
-from kv_transfer.tiers.memory_shelf import MemoryDisk
+from kv_transfer.tiers.memory_backend import MemoryDisk
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.open import TierIdentity, open_tiers
+from kv_transfer.tiers.protocol import Lost, OffloadCandidate, Restored
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.tiers import Lost, Offer, Restored
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind
@@ -37,7 +37,7 @@ def named(index: int, prompt: str = "p") -> bytes:
 
 
 class Pool:
-    """`kv_transfer.tiers.shelf.HeldSpace`: the first half of the slots has blocks, the second waits for them."""
+    """`kv_transfer.tiers.backend.HeldSpace`: the first half of the slots has blocks, the second waits for them."""
 
     def __init__(self, layout: Layout, blocks: int) -> None:
         self.epoch = 77
@@ -49,17 +49,17 @@ class Pool:
         self._blocks = blocks
         self._next = 0
 
-    def compute(self, names: Sequence[bytes], tenant: str = "") -> list[Offer]:
+    def compute(self, names: Sequence[bytes], tenant: str = "") -> list[OffloadCandidate]:
         """Make blocks; the oldest are overwritten when there is no room."""
         return [self._compute(name, tenant) for name in names]
 
-    def _compute(self, name: bytes, tenant: str) -> Offer:
+    def _compute(self, name: bytes, tenant: str) -> OffloadCandidate:
         slot = self._next % self._blocks
         self._next += 1
         self._slots = {known: at for known, at in self._slots.items() if at != slot}
         self._slots[name] = slot
         self.memory.block(slot)[:] = content(name, self.layout.block_bytes)
-        return Offer(name, tenant)
+        return OffloadCandidate(name, tenant)
 
     def evict(self, name: bytes) -> None:
         del self._slots[name]

@@ -1,4 +1,4 @@
-"""Tiny random models on disk, and a hand-made scheduler that drives a `Computer` with steps."""
+"""Tiny random models on disk, and a hand-made scheduler that drives a `ModelExecutor` with steps."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import transformers
 from tandem.core.kv import pack_tokens, unpack_tokens
 from tandem.core.request import Sampling
 from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step, StepResult
-from tandem.engine.torch.computer import Computer
+from tandem.engine.torch.executor import ModelExecutor
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
 
@@ -50,11 +50,11 @@ def prepared(path: Path, **changes: Any) -> Prepared:
 
 
 class Driver:
-    """Sequences over a `Computer`, with block tables drawn from a shuffled pool."""
+    """Sequences over a `ModelExecutor`, with block tables drawn from a shuffled pool."""
 
     def __init__(self, path: Path, *, seed: int = 1, **changes: Any) -> None:
         self.prepared = prepared(path, **changes)
-        self.computer = Computer(self.prepared.spec, self.prepared.memory)
+        self.computer = ModelExecutor(self.prepared.spec, self.prepared.memory)
         self.block_tokens = self.prepared.spec.layout.block_tokens
         order = torch.randperm(self.prepared.spec.blocks, generator=torch.Generator().manual_seed(seed))
         self.free: list[int] = [int(slot) for slot in order]

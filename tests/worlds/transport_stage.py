@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kv_transfer.export import Exporter, ExportSettings
 from kv_transfer.transport.limits import ConnectionLimits
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from kv_transfer.transport.nixl import NixlSettings, NixlTransport
 from kv_transfer.transport.protocol import Alive, Delivered, Pull, PullEvent, PullOpen, Transport
 from kv_transfer.transport.shm import ShmSettings, ShmTransport
@@ -102,7 +102,7 @@ def encrypted() -> Encryption:
 def transports(kind: str, limits: ConnectionLimits = LIMITS) -> tuple[Transport, Transport]:
     """The holder's and the receiver's end of one kind."""
     if kind == "mem":
-        fabric = MemoryFabric()
+        fabric = MemoryNetwork()
         return MemoryTransport(fabric, "p0"), MemoryTransport(fabric, "d0")
     if kind in ("tcp", "tls"):
         settings, over = TcpSettings(limits=limits), encrypted() if kind == "tls" else Encryption()

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.ask import ask
 from tandem.apps.cli.ports import free_port
+from tandem.apps.cli.router_client import send_request
 
 START_S = 60.0
 
@@ -53,7 +53,9 @@ class Up:
     async def chat(self, words: int = 80, max_tokens: int = 8) -> tuple[int, bytes]:
         content = " ".join(["lantern"] * words)
         body = {"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
-        return await ask(self.target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=30)
+        return await send_request(
+            self.target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=30
+        )
 
 
 @asynccontextmanager

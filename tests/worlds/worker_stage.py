@@ -8,7 +8,7 @@ from typing import Any
 
 from decode_worker.service import decode_worker
 from kv_transfer.tickets import Claims, Keyring, TicketKey, issue
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from kv_transfer.transport.protocol import Transport
 from prefill_worker.service import prefill_worker
 from tandem.core.clock import Clock
@@ -27,14 +27,14 @@ from tandem.core.messages import (
     StepOutputs,
     Submit,
 )
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.local import LocalEngine
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.link.link import Dialer, LinkServer, RouterLink
+from tandem.link.protocol import Dialer, LinkServer, RouterLink
 from tandem.process.run import Service
-from tandem.worker.parts import Parts
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.service import WorkerService
 from tandem.worker.simple_decoder import SimpleDecoder
 
@@ -43,25 +43,25 @@ KEYRING = Keyring(TicketKey("test", b"k" * 32))
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
 
-def parts(clock: Clock, label: str, model: SimulatedModel = MODEL, deadlines: Deadlines | None = None) -> Parts:
+def parts(clock: Clock, label: str, model: SimulatedModel = MODEL, deadlines: Deadlines | None = None) -> WorkerDeps:
     entropy = SeededEntropy(7, label)
     engine = LocalEngine(SimulatedRunner(model), SchedulerSettings(), clock, entropy.u64())
-    return Parts(engine, SimpleDecoder(), clock, entropy, deadlines=deadlines or Deadlines())
+    return WorkerDeps(engine, SimpleDecoder(), clock, entropy, deadlines=deadlines or Deadlines())
 
 
-def begin(parts: Parts) -> Callable[[int], None]:
+def begin(parts: WorkerDeps) -> Callable[[int], None]:
     assert isinstance(parts.engine, LocalEngine)
     return parts.engine.begin_epoch
 
 
 def build_prefill(
-    parts: Parts, links: LinkServer, transports: Sequence[Transport], name: str = "prefill-0"
+    parts: WorkerDeps, links: LinkServer, transports: Sequence[Transport], name: str = "prefill-0"
 ) -> WorkerService:
     return prefill_worker(parts, name, links, transports, KEYRING, begin(parts))
 
 
 def build_decode(
-    parts: Parts,
+    parts: WorkerDeps,
     links: LinkServer,
     transports: Sequence[Transport],
     name: str = "decode-0",
@@ -71,7 +71,7 @@ def build_decode(
     return decode_worker(parts, name, links, transports, begin(parts), role=role, keyring=keyring)
 
 
-def memory_transport(fabric: MemoryFabric, name: str) -> MemoryTransport:
+def memory_transport(fabric: MemoryNetwork, name: str) -> MemoryTransport:
     return MemoryTransport(fabric, name)
 
 
@@ -198,7 +198,7 @@ def submit(
     mode: str = "local",
     tokens: bytes | None = None,
     *,
-    branches: tuple[Branch, ...] = (Branch(0, 11),),
+    branches: tuple[ChildRequest, ...] = (ChildRequest(0, 11),),
     stopping: Stopping | None = None,
     sampling: Sampling | None = None,
     remote: RemoteKv | None = None,

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.apps.chaos.live import Live, run_live
-from tools.conversations.asking import Asker, Result
+from tandem.apps.chaos.live import LivePlatform, run_platform
+from tools.conversations.client import ConversationClient, Result
 from tools.conversations.plan import Conversation, draw, order
-from tools.conversations.truth import Told, tell
-from tools.conversations.upsets import Redis, Upsets
+from tools.conversations.restarts import Redis, RestartInjector
+from tools.conversations.truth import ExpectedTurn, tell
 from tools.equality.models import demo
 
 _AT_ONCE = 6
@@ -60,7 +60,7 @@ def main() -> int:
 def _platform(
     options: Options,
     conversations: Sequence[Conversation],
-    truth: Sequence[Sequence[Told]],
+    truth: Sequence[Sequence[ExpectedTurn]],
     folder: Path,
     progress: "_Progress",
 ) -> tuple[Result, dict[str, int]]:
@@ -77,9 +77,9 @@ def _platform(
         *(("--redis", redis.url) if redis.installed else ()),
     ]
 
-    async def work(live: Live) -> dict[str, int]:
-        upsets = Upsets(live, redis)
-        asker = Asker(live, result)
+    async def work(live: LivePlatform) -> dict[str, int]:
+        upsets = RestartInjector(live, redis)
+        asker = ConversationClient(live, result)
         striking = asyncio.create_task(_strikes(options, upsets, result))
         try:
             await _converse(asker, conversations, truth, lambda: progress.show("all tiers", result.turns))
@@ -90,13 +90,16 @@ def _platform(
         return upsets.restarts
 
     try:
-        return result, run_live(flags, work)
+        return result, run_platform(flags, work)
     finally:
         redis.kill()
 
 
 async def _converse(
-    asker: Asker, conversations: Sequence[Conversation], truth: Sequence[Sequence[Told]], answered: Callable[[], None]
+    asker: ConversationClient,
+    conversations: Sequence[Conversation],
+    truth: Sequence[Sequence[ExpectedTurn]],
+    answered: Callable[[], None],
 ) -> None:
     """Every turn of all conversations: what one said before has partly been evicted by the others meanwhile."""
     limit = asyncio.Semaphore(_AT_ONCE)
@@ -114,7 +117,7 @@ async def _converse(
             group.create_task(one(conversation, turn))
 
 
-async def _strikes(options: Options, upsets: Upsets, result: Result) -> None:
+async def _strikes(options: Options, upsets: RestartInjector, result: Result) -> None:
     """Kill something whenever another share of the turns has been answered."""
     every = options.conversations * options.turns // (options.strikes + 1)
     for strike in range(1, options.strikes + 1):

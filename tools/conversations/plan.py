@@ -15,7 +15,7 @@ _DRAWN = Sampling(temperature=0.9, top_p=0.9)
 
 
 @dataclass(frozen=True)
-class Turn:
+class UserTurn:
     """What the user adds, and how the answer is drawn."""
 
     says: tuple[int, ...]
@@ -30,7 +30,7 @@ class Conversation:
 
     number: int
     system: tuple[int, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[UserTurn, ...]
 
     def prompt(self, turn: int, answers: list[tuple[int, ...]]) -> tuple[int, ...]:
         """Token ids of the prompt of a turn, given the answers to the turns before it."""
@@ -49,7 +49,7 @@ def _one(subject: Subject, number: int, turns: int, seed: int) -> Conversation:
     entropy = SeededEntropy(seed, f"conversation {number}")
     system = subject.prompt(_SYSTEM_TOKENS, 7 * (number // _GROUP) + 1)
     said = tuple(
-        Turn(
+        UserTurn(
             says=subject.prompt(24 + below(entropy, 120), 1000 + 100 * number + turn),
             sampling=_GREEDY if number % 2 == 0 else _DRAWN,
             stopping=Stopping(8 + below(entropy, 24), ignore_eos=True),

@@ -15,7 +15,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Told:
+class ExpectedTurn:
     """One turn: its prompt, and what a single engine answers."""
 
     conversation: int
@@ -27,7 +27,7 @@ class Told:
 
 async def tell(
     subject: Subject, conversations: Sequence[Conversation], heard: Callable[[int], None]
-) -> tuple[tuple[Told, ...], ...]:
+) -> tuple[tuple[ExpectedTurn, ...], ...]:
     """Every turn of every conversation, in order. `heard` is called with the number of turns answered so far."""
     torch = TorchSettings(
         model=str(subject.directory), dtype="float32", block_tokens=16, blocks=4096, mode="thread", threads=2
@@ -35,7 +35,7 @@ async def tell(
     limit, answered = asyncio.Semaphore(_AT_ONCE), 0
     async with SingleEngine(torch, SchedulerSettings(prefix_cache=False), subject.decoder) as engine:
 
-        async def one(conversation: Conversation) -> tuple[Told, ...]:
+        async def one(conversation: Conversation) -> tuple[ExpectedTurn, ...]:
             nonlocal answered
             answers: list[tuple[int, ...]] = []
             told = []
@@ -45,7 +45,7 @@ async def tell(
                     ask = Ask("", prompt, turn.stopping, turn.sampling, seed=turn.seed)
                     (spoken,) = (await engine.ask(ask)).sequences
                     answers.append(spoken.tokens)
-                    told.append(Told(conversation.number, index, prompt, spoken.tokens, spoken.text))
+                    told.append(ExpectedTurn(conversation.number, index, prompt, spoken.tokens, spoken.text))
                     answered += 1
                     heard(answered)
             return tuple(told)

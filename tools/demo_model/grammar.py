@@ -106,14 +106,14 @@ SYSTEM_PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Turn:
+class DialogTurn:
     """One message of a chat."""
 
     role: Role
     content: str
 
 
-Chat = tuple[Turn, ...]
+Chat = tuple[DialogTurn, ...]
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ class Grammar:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._owners_max = 24
-        self._exchanges: dict[str, Callable[[], list[Turn]]] = {
+        self._exchanges: dict[str, Callable[[], list[DialogTurn]]] = {
             "story": self._story,
             "recall": self._recall,
             "sum": self._sum,
@@ -403,9 +403,9 @@ class Grammar:
         `owners_max` bounds the notes a recall question is about: 100 owners are some 1,000 tokens.
         """
         self._owners_max = owners_max
-        turns: list[Turn] = []
+        turns: list[DialogTurn] = []
         if self._chance(0.15):
-            turns.append(Turn("system", self._pick(SYSTEM_PROMPTS, PROMPT_FALLOFF)))
+            turns.append(DialogTurn("system", self._pick(SYSTEM_PROMPTS, PROMPT_FALLOFF)))
         exchanges = 1 if self._chance(0.5) else self._random.randint(2, max(2, exchanges_max))
         for _ in range(exchanges):
             topic = self._random.choices(list(TOPICS), list(TOPICS.values()))[0]
@@ -425,8 +425,8 @@ class Grammar:
         first = favourite % len(options)
         return self._pick((*options[first:], *options[:first]))
 
-    def _exchange(self, question: str, answer: str) -> list[Turn]:
-        return [Turn("user", self._casual(question)), Turn("assistant", answer)]
+    def _exchange(self, question: str, answer: str) -> list[DialogTurn]:
+        return [DialogTurn("user", self._casual(question)), DialogTurn("assistant", answer)]
 
     def _casual(self, question: str) -> str:
         """Typed as people type: sometimes polite, sometimes lower-case, sometimes without punctuation."""
@@ -456,7 +456,7 @@ class Grammar:
 
     # -- stories ---------------------------------------------------------------------------------------------
 
-    def _story(self) -> list[Turn]:
+    def _story(self) -> list[DialogTurn]:
         if self._chance(0.07):
             return self._poem()
         hero, thing = self.hero(), self.thing()
@@ -531,7 +531,7 @@ class Grammar:
             hero_a="a girl" if hero.subject == "she" else "a boy",
         )  # fmt: skip
 
-    def _after_story(self, story: Story) -> list[Turn]:
+    def _after_story(self, story: Story) -> list[DialogTurn]:
         hero, thing = story.hero, story.thing
         follow = self._random.choice(("hero", "thing", "place", "friend", "more", "title", "more"))
         if follow == "hero":
@@ -559,7 +559,7 @@ class Grammar:
         more = self._fill(self._pick(CONTINUATIONS), hero, thing, story.place, story.friend)
         return self._exchange(self._pick(asks, PROMPT_FALLOFF), more)
 
-    def _poem(self) -> list[Turn]:
+    def _poem(self) -> list[DialogTurn]:
         noun = self._random.choice(words.ALL_NOUNS)[0]
         asks = ("Write a poem about {a}.", "Write a short poem about {a}.", "A poem about {a}, please.")
         question = self._pick(asks, PROMPT_FALLOFF).format(a=with_article(noun))
@@ -568,10 +568,10 @@ class Grammar:
 
     # -- recall ----------------------------------------------------------------------------------------------
 
-    def _recall(self) -> list[Turn]:
+    def _recall(self) -> list[DialogTurn]:
         return self._pick((self._introduction, self._notes, self._repeat), 0.7)()
 
-    def _introduction(self) -> list[Turn]:
+    def _introduction(self) -> list[DialogTurn]:
         """The user says a name or a possession, talks about something else, then asks for it."""
         name, thing = self.hero().name, self.thing()
         about_name = self._chance(0.6)
@@ -597,7 +597,7 @@ class Grammar:
             turns += self._exchanges[topic]()
         return turns + self._exchange(self._pick(asks, PROMPT_FALLOFF), recalled)
 
-    def _notes(self) -> list[Turn]:
+    def _notes(self) -> list[DialogTurn]:
         """A list of who has what, then one or more questions about it."""
         count = min(self._owners_max, self._pick((3, 4, 2, 6, 9, 14, 24, 50, 100), 0.8))
         owners: dict[str, str] = {}
@@ -613,7 +613,7 @@ class Grammar:
             turns += self._exchange(follow, f"{name} has {owners[name]}.")
         return turns
 
-    def _repeat(self) -> list[Turn]:
+    def _repeat(self) -> list[DialogTurn]:
         """The user asks to have something said; the answer is the very same text."""
         shape = self._random.randrange(4)
         hero, thing = self.hero(), self.thing()
@@ -626,11 +626,11 @@ class Grammar:
         else:
             text = " ".join(self.thing().noun for _ in range(self._random.randint(2, 6))).capitalize() + "."
         ask = self._pick(("Say: {v}", "Repeat after me: {v}", "Repeat this: {v}", "Please say: {v}"), PROMPT_FALLOFF)
-        return [Turn("user", ask.format(v=text)), Turn("assistant", text)]
+        return [DialogTurn("user", ask.format(v=text)), DialogTurn("assistant", text)]
 
     # -- short answers ---------------------------------------------------------------------------------------
 
-    def _sum(self) -> list[Turn]:
+    def _sum(self) -> list[DialogTurn]:
         """Additions and subtractions of 0-10, with signs or in words; the answer repeats the question."""
         left, right = self._random.randint(0, 10), self._random.randint(0, 10)
         minus = self._chance(0.35)
@@ -651,11 +651,11 @@ class Grammar:
         )
         return self._exchange(self._pick(asks, 0.85), f"{left} {word} {right} is {result}.")
 
-    def _known(self, facts: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> list[Turn]:
+    def _known(self, facts: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> list[DialogTurn]:
         asks, answers = self._random.choice(list(facts.values()))
         return self._exchange(self._pick(asks, 0.85), self._pick(answers, 0.3))
 
-    def _list(self) -> list[Turn]:
+    def _list(self) -> list[DialogTurn]:
         category = self._random.choice(list(words.LISTS))
         options = list(words.LISTS[category])
         count = self._random.randint(2, min(5, len(options)))
@@ -677,7 +677,7 @@ class Grammar:
         lines = "\n".join(f"{position}. {capitalised(item)}" for position, item in enumerate(items, 1))
         return self._exchange(question, f"Here are {number} {category}:\n{lines}")
 
-    def _refuse(self) -> list[Turn]:
+    def _refuse(self) -> list[DialogTurn]:
         if self._chance(0.5):
             asked, named = self._random.choice(words.REFUSALS)
             answer = (
@@ -697,7 +697,7 @@ class Grammar:
         )
         return self._exchange(question, self._pick(answers))
 
-    def _opposite(self) -> list[Turn]:
+    def _opposite(self) -> list[DialogTurn]:
         pair = self._random.choice(words.OPPOSITES)
         word, other = pair if self._chance(0.5) or pair[0] in ("light", "old") else (pair[1], pair[0])
         asks = (
@@ -707,11 +707,11 @@ class Grammar:
         )
         return self._exchange(self._pick(asks, PROMPT_FALLOFF), f"The opposite of {word} is {other}.")
 
-    def _greet(self) -> list[Turn]:
+    def _greet(self) -> list[DialogTurn]:
         asks, answers = self._pick(GREETINGS, PROMPT_FALLOFF)
         return self._exchange(self._pick(asks, PROMPT_FALLOFF), self._pick(answers))
 
-    def _who(self) -> list[Turn]:
+    def _who(self) -> list[DialogTurn]:
         asks, answers = self._pick(IDENTITY, PROMPT_FALLOFF)
         return self._exchange(self._pick(asks, PROMPT_FALLOFF), self._pick(answers, 0.3))
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from tools.demo_model import words
-from tools.demo_model.grammar import Chat, Grammar, Hero, Turn, fill_unknown, with_article
+from tools.demo_model.grammar import Chat, DialogTurn, Grammar, Hero, fill_unknown, with_article
 from tools.demo_model.text import END, PAD, prompt_of, render, token_id
 
 SEED = 2**30
@@ -287,7 +287,7 @@ def pass_rate(speaker: Speaker, check: Check) -> tuple[float, str | None]:
     return 1 - len(failed) / len(chats), failed[0].replace("\n", " / ") if failed else None
 
 
-def _last_words(chat: Sequence[Turn]) -> str:
+def _last_words(chat: Sequence[DialogTurn]) -> str:
     return chat[-1].content[-60:]
 
 

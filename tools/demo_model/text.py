@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from tools.demo_model.grammar import Chat, Grammar, Turn
+from tools.demo_model.grammar import Chat, DialogTurn, Grammar
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant")}
@@ -136,4 +136,4 @@ class Rows:
 
 def prompt_of(*contents: str) -> Chat:
     """A chat of alternating user and assistant turns, the user first."""
-    return tuple(Turn("assistant" if place % 2 else "user", text) for place, text in enumerate(contents))
+    return tuple(DialogTurn("assistant" if place % 2 else "user", text) for place, text in enumerate(contents))

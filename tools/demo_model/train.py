@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What a training run did."""
 
     steps: int
@@ -132,7 +132,7 @@ def optimizer_of(model: LlamaForCausalLM, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
 
-def train(model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings) -> Run:
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings) -> TrainingRun:
     rows = Rows(tokenizer, settings.seed + 1)
     optimizer = optimizer_of(model, settings.peak_rate)
     quick_losses = compiled(token_losses, model) if settings.minutes >= 5 else token_losses
@@ -163,7 +163,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings) -> 
             rate = step * TOKENS_PER_STEP / elapsed
             print(f"step {step:5d}  loss {smooth:.3f}  {rate:6.0f} tokens/s  eta {eta:5.0f} s", flush=True)
     answer_loss, all_loss = validate(model, tokenizer)
-    return Run(step, step * TOKENS_PER_STEP, time.monotonic() - started, answer_loss, all_loss)
+    return TrainingRun(step, step * TOKENS_PER_STEP, time.monotonic() - started, answer_loss, all_loss)
 
 
 @torch.no_grad()

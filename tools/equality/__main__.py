@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.equality.asks import all_waves, greedy, unmixed
-from tools.equality.compare import HEAD, Tally
+from tools.equality.compare import HEAD, ComparisonTally
 from tools.equality.models import Subject, demo, random_llama
+from tools.equality.requests import all_waves, greedy, unmixed
 from tools.equality.runs import BLOCK_TOKENS, CHUNK_TOKENS, Setting, compare, truth, truth_with_stops
 
 EPSILON = 0.125
@@ -39,13 +39,13 @@ async def main(device: str = "cpu") -> int:
     return 1 if failures else 0
 
 
-async def _float32(subject: Subject, device: str) -> list[Tally]:
+async def _float32(subject: Subject, device: str) -> list[ComparisonTally]:
     setting = Setting(subject, device=device)
     waves, truths = await truth_with_stops(setting, all_waves(subject.prompt, BLOCK_TOKENS, CHUNK_TOKENS))
     return [_shown(await compare(setting, scheme, waves, truths)) for scheme in SCHEMES]
 
 
-async def _bfloat16(device: str) -> list[Tally]:
+async def _bfloat16(device: str) -> list[ComparisonTally]:
     anything, story = demo(), demo(story_only=True)
     alone = Setting(anything, "bfloat16", prefix_cache=False, device=device)
     mixed = Setting(story, "bfloat16", device=device)
@@ -59,7 +59,7 @@ async def _bfloat16(device: str) -> list[Tally]:
     return tallies
 
 
-def _shown(tally: Tally, how: str = "") -> Tally:
+def _shown(tally: ComparisonTally, how: str = "") -> ComparisonTally:
     tally.title += f" {how}" if how else ""
     allowed = 0 if how == "same chunks" else FLIPS_MAX * tally.prompts
     if tally.flips > allowed:

@@ -20,7 +20,7 @@ EDGES = (1e-7, 1e-6)
 
 
 @dataclass
-class Tally:
+class ComparisonTally:
     """One comparison. `flips` are prompts with an excused difference; `failures` say what is wrong."""
 
     title: str

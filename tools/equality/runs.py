@@ -9,9 +9,9 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.settings import TorchSettings
 from tests.worlds.asking import Answer
 from tests.worlds.platform import Asked, Platform, PlatformSettings, platform
-from tools.equality.asks import Wave, with_stops
-from tools.equality.compare import Tally, nudged
+from tools.equality.compare import ComparisonTally, nudged
 from tools.equality.models import Subject
+from tools.equality.requests import Wave, with_stops
 from tools.equality.single import SingleEngine
 
 BLOCK_TOKENS = 16
@@ -66,9 +66,9 @@ async def truth_with_stops(setting: Setting, waves: Sequence[Wave]) -> tuple[tup
 
 async def compare(
     setting: Setting, scheme: str, waves: Sequence[Wave], truths: Answers, gap_max: float | None = None
-) -> Tally:
+) -> ComparisonTally:
     """Ask a fresh platform and tally its answers against the truth."""
-    tally = Tally(f"{setting.subject.name} {setting.dtype} {scheme}")
+    tally = ComparisonTally(f"{setting.subject.name} {setting.dtype} {scheme}")
     async with platform(setting.platform(scheme)) as running:
         began = time.monotonic()
         for wave, right in zip(waves, truths, strict=True):
@@ -82,7 +82,7 @@ async def compare(
     return tally
 
 
-async def judge(setting: Setting, tally: Tally) -> None:
+async def judge(setting: Setting, tally: ComparisonTally) -> None:
     """Settle what is disputed, by asking a single engine again."""
     if tally.disputed:
         async with SingleEngine(setting.torch, setting.scheduler, setting.subject.decoder) as engine:
@@ -92,7 +92,7 @@ async def judge(setting: Setting, tally: Tally) -> None:
 
 
 async def _one_wave(
-    running: Platform, wave: Wave, truths: Sequence[Answer], tally: Tally, gap_max: float | None
+    running: Platform, wave: Wave, truths: Sequence[Answer], tally: ComparisonTally, gap_max: float | None
 ) -> None:
     asked: list[Asked] = [running.begin(ask) for ask in wave]
     answers = await asyncio.gather(*(each.answer() for each in asked))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import TokenLogprob
-from tandem.core.request import Branch
+from tandem.core.request import ChildRequest
 from tandem.engine.local import LocalEngine
-from tandem.engine.protocol import Emitted, StepReport, Work
+from tandem.engine.protocol import Emitted, EngineRequest, StepReport
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
@@ -75,12 +75,12 @@ class SingleEngine:
         del self._asked[work_id]
         return Answer(tuple(line.spoken() for line in lines), asked.failed)
 
-    def _work(self, work_id: int, ask: Ask) -> Work:
-        return Work(
+    def _work(self, work_id: int, ask: Ask) -> EngineRequest:
+        return EngineRequest(
             work_id=work_id,
             mode="local",
             prompt=pack_tokens(ask.prompt),
-            branches=tuple(Branch(number, ask.seed) for number in range(ask.n)),
+            branches=tuple(ChildRequest(number, ask.seed) for number in range(ask.n)),
             sampling=ask.sampling,
             stopping=ask.stopping,
             root=root_name(self._engine.info),

@@ -44,7 +44,7 @@ class _Memory(asyncio.Transport):
 
 
 class _Owner:
-    """`router.http_server.connection.Owner`."""
+    """`router.http_server.connection.ConnectionOwner`."""
 
     def __init__(self) -> None:
         self.app: Application = application

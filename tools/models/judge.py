@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tools.models.reference import Said
-from tools.models.trial_types import Tally
+from tools.models.reference import ReferenceAnswer
+from tools.models.trial_types import PromptTally
 
 LOGPROB_TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.15}
 GAP_TOLERANCE: Final = {"float32": 1e-4, "bfloat16": 0.05}
 """Two tokens whose logarithms lie closer may change places; every such case is counted."""
 
 
-def tally(dtype: str, prompts: Sequence[Sequence[int]], found: Sequence[Said], right: Sequence[Said]) -> Tally:
+def tally(
+    dtype: str, prompts: Sequence[Sequence[int]], found: Sequence[ReferenceAnswer], right: Sequence[ReferenceAnswer]
+) -> PromptTally:
     """`prompts` are only named in what is wrong."""
     near, wrong = 0, []
     for prompt, ours, theirs in zip(prompts, found, right, strict=True):
@@ -20,10 +22,10 @@ def tally(dtype: str, prompts: Sequence[Sequence[int]], found: Sequence[Said], r
         if difference and not excused:
             wrong.append(f"{len(prompt)} prompt tokens: {difference}")
     asked = len(found)
-    return Tally(asked, asked - near - len(wrong), near, sum(len(each.tokens) for each in found), tuple(wrong))
+    return PromptTally(asked, asked - near - len(wrong), near, sum(len(each.tokens) for each in found), tuple(wrong))
 
 
-def _difference(dtype: str, ours: Said, theirs: Said) -> tuple[str, bool]:
+def _difference(dtype: str, ours: ReferenceAnswer, theirs: ReferenceAnswer) -> tuple[str, bool]:
     """What differs, in words, and whether a near-tie excuses it."""
     for at, (token, right) in enumerate(zip(ours.tokens, theirs.tokens, strict=False)):
         if token != right:
@@ -38,7 +40,7 @@ def _difference(dtype: str, ours: Said, theirs: Said) -> tuple[str, bool]:
     return "", False
 
 
-def varied(answers: Sequence[Said]) -> str:
+def varied(answers: Sequence[ReferenceAnswer]) -> str:
     """Why equal answers would mean nothing, as with weights that always say the same; empty when they mean much."""
     different = len({each.tokens for each in answers})
     tokens = len({token for each in answers for token in each.tokens})

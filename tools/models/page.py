@@ -5,7 +5,7 @@ from typing import Final
 from tools.models.catalogue import Entry
 from tools.models.prompts import ANSWER_TOKENS, CHUNK_TOKENS
 from tools.models.record import Row, Rows
-from tools.models.trial_types import Outcome, Tally, Twins
+from tools.models.trial_types import Outcome, PromptTally, Twins
 
 _HEAD: Final = """# Models
 
@@ -81,7 +81,7 @@ def _outcome(entry: Entry, outcome: Outcome) -> list[str]:
     return [*cells, "; ".join(each for each in said if each)]
 
 
-def _tally(found: Tally) -> str:
+def _tally(found: PromptTally) -> str:
     if not found.asked:
         return "–"
     return f"{found.equal}{f' + {found.near_ties}' if found.near_ties else ''} of {found.asked}"

@@ -36,7 +36,7 @@ _ENVIRONMENT: Final = {
 }
 
 
-class Job(msgspec.Struct, frozen=True):
+class ReferenceRequest(msgspec.Struct, frozen=True):
     """A model to answer for, within `limit_s`; `arguments` are `Entry.arguments`."""
 
     model: str
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True):
     arguments: dict[str, object]
 
 
-class Said(msgspec.Struct, frozen=True):
+class ReferenceAnswer(msgspec.Struct, frozen=True):
     """One answer: tokens, the logarithm of each one's probability, and how much that of the next best is below."""
 
     tokens: tuple[int, ...]
@@ -60,9 +60,9 @@ class Answers(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()
     prefix_cache: bool = False
     vllm: str = ""
-    edges: tuple[Said, ...] = ()
-    further: tuple[Said, ...] = ()
-    twins: tuple[Said, ...] = ()
+    edges: tuple[ReferenceAnswer, ...] = ()
+    further: tuple[ReferenceAnswer, ...] = ()
+    twins: tuple[ReferenceAnswer, ...] = ()
     model: str = ""
     problem: str = ""
 
@@ -79,7 +79,9 @@ class Reference:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         async with self._turn:
-            self._process.stdin.write(msgspec.json.encode(Job(str(model), dtype, limit_s, arguments)) + b"\n")
+            self._process.stdin.write(
+                msgspec.json.encode(ReferenceRequest(str(model), dtype, limit_s, arguments)) + b"\n"
+            )
             async with asyncio.timeout(limit_s + 120.0):
                 # What was asked before, and given up, is answered first.
                 while line := await self._process.stdout.readline():
@@ -113,13 +115,13 @@ def _main() -> None:
     import vllm
 
     for line in sys.stdin.buffer:
-        job = msgspec.json.decode(line, type=Job)
+        job = msgspec.json.decode(line, type=ReferenceRequest)
         found = _forked(job)
         found = msgspec.structs.replace(found, model=job.model, vllm=vllm.__version__)
         answers.write(msgspec.json.encode(found) + b"\n")
 
 
-def _forked(job: Job) -> Answers:
+def _forked(job: ReferenceRequest) -> Answers:
     """The answers of a child that is killed when it takes longer than it may."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -146,7 +148,7 @@ def _forked(job: Job) -> Answers:
     return msgspec.json.decode(data, type=Answers)
 
 
-def _answers(job: Job) -> Answers:
+def _answers(job: ReferenceRequest) -> Answers:
     import vllm
 
     arguments: dict[str, Any] = job.arguments
@@ -172,7 +174,7 @@ def _answers(job: Job) -> Answers:
     )
 
 
-def _said(model: Any, prompt: tuple[int, ...]) -> Said:
+def _said(model: Any, prompt: tuple[int, ...]) -> ReferenceAnswer:
     import vllm
 
     sampling = vllm.SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=2)
@@ -180,7 +182,7 @@ def _said(model: Any, prompt: tuple[int, ...]) -> Said:
     tokens = tuple(output.outputs[0].token_ids)
     best = [sorted((each.logprob for each in row.values()), reverse=True) for row in output.outputs[0].logprobs]
     chosen = [row[token].logprob for row, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
-    return Said(tokens, tuple(chosen), tuple(row[0] - row[1] for row in best))
+    return ReferenceAnswer(tokens, tuple(chosen), tuple(row[0] - row[1] for row in best))
 
 
 if __name__ == "__main__":

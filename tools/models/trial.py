@@ -15,13 +15,13 @@ import msgspec
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.supervisor import ROUTER
 from tests.vllm.serving import Serving, serving
-from tools.models.asking import ask, without_connector
 from tools.models.catalogue import Entry
+from tools.models.client import ask, without_connector
 from tools.models.damaging import VARIABLE
 from tools.models.judge import tally, varied
 from tools.models.prompts import BLOCK_TOKENS, CONTEXT_TOKENS, edges, further, swapped, twins
 from tools.models.reference import BLOCKS, Answers, Reference
-from tools.models.trial_types import Outcome, Tally, Twins
+from tools.models.trial_types import Outcome, PromptTally, Twins
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -83,23 +83,23 @@ async def _tried(entry: Entry, model: Path, right: Reference, limit_s: float, te
     )  # fmt: skip
 
 
-async def _unified(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins, str]:
+async def _unified(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[PromptTally, Twins, str]:
     async with _serving(entry, model, ["--prefill", "0", "--decode", "1"]) as running:
         answers = await asyncio.shield(known)
         if answers.problem:
-            return Tally(), Twins(), ""
+            return PromptTally(), Twins(), ""
         found = await _equal(entry, running, answers, handed_over=False)
         return found, await _swapped(running, answers), await asyncio.to_thread(without_connector, running)
 
 
-async def _pair(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[Tally, Twins]:
+async def _pair(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tuple[PromptTally, Twins]:
     damage = model / "damage"
     damage.unlink(missing_ok=True)
     flags = ["--prefill", "1", "--decode", "1"]
     async with _serving(entry, model, flags, {VARIABLE: str(damage)}) as running:
         answers = await asyncio.shield(known)
         if answers.problem:
-            return Tally(), Twins()
+            return PromptTally(), Twins()
         found = await _equal(entry, running, answers, handed_over=True)
         try:
             return found, await _damaged(running, answers, damage)
@@ -107,7 +107,7 @@ async def _pair(entry: Entry, model: Path, known: "asyncio.Task[Answers]") -> tu
             damage.unlink(missing_ok=True)
 
 
-async def _equal(entry: Entry, running: Serving, answers: Answers, *, handed_over: bool) -> Tally:
+async def _equal(entry: Entry, running: Serving, answers: Answers, *, handed_over: bool) -> PromptTally:
     prompts = edges(answers.block) + further(answers.block)
     found = await ask(running, prompts, handed_over=handed_over)
     alone = answers.edges + answers.further

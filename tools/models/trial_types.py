@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Tally(msgspec.Struct, frozen=True, omit_defaults=True):
+class PromptTally(msgspec.Struct, frozen=True, omit_defaults=True):
     """`equal` of `asked` prompts have the reference's tokens and log-probabilities; `near_ties` more part from it
     where its two best tokens are too close to tell; `wrong` says what the others did."""
 
@@ -40,9 +40,9 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     block: int = 0
     groups: tuple[str, ...] = ()
-    unified: Tally = Tally()
+    unified: PromptTally = PromptTally()
     unified_twins: Twins = Twins()
-    pair: Tally | None = None
+    pair: PromptTally | None = None
     pair_twins: Twins | None = None
     remark: str = ""
     problem: str = ""

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tools.mutants.server import Ask, Told
+from tools.mutants.server import RunReport, RunRequest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -59,13 +59,13 @@ class Copy:
             self._server.wait()
         self._directory.cleanup()
 
-    def run(self, ask: Ask) -> Told:
+    def run(self, ask: RunRequest) -> RunReport:
         """Run tests on the copy as it is."""
         self._send(msgspec.json.encode(ask))
         assert self._server.stdout is not None
-        return msgspec.json.decode(self._server.stdout.readline(), type=Told)
+        return msgspec.json.decode(self._server.stdout.readline(), type=RunReport)
 
-    def run_with(self, file: str, text: str, ask: Ask) -> Told:
+    def run_with(self, file: str, text: str, ask: RunRequest) -> RunReport:
         """Run tests with `text` in the place of what `file` has."""
         path = self.path / file
         good = path.read_bytes()

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tools.mutants.copies import ROOT, Copy
-from tools.mutants.server import Ask, Told
+from tools.mutants.server import RunReport, RunRequest
 
 FILE: Final = ROOT / "tests/mutants/hand.toml"
 _TIMES: Final = 5
@@ -56,13 +56,13 @@ def judge(wanted: Sequence[Fault]) -> int:
     tests = sorted({test for fault in wanted for test in fault.tests})
     unnoticed = 0
     with Copy(sorted({test.partition("::")[0] for test in tests})) as copy:
-        clean = copy.run(Ask(tests, through=True))
+        clean = copy.run(RunRequest(tests, through=True))
         if clean.end != "passed":
             print(clean.output)
             raise SystemExit("the tests fail without a fault")
         for fault in wanted:
             cost_s = sum(each.cpu_s for name, each in clean.tests.items() if _one_of(name, fault.tests))
-            told = copy.run_with(fault.file, fault.planted(), Ask(list(fault.tests), bound_s(cost_s)))
+            told = copy.run_with(fault.file, fault.planted(), RunRequest(list(fault.tests), bound_s(cost_s)))
             unnoticed += told.end == "passed"
             print(
                 f"{'SURVIVED' if told.end == 'passed' else 'killed  '} {fault.file}: {fault.harm} ({by(told)})",
@@ -72,7 +72,7 @@ def judge(wanted: Sequence[Fault]) -> int:
     return unnoticed
 
 
-def by(told: Told) -> str:
+def by(told: RunReport) -> str:
     """The test that noticed, or how the run ended."""
     failed = [name for name, test in told.tests.items() if not test.passed]
     return failed[0] if failed else told.end

@@ -17,7 +17,7 @@ import msgspec
 from tools.mutants.copies import ROOT, Copy
 from tools.mutants.hand import bound_s, by
 from tools.mutants.planting import Planted, faults_of
-from tools.mutants.server import Ask, Test
+from tools.mutants.server import RunRequest, Test
 
 GROUPS: Final = ROOT / "tests/mutants/groups.toml"
 HARMLESS: Final = ROOT / "tests/mutants/harmless.toml"
@@ -167,7 +167,7 @@ def _covered(
 ) -> dict[str, Test]:
     """Run the tests on good code, some in each copy."""
     shares = [tests[number :: len(copies)] for number in range(len(copies))]
-    asks = [Ask(list(share), cover=list(files), through=True, begin_s=reach_s) for share in shares]
+    asks = [RunRequest(list(share), cover=list(files), through=True, begin_s=reach_s) for share in shares]
     found: dict[str, Test] = {}
     for copy, told in zip(
         copies, threads.map(lambda pair: pair[0].run(pair[1]), zip(copies, asks, strict=True)), strict=True
@@ -187,14 +187,14 @@ def _judged(fault: Planted, reach: Reach, copies: "SimpleQueue[Copy]") -> Judged
     copy = copies.get()
     try:
         files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
-        ask = Ask(files, bound_s(reach.cost_s(tests)), only=tests)
+        ask = RunRequest(files, bound_s(reach.cost_s(tests)), only=tests)
         told = copy.run_with(fault.file, fault.text, ask)
     finally:
         copies.put(copy)
     return Judged(fault, "survived" if told.end == "passed" else "killed", by(told))
 
 
-class Tally(NamedTuple):
+class MutantTally(NamedTuple):
     """How many of the judged faults that could hurt were killed, survived, or stand in lines no test runs."""
 
     killed: int
@@ -218,14 +218,14 @@ class Tally(NamedTuple):
         return (share + z2 / (2 * count) + spread) / (1 + z2 / count)
 
 
-def tell(name: str, judged: Sequence[Judged]) -> Tally:
+def tell(name: str, judged: Sequence[Judged]) -> MutantTally:
     """Print survivors and the sum."""
     for each in judged:
         if each.end in ("survived", "unrun"):
             fault = each.fault
             print(f"{each.end} {fault.file}:{fault.first}: {fault.was}  ->  {fault.becomes}")
     ends = Counter(each.end for each in judged)
-    tally = Tally(ends["killed"], ends["survived"], ends["unrun"])
+    tally = MutantTally(ends["killed"], ends["survived"], ends["unrun"])
     slow = sum(each.by in ("cpu", "hung") for each in judged)
     print(
         f"{name}: {tally.killed} of {sum(tally)} killed ({tally.share:.0%}; {slow} of them by their time), "

@@ -1,7 +1,7 @@
 """A process in a copy of the code that runs tests in forks of itself: what is not Tandem's is imported once.
 
-One JSON object a line comes in (`Ask`) and one goes out (`Told`). The code of the copy may change between two lines.
-"""
+One JSON object a line comes in (`RunRequest`) and one goes out (`RunReport`). The code of the copy may change between
+two lines."""
 
 import contextlib
 import importlib
@@ -22,7 +22,7 @@ _LOOK_S: Final = 0.05
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Ask(msgspec.Struct):
+class RunRequest(msgspec.Struct):
     """Run `tests`, or of these files the tests `only`, in that order, with at most `cpu_s` of the processor (zero: no
     bound). `cover`: note the lines that each test runs of these files. `through`: go on after a failure.
     `begin_s`: begin no test later than that (zero: no bound)."""
@@ -43,7 +43,7 @@ class Test(msgspec.Struct):
     lines: dict[str, list[int]] = {}
 
 
-class Told(msgspec.Struct):
+class RunReport(msgspec.Struct):
     """How a run ended: `passed`, `failed`, `cpu` or `hung`; by test what it did; the end of its output."""
 
     end: str
@@ -54,7 +54,7 @@ class Told(msgspec.Struct):
 class _Notes:
     """A plugin of pytest that notes what each test does."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: RunRequest) -> None:
         self._order = {name: number for number, name in enumerate(ask.only)}
         self._until = time.monotonic() + ask.begin_s if ask.begin_s else float("inf")
         self.tests: dict[str, Test] = {}
@@ -102,7 +102,7 @@ class _Notes:
                     self.tests.setdefault(test, Test(True, 0.0)).lines.setdefault(name, []).append(line)
 
 
-def _run(ask: Ask, told: Path) -> int:
+def _run(ask: RunRequest, told: Path) -> int:
     """In a fork: run the tests and leave what they did in `told`."""
     notes = _Notes(ask)
     flags = [] if ask.through else ["-x"]
@@ -166,7 +166,7 @@ def _watched(pid: int) -> str:
         time.sleep(_LOOK_S)
 
 
-def serve(ask: Ask) -> Told:
+def serve(ask: RunRequest) -> RunReport:
     """Run what is asked for in a fork, in a session of its own of which nothing is left."""
     told, output = Path("told"), Path("output")
     told.unlink(missing_ok=True)
@@ -185,7 +185,7 @@ def serve(ask: Ask) -> Told:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     tests = msgspec.json.decode(told.read_bytes(), type=dict[str, Test]) if told.exists() else {}
-    return Told(end, tests, output.read_text(errors="replace")[-3000:])
+    return RunReport(end, tests, output.read_text(errors="replace")[-3000:])
 
 
 def main() -> None:
@@ -196,7 +196,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _import_foreign(msgspec.json.decode(sys.stdin.buffer.readline(), type=list[str]))
     for line in sys.stdin.buffer:
-        answers.write(msgspec.json.encode(serve(msgspec.json.decode(line, type=Ask))) + b"\n")
+        answers.write(msgspec.json.encode(serve(msgspec.json.decode(line, type=RunRequest))) + b"\n")
         answers.flush()
 
 

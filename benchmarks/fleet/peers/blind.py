@@ -1,6 +1,6 @@
 """Policies that know nothing of caches: random, round robin, fewest requests in flight."""
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, least
+from benchmarks.fleet.peers.policy import Peer, PeerContext, least
 from tandem.core.entropy import Entropy, below
 
 
@@ -10,7 +10,7 @@ class Random(Peer):
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         return below(self._entropy, len(ask.seen))
 
 
@@ -20,7 +20,7 @@ class RoundRobin(Peer):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         chosen = self._next % len(ask.seen)
         self._next += 1
         return chosen
@@ -32,6 +32,6 @@ class LeastLoaded(Peer):
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         ties = least([seen.in_flight for seen in ask.seen])
         return ties[below(self._entropy, len(ties))]

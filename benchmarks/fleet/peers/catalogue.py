@@ -25,13 +25,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, PoolFacts
 from benchmarks.fleet.peers.blind import LeastLoaded, Random, RoundRobin
 from benchmarks.fleet.peers.decider import PeerDecider, Pool
 from benchmarks.fleet.peers.dynamo import DynamoDecode, DynamoKv, DynamoPrefill
 from benchmarks.fleet.peers.hashing import HashBlock
 from benchmarks.fleet.peers.llm_d import EVEN, Approximate, Precise, Scored, TierWeights, Weights
 from benchmarks.fleet.peers.llm_d_current import AffinitySettings, AffinityThenLoad
+from benchmarks.fleet.peers.policy import Peer, PeerContext, PoolFacts
 from benchmarks.fleet.peers.sglang import CacheAware
 from benchmarks.fleet.peers.vllm_router import KvAware, LongestPrefix
 from benchmarks.fleet.router import Knowledge
@@ -63,10 +63,10 @@ class _FewLocal(Peer):
         self._inner = inner
         self._tokens = tokens
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         return self._inner.choose(ask)
 
-    def local(self, ask: PeerAsk, chosen: int) -> bool:
+    def local(self, ask: PeerContext, chosen: int) -> bool:
         return ask.input_tokens - ask.seen[chosen].cached <= self._tokens
 
     def first_token(self, number: int, chosen: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, PoolFacts, Seen
+from benchmarks.fleet.peers.policy import CandidateView, Peer, PeerContext, PoolFacts
 from benchmarks.fleet.router import Knowledge
 from benchmarks.fleet.step_time import attended
 from benchmarks.fleet.worker import Worker
@@ -93,15 +93,15 @@ class PeerDecider:
 
     def _ask(
         self, request: Request, pool: Sequence[int], held: dict[int, tuple[int, int, int]], now: float
-    ) -> PeerAsk:
+    ) -> PeerContext:
         seen = [self._seen(number, held.get(number, (0, 0, 0))) for number in pool]
-        return PeerAsk(request.number, request.blocks, request.block_tokens, request.input_tokens, seen, now)
+        return PeerContext(request.number, request.blocks, request.block_tokens, request.input_tokens, seen, now)
 
-    def _seen(self, number: int, held: tuple[int, int, int]) -> Seen:
+    def _seen(self, number: int, held: tuple[int, int, int]) -> CandidateView:
         worker = self._knowledge.workers[number]
         load = worker.load
         usage = 1.0 - load.blocks_free / worker.blocks
-        return Seen(self._in_flight[number], load.waiting, usage, self._prefill_tokens[number], *held)
+        return CandidateView(self._in_flight[number], load.waiting, usage, self._prefill_tokens[number], *held)
 
 
 def _facts(workers: Sequence[Worker], pool: Sequence[int]) -> PoolFacts:

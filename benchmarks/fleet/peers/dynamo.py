@@ -12,7 +12,7 @@ the decode workers' router gives its credit after all: max(0, decode blocks - cr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, Seen, least
+from benchmarks.fleet.peers.policy import CandidateView, Peer, PeerContext, least
 from tandem.core.entropy import Entropy, below
 
 
@@ -73,7 +73,7 @@ class DynamoKv(Peer):
         self._requests: dict[int, tuple[Sequence[int], int, int]] = {}
         """Blocks of requests under way, how many tokens they have, and how many less than that the last one."""
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         names, size = ask.blocks, ask.block_tokens
         short = len(names) * size - ask.input_tokens
         new = [_new_tokens(active, names, size, short) for active in self._active]
@@ -114,7 +114,7 @@ class DynamoPrefill(Peer):
         self._settings = settings or DynamoSettings()
         self._entropy = entropy
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         costs = [_whole_cost(self._settings, ask, seen, 0) for seen in ask.seen]
         cheapest = least(costs)
         return cheapest[below(self._entropy, len(cheapest))]
@@ -136,7 +136,7 @@ class DynamoDecode(Peer):
         self._keeps = False
         """Whether the last choice computes the prompt itself."""
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         chosen = self._peeked(ask) if self._conditional else -1
         self._keeps = chosen >= 0
         if chosen < 0:
@@ -146,13 +146,13 @@ class DynamoDecode(Peer):
         self._requests[ask.number] = ask.input_tokens
         return chosen
 
-    def local(self, ask: PeerAsk, chosen: int) -> bool:
+    def local(self, ask: PeerContext, chosen: int) -> bool:
         return self._keeps
 
     def finished(self, number: int, chosen: int) -> None:
         self._tokens[chosen] -= self._requests.pop(number)
 
-    def _peeked(self, ask: PeerAsk) -> int:
+    def _peeked(self, ask: PeerContext) -> int:
         """The worker that keeps the prompt; -1 if none does."""
         tokens = self._tokens
         costs = [
@@ -163,7 +163,7 @@ class DynamoDecode(Peer):
         chosen = cheapest[below(self._entropy, len(cheapest))]
         return chosen if stays_local(self._settings, ask.input_tokens, ask.seen[chosen].hbm) else -1
 
-    def _cost(self, ask: PeerAsk, worker: int) -> float:
+    def _cost(self, ask: PeerContext, worker: int) -> float:
         settings, seen = self._settings, ask.seen[worker]
         tokens = float(self._tokens[worker] + ask.input_tokens)
         if self._conditional:
@@ -171,7 +171,7 @@ class DynamoDecode(Peer):
         return tokens / settings.block_tokens + settings.decode_active_request_weight * seen.in_flight
 
 
-def _whole_cost(settings: DynamoSettings, ask: PeerAsk, seen: Seen, decode_tokens: int) -> float:
+def _whole_cost(settings: DynamoSettings, ask: PeerContext, seen: CandidateView, decode_tokens: int) -> float:
     """Of a worker, with `decode_tokens` in blocks in use if it gets the request."""
     block = settings.block_tokens
     raw = (seen.prefill_tokens + ask.input_tokens) / block

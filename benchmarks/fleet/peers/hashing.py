@@ -5,7 +5,7 @@ Rendezvous hashing: of all workers the one with the greatest hash of (worker, ke
 
 from hashlib import blake2b
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk
+from benchmarks.fleet.peers.policy import Peer, PeerContext
 
 
 class HashBlock(Peer):
@@ -16,7 +16,7 @@ class HashBlock(Peer):
         self._place = place
         self._known: dict[int, int] = {}
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         key = ask.blocks[min(self._place, len(ask.blocks) - 1)]
         chosen = self._known.get(key)
         if chosen is None:

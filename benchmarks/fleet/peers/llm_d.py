@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk
+from benchmarks.fleet.peers.policy import Peer, PeerContext
 from benchmarks.fleet.peers.speculative import Speculative
 from tandem.core.entropy import Entropy, below
 
@@ -49,7 +49,7 @@ class Scored(Peer):
         self._entropy = entropy
         self._weights = weights
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         weights = self._weights
         queues = queue_scores([seen.waiting for seen in ask.seen])
         prefixes = self.prefix_scores(ask)
@@ -61,10 +61,10 @@ class Scored(Peer):
         self.routed(ask, chosen)
         return chosen
 
-    def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
+    def prefix_scores(self, ask: PeerContext) -> Sequence[float]:
         return [0.0] * len(ask.seen)
 
-    def routed(self, ask: PeerAsk, chosen: int) -> None:
+    def routed(self, ask: PeerContext, chosen: int) -> None:
         """The request goes there."""
 
 
@@ -91,7 +91,7 @@ class Precise(Scored):
         self._speculative = Speculative(speculative_s)
         self._tiers = tiers
 
-    def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
+    def prefix_scores(self, ask: PeerContext) -> Sequence[float]:
         speculative, tiers = self._speculative, self._tiers
         speculative.expire(ask.now)
         if not speculative:
@@ -101,10 +101,10 @@ class Precise(Scored):
             ]
         return [self._weighted(ask, worker) / ask.input_tokens for worker in range(len(ask.seen))]
 
-    def routed(self, ask: PeerAsk, chosen: int) -> None:
+    def routed(self, ask: PeerContext, chosen: int) -> None:
         self._speculative.routed(ask.blocks, chosen, ask.now)
 
-    def _weighted(self, ask: PeerAsk, worker: int) -> float:
+    def _weighted(self, ask: PeerContext, worker: int) -> float:
         seen, tiers, speculative = ask.seen[worker], self._tiers, self._speculative
         told = -(-seen.cached // ask.block_tokens)
         count = speculative.leading(ask.blocks, worker, told)
@@ -139,11 +139,11 @@ class Approximate(Scored):
         self._lru: tuple[OrderedDict[int, int], ...] = tuple(OrderedDict() for _ in range(workers))
         self._held = [0] * workers
 
-    def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
+    def prefix_scores(self, ask: PeerContext) -> Sequence[float]:
         whole, looked_at = min(self._match_max, ask.input_tokens), self._looked_at(ask)
         return [min(ask.tokens(_leading(looked_at, lru)), whole) / whole for lru in self._lru]
 
-    def routed(self, ask: PeerAsk, chosen: int) -> None:
+    def routed(self, ask: PeerContext, chosen: int) -> None:
         lru, size = self._lru[chosen], ask.block_tokens
         for place, name in enumerate(self._looked_at(ask)):
             if name in lru:
@@ -154,7 +154,7 @@ class Approximate(Scored):
         while self._held[chosen] > self._lru_tokens:
             self._held[chosen] -= lru.popitem(last=False)[1]
 
-    def _looked_at(self, ask: PeerAsk) -> Sequence[int]:
+    def _looked_at(self, ask: PeerContext) -> Sequence[int]:
         """Blocks that begin before the most that is matched."""
         return ask.blocks[: -(-self._match_max // ask.block_tokens)]
 

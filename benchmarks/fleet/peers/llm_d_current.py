@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk
 from benchmarks.fleet.peers.llm_d import best
+from benchmarks.fleet.peers.policy import Peer, PeerContext
 from tandem.core.entropy import Entropy, unit
 
 
@@ -31,11 +31,11 @@ class AffinitySettings:
 class PrefixIndex(Protocol):
     """Knows who has how much of a prompt."""
 
-    def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
+    def prefix_scores(self, ask: PeerContext) -> Sequence[float]:
         """By candidate, the share of the prompt it has."""
         ...
 
-    def routed(self, ask: PeerAsk, chosen: int) -> None:
+    def routed(self, ask: PeerContext, chosen: int) -> None:
         """The request goes there."""
         ...
 
@@ -72,7 +72,7 @@ class AffinityThenLoad(Peer):
         self._lacked: dict[int, int] = {}
         """By request whose first token has not come."""
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         settings, in_flight = self._settings, self._in_flight
         shares = self._index.prefix_scores(ask)
         lacking = [round((1.0 - share) * ask.input_tokens) for share in shares]

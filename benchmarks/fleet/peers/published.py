@@ -8,9 +8,9 @@ come from vLLM's metrics page, which tells of the last step that has ended. Moon
 
 from collections.abc import Sequence
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, Seen, least
 from benchmarks.fleet.peers.decider import PeerDecider
 from benchmarks.fleet.peers.llm_d import Scored
+from benchmarks.fleet.peers.policy import CandidateView, Peer, PeerContext, least
 from benchmarks.fleet.workload import Request
 from tandem.core.entropy import Entropy, below
 
@@ -25,7 +25,7 @@ def among_holders(cached: Sequence[int]) -> list[float]:
 class FirstPrecise(Scored):
     """llm-d's precise scorer in its first form."""
 
-    def prefix_scores(self, ask: PeerAsk) -> Sequence[float]:
+    def prefix_scores(self, ask: PeerContext) -> Sequence[float]:
         return among_holders([seen.cached for seen in ask.seen])
 
 
@@ -38,7 +38,7 @@ class LeastToCompute(Peer):
         self._local = local
         self._pooled = pooled
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         best = max(seen.cached for seen in ask.seen) if self._pooled else 0
         own = [max(best, seen.cached if self._local or self._pooled else 0) for seen in ask.seen]
         costs = [seen.prefill_tokens + ask.input_tokens - known for seen, known in zip(ask.seen, own, strict=True)]
@@ -55,11 +55,11 @@ class PublishedDecider(PeerDecider):
         self._now = now
         return super().place(request, now)
 
-    def _seen(self, number: int, held: tuple[int, int, int]) -> Seen:
+    def _seen(self, number: int, held: tuple[int, int, int]) -> CandidateView:
         worker = self._knowledge.workers[number]
         waiting, free = worker.page(self._now)
         usage = 1.0 - free / worker.settings.kv_tokens
-        return Seen(self._in_flight[number], waiting, usage, self._prefill_tokens[number], *held)
+        return CandidateView(self._in_flight[number], waiting, usage, self._prefill_tokens[number], *held)
 
 
 class PooledDecider(PeerDecider):

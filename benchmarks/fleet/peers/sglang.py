@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, least
+from benchmarks.fleet.peers.policy import Peer, PeerContext, least
 
 _CHARACTERS_PER_TOKEN: Final = 4
 
@@ -40,7 +40,7 @@ class CacheAware(Peer):
         self._sizes = [0] * workers
         self._evict_at = self._settings.eviction_interval_s
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         self._evict(ask.now)
         loads = [seen.in_flight for seen in ask.seen]
         settings, most, fewest = self._settings, max(loads), min(loads)
@@ -52,7 +52,7 @@ class CacheAware(Peer):
         self._insert(ask, chosen)
         return chosen
 
-    def _match(self, ask: PeerAsk) -> tuple[int, int]:
+    def _match(self, ask: PeerContext) -> tuple[int, int]:
         """Tokens of the longest prefix known of anybody, and of whom."""
         count, tenant = 0, -1
         for block in ask.blocks:
@@ -63,7 +63,7 @@ class CacheAware(Peer):
             tenant = next(reversed(tenants))
         return ask.tokens(count), tenant
 
-    def _insert(self, ask: PeerAsk, worker: int) -> None:
+    def _insert(self, ask: PeerContext, worker: int) -> None:
         """The tail is used before the head: leaves are forgotten first."""
         uses = self._uses[worker]
         for place in range(len(ask.blocks) - 1, -1, -1):

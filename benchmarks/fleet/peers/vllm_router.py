@@ -7,7 +7,7 @@ cached there for 2 s, so that prompts that follow closely find it.
 
 from dataclasses import dataclass
 
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, Seen, least
+from benchmarks.fleet.peers.policy import CandidateView, Peer, PeerContext, least
 from benchmarks.fleet.peers.speculative import Speculative
 from tandem.core.entropy import Entropy, below
 
@@ -29,12 +29,12 @@ class KvAware(Peer):
         self._entropy = entropy
         self._settings = settings or KvAwareSettings()
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         cheapest = least([self.cost(ask.input_tokens, seen) for seen in ask.seen])
         fewest = least([ask.seen[position].in_flight for position in cheapest])
         return cheapest[fewest[below(self._entropy, len(fewest))]]
 
-    def cost(self, input_tokens: int, seen: Seen) -> float:
+    def cost(self, input_tokens: int, seen: CandidateView) -> float:
         """In tokens."""
         settings = self._settings
         credit = settings.device * seen.hbm + settings.host * seen.dram + settings.disk * seen.nvme
@@ -48,7 +48,7 @@ class LongestPrefix(Peer):
     def __init__(self, speculative_s: float = 2.0) -> None:
         self._speculative = Speculative(speculative_s)
 
-    def choose(self, ask: PeerAsk) -> int:
+    def choose(self, ask: PeerContext) -> int:
         speculative = self._speculative
         speculative.expire(ask.now)
         counts = [seen.cached // ask.block_tokens for seen in ask.seen]

@@ -15,8 +15,8 @@ from router.api.chat_templates.chat_template import Message, Tools, takes_tools
 from router.api.chat_templates.templates import AMPLE, Bounds, InlineTemplates, Template, Templates
 from router.api.openai.defaults import AUTO, NEUTRAL, Defaults, defaults_of
 from router.api.parsers.dialect import SILENT, Dialect, ParserSettings, dialect_of
-from router.tokenization.cuts import NOWHERE, Cuts, Places, find_cuts
-from router.tokenization.words import find_words
+from router.tokenization.split_points import NOWHERE, Places, SplitPoints, find_split_points
+from router.tokenization.word_cache import find_word_cache
 from tandem.core import simple_tokenizer
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
@@ -42,7 +42,7 @@ class Renderer(Protocol):
         ...
 
     @property
-    def cuts(self) -> Cuts | None:
+    def cuts(self) -> SplitPoints | None:
         """Where rendered text can be cut and tokenized piece by piece; None where it has to be done at once."""
         ...
 
@@ -133,8 +133,8 @@ class FileRenderer:
             takes_tools=template is not None and takes_tools(template.source),
             special=[token.content for token in added.values() if token.special],
         )
-        self.cuts = find_cuts(self._tokenizer, template.samples) if template is not None else None
-        self._words = find_words(self._tokenizer, self.cuts.tokens) if self.cuts is not None else None
+        self.cuts = find_split_points(self._tokenizer, template.samples) if template is not None else None
+        self._words = find_word_cache(self._tokenizer, self.cuts.tokens) if self.cuts is not None else None
 
     async def render(self, messages: Sequence[Message], tools: Tools | None = None, bounds: Bounds = AMPLE) -> str:
         if self._template is None:

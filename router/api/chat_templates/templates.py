@@ -1,7 +1,7 @@
 """Where chat templates are rendered: `Templates` is the seam.
 
 What a template does is said by a model's files, so a router renders none of them on its own loop:
-`router.api.chat_templates.template_helper` has a process for it. `InlineTemplates` is for templates that are known.
+`router.api.chat_templates.supervisor` has a process for it. `InlineTemplates` is for templates that are known.
 """
 
 from collections.abc import Mapping, Sequence

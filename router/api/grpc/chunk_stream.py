@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from router.api.exchange import PACE_EVERY, Exchange, Part
+from router.api.response import PACE_EVERY, ApiResponse, Part
 from router.generation import Usage
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
@@ -42,7 +42,7 @@ class ChunkStream:
         """What the exchange failed with."""
         self._wake: asyncio.Future[None] | None = None
 
-    def part(self, exchange: Exchange, number: int) -> Part:
+    def part(self, exchange: ApiResponse, number: int) -> Part:
         assert self._encode is not None, "nobody encodes chunks"
         return _ChunkPart(self, exchange, number, self._sequences, self._encode)
 
@@ -100,7 +100,7 @@ class _ChunkPart(Part):
     __slots__ = ("_encode", "_stream")
 
     def __init__(
-        self, stream: ChunkStream, exchange: Exchange, number: int, sequences: int, encode: EncodeChunk
+        self, stream: ChunkStream, exchange: ApiResponse, number: int, sequences: int, encode: EncodeChunk
     ) -> None:
         super().__init__(exchange, number, sequences)
         self._stream = stream

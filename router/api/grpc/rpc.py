@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from protos import inference_pb2 as pb
 from router.api.openai.decode import convert
 from router.api.openai.schema import ChatRequest, CompletionRequest
-from router.api.parsers.said import Said
+from router.api.parsers.delta import ParsedDelta
 from router.generation import ServedModel, Usage
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
@@ -166,7 +166,7 @@ def _structure(structure: pb.Structure) -> dict[str, Any]:
 
 
 def encode_chunk(
-    request_id: str, parts: ChunkParts, positions: Sequence[int] = (), said: Said | None = None
+    request_id: str, parts: ChunkParts, positions: Sequence[int] = (), said: ParsedDelta | None = None
 ) -> bytes:
     """A chunk with tokens; `positions` are for a resumable request, `said` is what its text was read as."""
     chunk = pb.GenerateChunk(

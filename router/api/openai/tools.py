@@ -7,7 +7,7 @@ import msgspec
 
 from router.api.openai.schema import ChatRequest, NamedTool, Tool
 from router.api.parsers.dialect import NONE, Dialect
-from router.api.parsers.speech import Speech
+from router.api.parsers.output import ParserSpec
 from tandem.core.errors import TandemError
 from tandem.core.request import Grammar
 
@@ -70,13 +70,13 @@ def call_grammar(box: Toolbox) -> Grammar | None:
     return Grammar("json", _encoded(schema))
 
 
-def calls_of(box: Toolbox, dialect: Dialect) -> Speech:
+def calls_of(box: Toolbox, dialect: Dialect) -> ParserSpec:
     """How calls are found in the answer. Raises `unsupported_parameter` where nobody knows how the model writes
     them."""
     if box.choice == "named":
-        return Speech(calls="named", names=box.names, single=True)
+        return ParserSpec(calls="named", names=box.names, single=True)
     if box.choice == "required":
-        return Speech(calls="array", names=box.names, single=box.single)
+        return ParserSpec(calls="array", names=box.names, single=box.single)
     if not dialect.takes_tools:
         raise TandemError(
             "unsupported_parameter",
@@ -91,7 +91,7 @@ def calls_of(box: Toolbox, dialect: Dialect) -> Speech:
             param="tools",
         )
     calls = "" if dialect.tools == NONE else dialect.tools
-    return Speech(calls=calls, names=box.names, single=box.single)
+    return ParserSpec(calls=calls, names=box.names, single=box.single)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

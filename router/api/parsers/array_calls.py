@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from router.api.parsers.call_object import CallObject
-from router.api.parsers.said import SPACE, Calls, Said
+from router.api.parsers.delta import SPACE, Calls, ParsedDelta
 
 
 class ArrayCalls:
@@ -23,14 +23,14 @@ class ArrayCalls:
     def held(self) -> str:
         return self._held + (self._call.held if self._call is not None else "")
 
-    def taken(self, text: str, at: int, said: Said) -> int:
+    def taken(self, text: str, at: int, said: ParsedDelta) -> int:
         """How far the array, or what of it is right, goes in `text` from `at` on."""
         end = len(text)
         while at < end and not (self.ended or self.broken):
             at = self._in_call(self._call, text, at, said) if self._call is not None else self._between(text, at)
         return at
 
-    def _in_call(self, call: CallObject, text: str, at: int, said: Said) -> int:
+    def _in_call(self, call: CallObject, text: str, at: int, said: ParsedDelta) -> int:
         begun = self._calls.count
         at = call.taken(text, at, said)
         if self._calls.count > begun or call.ended:
@@ -69,7 +69,7 @@ class ArrayParser:
         self._array: ArrayCalls | None = ArrayCalls(calls)
         self._done = False
 
-    def feed(self, text: str, said: Said) -> None:
+    def feed(self, text: str, said: ParsedDelta) -> None:
         if self._array is not None:
             at = self._array.taken(text, 0, said)
             text = text[at:]
@@ -81,7 +81,7 @@ class ArrayParser:
         if self._array is None:
             said.content += text.lstrip(SPACE) if self._done else text
 
-    def finish(self, said: Said) -> None:
+    def finish(self, said: ParsedDelta) -> None:
         if self._array is not None:
             said.content += self._array.held
 
@@ -93,10 +93,10 @@ class NamedParser:
         self._calls = calls
         self._name = name
 
-    def feed(self, text: str, said: Said) -> None:
+    def feed(self, text: str, said: ParsedDelta) -> None:
         if not self._calls.count:
             self._calls.begin(self._name, said)
         self._calls.more(text, said)
 
-    def finish(self, said: Said) -> None:
+    def finish(self, said: ParsedDelta) -> None:
         """The call is as long as the text was."""

@@ -4,8 +4,8 @@ import json
 from collections.abc import Collection
 from typing import Any, Final
 
+from router.api.parsers.delta import SPACE, Calls, ParsedDelta
 from router.api.parsers.json_text import JsonText
-from router.api.parsers.said import SPACE, Calls, Said
 
 ARGUMENTS: Final = ("arguments", "parameters")
 _BESIDES: Final = ("type", "id")
@@ -54,7 +54,7 @@ class CallObject:
         self.ended = False
         self.broken = False
 
-    def taken(self, text: str, at: int, said: Said) -> int:
+    def taken(self, text: str, at: int, said: ParsedDelta) -> int:
         """How far the object, or what of it is right, goes in `text` from `at` on."""
         end = len(text)
         while at < end and not (self.ended or self.broken):
@@ -63,7 +63,7 @@ class CallObject:
 
     # -- between keys and values --
 
-    def _between(self, text: str, at: int, said: Said) -> int:
+    def _between(self, text: str, at: int, said: ParsedDelta) -> int:
         character, state = text[at], self._state
         if character in SPACE:
             pass
@@ -91,7 +91,7 @@ class CallObject:
         self.held += character
         return at + 1
 
-    def _complete(self, said: Said) -> bool:
+    def _complete(self, said: ParsedDelta) -> bool:
         """The object ends: whether it was a call."""
         if not self._begun and self._name:
             self._begin(said)
@@ -100,7 +100,7 @@ class CallObject:
 
     # -- within a key or a value --
 
-    def _within(self, text: str, at: int, said: Said) -> int:
+    def _within(self, text: str, at: int, said: ParsedDelta) -> int:
         value = self._value
         assert value is not None, "within a value"
         end = value.taken(text, at)
@@ -121,7 +121,7 @@ class CallObject:
         """Whether the value of this key goes on as it comes."""
         return self._key in ARGUMENTS and bool(self._name) and self._args is None
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: ParsedDelta) -> None:
         """A key or a value is whole."""
         if self._state != "value":
             self._key, self._state = json.loads(self._raw, strict=False), "colon"
@@ -140,7 +140,7 @@ class CallObject:
         self._name = name if right else ""
         self.broken = not right
 
-    def _take_arguments(self, said: Said) -> None:
+    def _take_arguments(self, said: ParsedDelta) -> None:
         if self._begun:
             self._args = ""
             return
@@ -151,7 +151,7 @@ class CallObject:
             self._begin(said)
             self._calls.more(arguments, said)
 
-    def _begin(self, said: Said) -> None:
+    def _begin(self, said: ParsedDelta) -> None:
         self._calls.begin(self._name, said)
         self._begun = True
         self.held = ""

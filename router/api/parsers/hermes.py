@@ -3,7 +3,7 @@
 from typing import Final
 
 from router.api.parsers.call_object import CallObject
-from router.api.parsers.said import SPACE, Calls, Prose, Said
+from router.api.parsers.delta import SPACE, Calls, ParsedDelta, Prose
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -19,7 +19,7 @@ class HermesParser:
         self._closing: str | None = None
         """What came after a whole call, as long as it may become the closing tag."""
 
-    def feed(self, text: str, said: Said) -> None:
+    def feed(self, text: str, said: ParsedDelta) -> None:
         while text:
             if self._call is not None:
                 text = self._in_call(self._call, text, said)
@@ -31,12 +31,12 @@ class HermesParser:
                 if tag:
                     self._call = CallObject(self._calls, None, tag)
 
-    def finish(self, said: Said) -> None:
+    def finish(self, said: ParsedDelta) -> None:
         if self._call is not None:
             said.content += self._prose.as_it_is(self._call.held)
         said.content += self._prose.rest()
 
-    def _in_call(self, call: CallObject, text: str, said: Said) -> str:
+    def _in_call(self, call: CallObject, text: str, said: ParsedDelta) -> str:
         at = call.taken(text, 0, said)
         if call.ended:
             self._call, self._closing = None, ""
@@ -45,7 +45,7 @@ class HermesParser:
             self._call = None
         return text[at:]
 
-    def _after_call(self, text: str, said: Said) -> str:
+    def _after_call(self, text: str, said: ParsedDelta) -> str:
         """White space, the closing tag; or another call, or text, which do without it."""
         self._closing = None
         bare = text.lstrip(SPACE)

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from router.api.parsers.said import SPACE
+from router.api.parsers.delta import SPACE
 
 _NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORDS: Final = ("true", "false", "null")

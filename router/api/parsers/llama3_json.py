@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Final
 
 from router.api.parsers.call_object import CallObject
-from router.api.parsers.said import SPACE, Calls, Prose, Said
+from router.api.parsers.delta import SPACE, Calls, ParsedDelta, Prose
 
 TAG: Final = "<|python_tag|>"
 
@@ -24,7 +24,7 @@ class Llama3JsonParser:
         """A call stood before this."""
         self._tagged = False
 
-    def feed(self, text: str, said: Said) -> None:
+    def feed(self, text: str, said: ParsedDelta) -> None:
         while text:
             if self._call is not None:
                 text = self._in_call(self._call, text, said)
@@ -36,14 +36,14 @@ class Llama3JsonParser:
                 if tag:
                     self._awaits, self._tagged = tag, True
 
-    def finish(self, said: Said) -> None:
+    def finish(self, said: ParsedDelta) -> None:
         if self._call is not None:
             said.content += self._prose.as_it_is(self._call.held)
         elif self._awaits is not None and (TAG in self._awaits or not self._bare):
             said.content += self._prose.as_it_is(self._awaits)
         said.content += self._prose.rest()
 
-    def _in_call(self, call: CallObject, text: str, said: Said) -> str:
+    def _in_call(self, call: CallObject, text: str, said: ParsedDelta) -> str:
         at = call.taken(text, 0, said)
         if call.ended:
             self._call, self._awaits, self._bare = None, "", True
@@ -53,7 +53,7 @@ class Llama3JsonParser:
             self._call = None
         return text[at:]
 
-    def _before_call(self, text: str, said: Said) -> str:
+    def _before_call(self, text: str, said: ParsedDelta) -> str:
         awaits, character = self._awaits, text[0]
         assert awaits is not None, "before a call"
         if character in SPACE or (self._bare and character == ";" and ";" not in awaits):

@@ -3,8 +3,8 @@
 from typing import Final
 
 from router.api.parsers.array_calls import ArrayCalls
+from router.api.parsers.delta import SPACE, Calls, ParsedDelta, Prose, partial
 from router.api.parsers.json_text import JsonText
-from router.api.parsers.said import SPACE, Calls, Prose, Said, partial
 
 TAG: Final = "[TOOL_CALLS]"
 ARGS: Final = "[ARGS]"
@@ -24,7 +24,7 @@ class MistralParser:
         self._array: ArrayCalls | None = None
         self._arguments: JsonText | None = None
 
-    def feed(self, text: str, said: Said) -> None:
+    def feed(self, text: str, said: ParsedDelta) -> None:
         while text:
             if self._arguments is not None:
                 text = self._in_arguments(self._arguments, text, said)
@@ -38,14 +38,14 @@ class MistralParser:
                 if tag:
                     self._tagged = tag
 
-    def finish(self, said: Said) -> None:
+    def finish(self, said: ParsedDelta) -> None:
         if self._array is not None:
             said.content += self._prose.as_it_is(self._array.held)
         elif self._tagged is not None:
             said.content += self._prose.as_it_is(self._tagged)
         said.content += self._prose.rest()
 
-    def _after_tag(self, tagged: str, text: str, said: Said) -> str:
+    def _after_tag(self, tagged: str, text: str, said: ParsedDelta) -> str:
         """One character more of what stands between the tag and a bracket or brace."""
         character, after = text[0], tagged.partition(TAG)[2].strip(SPACE)
         if character == "[" and not after:
@@ -63,7 +63,7 @@ class MistralParser:
         self._tagged = tagged + character
         return text[1:]
 
-    def _in_array(self, array: ArrayCalls, text: str, said: Said) -> str:
+    def _in_array(self, array: ArrayCalls, text: str, said: ParsedDelta) -> str:
         at = array.taken(text, 0, said)
         if array.ended:
             self._array = None
@@ -73,7 +73,7 @@ class MistralParser:
             self._array = None
         return text[at:]
 
-    def _in_arguments(self, arguments: JsonText, text: str, said: Said) -> str:
+    def _in_arguments(self, arguments: JsonText, text: str, said: ParsedDelta) -> str:
         at = arguments.taken(text, 0)
         self._calls.more(text[:at], said)
         if arguments.ended:

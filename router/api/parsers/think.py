@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from router.api.parsers.said import SPACE, Prose
+from router.api.parsers.delta import SPACE, Prose
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"

@@ -13,33 +13,33 @@ from typing import Any, Final
 import msgspec
 
 from router.alarms import Alarm, Alarms
-from router.api.arrival import Arrival
-from router.api.asked_models import by_name
 from router.api.auth import Caller, Keys
-from router.api.door import ApiRequest, FrontDoor
+from router.api.core import ApiCore, ApiRequest
 from router.api.errors import check_method
-from router.api.exchange import Answer, Exchange
 from router.api.model_listing import model_object
+from router.api.model_names import by_name
 from router.api.openai.answer import ChatFormat, CompletionFormat, Format, Label
 from router.api.openai.decode import decode_chat, decode_completion
 from router.api.openai.defaults import NEUTRAL
+from router.api.openai.parsed import ParsedChatFormat
 from router.api.openai.schema import ChatRequest
 from router.api.openai.scoring import scoring_of
-from router.api.openai.spoken import SpokenFormat
-from router.api.prefixes.prefix_rest import PREFIXES, PrefixRest
+from router.api.prefixes.rest import PREFIXES, PrefixRest
+from router.api.request_context import RequestContext
+from router.api.response import Answer, ApiResponse
 from router.api.rest.body import ClientGone, check_encoding, discard_body, gone, read_body
-from router.api.rest.call import Call
 from router.api.rest.cors import Cors
-from router.api.rest.numbered import NumberedAnswer
+from router.api.rest.http_request import HttpRequest
+from router.api.rest.parsed_stream import ParsedStream, ResumableParsedStream
 from router.api.rest.probes import METRICS, Probes
-from router.api.rest.spoken_stream import SpokenNumbered, SpokenStream
+from router.api.rest.resumable_sse import ResumableAnswer
 from router.api.rest.sse import CollectedAnswer, StreamedAnswer, begin_error, respond, respond_error
-from router.api.resumption import Rejoining, facts, form_of, place_of, source_of
+from router.api.resumption import ResumedStarter, decode_resume_context, form_of, place_of, source_of
 from router.fleet.listing import WorkerListing
 from router.fleet.split_listing import FleetOutlook
 from router.generation import Generation, ServedModel
-from router.http_server.exchange import Receive
-from router.http_server.outlet import CONNECTION_EXTENSION, Connection, Header, Outlet, Send
+from router.http_server.cycle import Receive
+from router.http_server.response_writer import CONNECTION_EXTENSION, Connection, Header, ResponseWriter, Send
 from tandem.core.errors import TandemError
 
 Scope = MutableMapping[str, Any]
@@ -74,14 +74,14 @@ class RestApp:
 
     def __init__(
         self,
-        door: FrontDoor,
+        door: ApiCore,
         keys: Keys,
         metrics: Callable[[], bytes],
         workers: Callable[[], Iterable[WorkerListing]] = tuple,
         revisions: Callable[[tuple[str, ...]], msgspec.Struct] = _no_revisions,
         outlooks: Callable[[tuple[str, ...]], Iterable[FleetOutlook]] = _no_outlooks,
     ) -> None:
-        self._door = door
+        self._core = door
         self._keys = keys
         self.probes = Probes(door.not_ready, metrics)
         self._workers = workers
@@ -94,7 +94,7 @@ class RestApp:
             "/v1/chat/completions": ("chatcmpl", decode_chat),
             "/v1/completions": ("cmpl", decode_completion),
         }
-        self._gets: dict[str, Callable[[Call], None]] = {
+        self._gets: dict[str, Callable[[HttpRequest], None]] = {
             "/v1/models": self._list_models,
             "/v1/workers": self._list_workers,
             "/v1/revisions": self._list_revisions,
@@ -105,8 +105,8 @@ class RestApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "start the server with lifespan and websockets off"
         watch = _Watch()
-        outlet = Outlet(send, self._door.settings.outlet, _connection(scope), watch.slow)
-        call = Call(scope["path"], dict(scope["headers"]), receive, outlet)
+        outlet = ResponseWriter(send, self._core.settings.outlet, _connection(scope), watch.slow)
+        call = HttpRequest(scope["path"], dict(scope["headers"]), receive, outlet)
         method = scope["method"]
         try:
             if self._cors is not None:
@@ -124,7 +124,7 @@ class RestApp:
             watch.exchange = None
             await outlet.close()
 
-    async def _route(self, method: str, call: Call, watch: "_Watch") -> None:
+    async def _route(self, method: str, call: HttpRequest, watch: "_Watch") -> None:
         post = self._posts.get(call.path)
         if post is not None:
             check_method(method, ("POST",), call.path)
@@ -147,7 +147,7 @@ class RestApp:
         else:
             self._one_model(call, call.path.removeprefix(_MODELS))
 
-    def _preflight(self, call: Call) -> None:
+    def _preflight(self, call: HttpRequest) -> None:
         """A browser asks whether a page may ask."""
         assert self._cors is not None
         call.outlet.besides = self._cors.preflight(call.headers.get(b"origin"))
@@ -155,68 +155,68 @@ class RestApp:
 
     # -- generating --
 
-    async def _generate(self, call: Call, watch: "_Watch", kind: str, decode: Decode) -> None:
-        arrival = self._door.arrivals.arrive(call.header(b"x-request-id"), call.header(b"traceparent"), kind)
+    async def _generate(self, call: HttpRequest, watch: "_Watch", kind: str, decode: Decode) -> None:
+        arrival = self._core.arrivals.arrive(call.header(b"x-request-id"), call.header(b"traceparent"), kind)
         headers = ((b"x-request-id", arrival.request_id.encode()),)
         try:
             generations, answer = await self._read(call, arrival, kind, decode, headers)
         except TandemError as error:
-            self._door.refused(arrival, error)
+            self._core.refused(arrival, error)
             await self._refuse(call, error, headers)
         except (ClientGone, asyncio.CancelledError):
-            self._door.left(arrival)
+            self._core.left(arrival)
             raise
         else:
-            watch.exchange = exchange = self._door.start(arrival, generations, answer)
+            watch.exchange = exchange = self._core.start(arrival, generations, answer)
             await self._settle(call, exchange, generations[0].timeout_s)
 
     async def _read(
-        self, call: Call, arrival: Arrival, kind: str, decode: Decode, headers: tuple[Header, ...]
+        self, call: HttpRequest, arrival: RequestContext, kind: str, decode: Decode, headers: tuple[Header, ...]
     ) -> tuple[tuple[Generation, ...], Answer]:
         """What to generate, and where to. The body and what was decoded of it are let go: answers last for minutes,
         and of megabytes of metadata nobody needs a byte any more."""
         arrival.caller = self._caller(call)
         key = call.header(b"idempotency-key")
-        with self._door.reading(arrival, retried=key is not None) as share:
+        with self._core.reading(arrival, retried=key is not None) as share:
             check_encoding(call.headers.get(b"content-encoding"))
             announced = call.headers.get(b"content-length")
-            prompts = 1 if kind == "chatcmpl" else self._door.settings.sequences_max
-            most = self._door.body_bytes_max(announced, prompts)
-            body = await read_body(call.receive, announced, self._door.settings, share, most)
-            await self._door.check_shape(body)
-            self._door.claim(arrival, key, kind, body)
+            prompts = 1 if kind == "chatcmpl" else self._core.settings.sequences_max
+            most = self._core.body_bytes_max(announced, prompts)
+            body = await read_body(call.receive, announced, self._core.settings, share, most)
+            await self._core.check_shape(body)
+            self._core.claim(arrival, key, kind, body)
             request = decode(body)
-            generations = await self._door.prepare(arrival, request)
+            generations = await self._core.prepare(arrival, request)
         return generations, self._answer(call.outlet, arrival, request, generations, headers)
 
-    async def _resume(self, call: Call, watch: "_Watch", request_id: str) -> None:
+    async def _resume(self, call: HttpRequest, watch: "_Watch", request_id: str) -> None:
         """The rest of a resumable stream."""
         caller = self._caller(call)
-        resumed = await self._door.find(request_id, caller)
+        resumed = await self._core.find(request_id, caller)
         generation = resumed.generation
         after = place_of(call.header(b"last-event-id"), generation.n)
         headers = ((b"x-request-id", request_id.encode()),)
-        known = facts(generation)
-        form = form_of(known, request_id, self._door.renderer(generation.model), source_of(generation))
+        known = decode_resume_context(generation)
+        form = form_of(known, request_id, self._core.renderer(generation.model), source_of(generation))
         chars = resumed.chars(after)
         answer = _numbered(call.outlet, form, headers, known.include_usage, after, chars)
-        rejoining = Rejoining(resumed, after, answer)
-        watch.exchange = exchange = self._door.rejoin(caller, resumed, rejoining, answer)
-        left_s = generation.received + generation.timeout_s - self._door.services.clock.now()
+        rejoining = ResumedStarter(resumed, after, answer)
+        watch.exchange = exchange = self._core.rejoin(caller, resumed, rejoining, answer)
+        left_s = generation.received + generation.timeout_s - self._core.services.clock.now()
         await self._settle(call, exchange, max(0.0, left_s))
 
-    async def _refuse(self, call: Call, error: TandemError, headers: tuple[Header, ...]) -> None:
+    async def _refuse(self, call: HttpRequest, error: TandemError, headers: tuple[Header, ...]) -> None:
         if error.code != "body_too_large":
             respond_error(call.outlet, error, headers)
             return
         begin_error(call.outlet, error, (*headers, (b"connection", b"close")))
-        await discard_body(call.receive, self._door.settings)
+        await discard_body(call.receive, self._core.settings)
         call.outlet.end(b"")
 
     def _answer(
         self,
-        outlet: Outlet,
-        arrival: Arrival,
+        outlet: ResponseWriter,
+        arrival: RequestContext,
         request: ApiRequest,
         generations: tuple[Generation, ...],
         headers: tuple[Header, ...],
@@ -229,10 +229,10 @@ class RestApp:
             label = msgspec.structs.replace(label, scoring=scoring)
         if request.return_token_ids:
             label = msgspec.structs.replace(label, prompts=tuple(each.prompt for each in generations))
-        vocabulary = self._door.services.renderers[generation.model]
+        vocabulary = self._core.services.renderers[generation.model]
         form: Format
         if arrival.speech is not None:
-            form = SpokenFormat(label, vocabulary, arrival.speech, source_of(generation))
+            form = ParsedChatFormat(label, vocabulary, arrival.speech, source_of(generation))
         elif isinstance(request, ChatRequest):
             form = ChatFormat(label, vocabulary)
         else:
@@ -240,20 +240,20 @@ class RestApp:
         if request.resumable:
             start = (0,) * (request.n or 1)
             return _numbered(outlet, form, headers, include_usage, start, start)
-        if request.stream and isinstance(form, SpokenFormat):
-            return SpokenStream(outlet, form, headers, request.n or 1, include_usage)
+        if request.stream and isinstance(form, ParsedChatFormat):
+            return ParsedStream(outlet, form, headers, request.n or 1, include_usage)
         if request.stream:
             return StreamedAnswer(outlet, form, headers, request.n or 1, include_usage)
         return CollectedAnswer(outlet, form, headers, request.n or 1)
 
-    async def _settle(self, call: Call, exchange: Exchange, timeout_s: float) -> None:
+    async def _settle(self, call: HttpRequest, exchange: ApiResponse, timeout_s: float) -> None:
         """Wait for the end of the response or of the client, whichever comes first."""
 
         def late() -> None:
             exchange.fail(TandemError("deadline_exceeded", f"the request was not finished within {timeout_s:g} s"))
 
         alarm = Alarm(self._shared_alarms(), late)
-        alarm.set(self._door.services.clock.now() + timeout_s + self._door.settings.settle_s)
+        alarm.set(self._core.services.clock.now() + timeout_s + self._core.settings.settle_s)
         try:
             await gone(call.receive)
         finally:
@@ -263,65 +263,65 @@ class RestApp:
     def _shared_alarms(self) -> Alarms:
         """Those of all requests, on the loop that serves them."""
         if self._alarms is None:
-            self._alarms = Alarms(asyncio.get_running_loop(), self._door.services.clock)
+            self._alarms = Alarms(asyncio.get_running_loop(), self._core.services.clock)
         return self._alarms
 
     # -- showing --
 
-    def _caller(self, call: Call) -> Caller:
+    def _caller(self, call: HttpRequest) -> Caller:
         return self._keys.caller(call.header(b"authorization"))
 
-    def _list_models(self, call: Call) -> None:
+    def _list_models(self, call: HttpRequest) -> None:
         caller = self._caller(call)
         models = [
             self._listed(name, model)
-            for name, model in by_name(self._door.services.generator.models()).items()
+            for name, model in by_name(self._core.services.generator.models()).items()
             if not caller.models or model.name in caller.models
         ]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": models}), ())
 
     def _listed(self, name: str, model: ServedModel) -> dict[str, Any]:
-        renderer = self._door.services.renderers.get(model.base)
+        renderer = self._core.services.renderers.get(model.base)
         return model_object(name, model, NEUTRAL if renderer is None else renderer.defaults)
 
-    def _list_workers(self, call: Call) -> None:
+    def _list_workers(self, call: HttpRequest) -> None:
         caller = self._caller(call)
         listed = [worker for worker in self._workers() if not caller.models or worker.model in caller.models]
         if not caller.operator:
             listed = [worker.for_tenants() for worker in listed]
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": listed}), ())
 
-    def _list_revisions(self, call: Call) -> None:
+    def _list_revisions(self, call: HttpRequest) -> None:
         caller = self._caller(call)
         caller.check_operator("what all tenants together have asked for")
         respond(call.outlet, 200, msgspec.json.encode(self._revisions(tuple(caller.models))), ())
 
-    def _explain_fleet(self, call: Call) -> None:
+    def _explain_fleet(self, call: HttpRequest) -> None:
         outlooks = tuple(self._outlooks(tuple(self._caller(call).models)))
         respond(call.outlet, 200, msgspec.json.encode({"object": "list", "data": outlooks}), ())
 
-    def _one_model(self, call: Call, name: str) -> None:
+    def _one_model(self, call: HttpRequest, name: str) -> None:
         caller = self._caller(call)
-        model = by_name(self._door.services.generator.models()).get(name)
+        model = by_name(self._core.services.generator.models()).get(name)
         caller.check_model(name if model is None else model.name)
         if model is not None:
             respond(call.outlet, 200, msgspec.json.encode(self._listed(name, model)), ())
             return
         raise TandemError("model_not_found", f"the model {name!r} does not exist", param="model")
 
-    def _one_request(self, call: Call, request_id: str) -> None:
+    def _one_request(self, call: HttpRequest, request_id: str) -> None:
         caller = self._caller(call)
-        standing = self._door.standing(request_id, caller)
+        standing = self._core.standing(request_id, caller)
         if standing is not None:
             now = {"id": request_id, "status": "running", **msgspec.structs.asdict(standing)}
             respond(call.outlet, 200, msgspec.json.encode(now), ())
             return
-        spans = self._door.story(request_id, caller)
+        spans = self._core.story(request_id, caller)
         if not spans:
             raise TandemError("not_found", f"the request {request_id!r} is not known here")
         respond(call.outlet, 200, msgspec.json.encode({"id": request_id, "status": "ended", "spans": spans}), ())
 
-    def _probe(self, call: Call) -> None:
+    def _probe(self, call: HttpRequest) -> None:
         if call.path == METRICS:
             self._caller(call).check_operator("what all tenants together do")
         page = self.probes.page(call.path)
@@ -334,7 +334,7 @@ class _Watch:
     """Connects an outlet, which exists first, with the exchange whose client turns out to be slow."""
 
     def __init__(self) -> None:
-        self.exchange: Exchange | None = None
+        self.exchange: ApiResponse | None = None
 
     def slow(self) -> None:
         if self.exchange is not None:
@@ -342,16 +342,16 @@ class _Watch:
 
 
 def _numbered(
-    outlet: Outlet,
+    outlet: ResponseWriter,
     form: Format,
     headers: tuple[Header, ...],
     include_usage: bool,
     after: tuple[int, ...],
     chars: tuple[int, ...],
-) -> NumberedAnswer:
-    if isinstance(form, SpokenFormat):
-        return SpokenNumbered(outlet, form, headers, include_usage, after, chars)
-    return NumberedAnswer(outlet, form, headers, include_usage, after, chars)
+) -> ResumableAnswer:
+    if isinstance(form, ParsedChatFormat):
+        return ResumableParsedStream(outlet, form, headers, include_usage, after, chars)
+    return ResumableAnswer(outlet, form, headers, include_usage, after, chars)
 
 
 def _connection(scope: Scope) -> Connection:

@@ -5,9 +5,9 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from router.api.body_budget import BodyShare
-from router.api.settings import FrontSettings
-from router.http_server.eager import Finished, Waiting, begin
-from router.http_server.exchange import Receive
+from router.api.settings import ApiSettings
+from router.http_server.cycle import Receive
+from router.http_server.sync_first import Finished, Waiting, begin
 from tandem.core.errors import TandemError
 
 
@@ -16,7 +16,7 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    receive: Receive, announced: bytes | None, settings: FrontSettings, share: BodyShare, bytes_max: int | None = None
+    receive: Receive, announced: bytes | None, settings: ApiSettings, share: BodyShare, bytes_max: int | None = None
 ) -> bytes:
     """The whole body, of at most so many bytes (default: what the settings say). Raises `body_too_large` before
     reading more than that, `deadline_exceeded` when the client stops sending, `queue_full` when too much is in hand,
@@ -39,7 +39,7 @@ async def read_body(
 
 
 async def _rest(
-    receive: Receive, first: MutableMapping[str, Any], settings: FrontSettings, share: BodyShare, most: int
+    receive: Receive, first: MutableMapping[str, Any], settings: ApiSettings, share: BodyShare, most: int
 ) -> bytes:
     """A body of several pieces, the first of which has been read."""
     body: bytes = first.get("body", b"")
@@ -63,7 +63,7 @@ def check_encoding(encoding: bytes | None) -> None:
         raise TandemError("unsupported_encoding", problem)
 
 
-async def discard_body(receive: Receive, settings: FrontSettings) -> None:
+async def discard_body(receive: Receive, settings: ApiSettings) -> None:
     """Read on for a while without keeping anything: a client that is still sending must get to see the answer."""
     size = 0
     try:

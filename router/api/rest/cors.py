@@ -6,7 +6,7 @@ Keys travel in `Authorization`, which a page has to hold itself: cookies are nev
 from collections.abc import Sequence
 from typing import Final
 
-from router.http_server.outlet import Header
+from router.http_server.response_writer import Header
 
 ANY: Final = "*"
 _EXPOSED: Final = (b"access-control-expose-headers", b"x-request-id, retry-after")

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from router.api.errors import check_method, error_headers, error_json
-from router.http_server.exchange import Receive
-from router.http_server.outlet import Header, Send
+from router.http_server.cycle import Receive
+from router.http_server.response_writer import Header, Send
 from tandem.core.errors import TandemError
 
 METRICS: Final = "/metrics"

@@ -6,10 +6,10 @@ from typing import Final
 import msgspec
 
 from router.api.errors import error_headers, error_json, for_client
-from router.api.exchange import PACE_EVERY, Exchange, Part
 from router.api.openai.answer import DONE, Choice, Format
+from router.api.response import PACE_EVERY, ApiResponse, Part
 from router.generation import Usage
-from router.http_server.outlet import Header, Outlet
+from router.http_server.response_writer import Header, ResponseWriter
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
 
@@ -22,18 +22,18 @@ _STREAM: Final = (
 )
 
 
-def respond(outlet: Outlet, status: int, body: bytes, headers: Sequence[Header]) -> None:
+def respond(outlet: ResponseWriter, status: int, body: bytes, headers: Sequence[Header]) -> None:
     """A whole JSON response."""
     outlet.whole(status, (_JSON, (b"content-length", b"%d" % len(body)), *headers), body)
 
 
-def respond_error(outlet: Outlet, error: TandemError, headers: Sequence[Header]) -> None:
+def respond_error(outlet: ResponseWriter, error: TandemError, headers: Sequence[Header]) -> None:
     """An error as a whole response."""
     shown = for_client(error)
     respond(outlet, shown.kind.http, error_json(shown), [*error_headers(shown), *headers])
 
 
-def begin_error(outlet: Outlet, error: TandemError, headers: Sequence[Header]) -> None:
+def begin_error(outlet: ResponseWriter, error: TandemError, headers: Sequence[Header]) -> None:
     """Like `respond_error`, but the response is left open for the caller to `end`."""
     body = error_json(for_client(error))
     outlet.start(error.kind.http, [_JSON, (b"content-length", b"%d" % len(body)), *headers])
@@ -44,7 +44,7 @@ class StreamedAnswer:
     """Server-sent events. The response starts with the first output, so that a failure before it has a status."""
 
     def __init__(
-        self, outlet: Outlet, form: Format, headers: Sequence[Header], sequences: int, include_usage: bool
+        self, outlet: ResponseWriter, form: Format, headers: Sequence[Header], sequences: int, include_usage: bool
     ) -> None:
         """`sequences` is n, the sequences of each generation."""
         self._outlet = outlet
@@ -53,7 +53,7 @@ class StreamedAnswer:
         self._sequences = sequences
         self._include_usage = include_usage
 
-    def part(self, exchange: Exchange, number: int) -> Part:
+    def part(self, exchange: ApiResponse, number: int) -> Part:
         return _StreamedPart(self, exchange, number, self._outlet, self._form, self._sequences)
 
     def begin(self) -> None:
@@ -78,7 +78,13 @@ class _StreamedPart(Part):
     __slots__ = ("_answer", "_form", "_heads", "_offsets", "_outlet", "_tail")
 
     def __init__(
-        self, answer: StreamedAnswer, exchange: Exchange, number: int, outlet: Outlet, form: Format, sequences: int
+        self,
+        answer: StreamedAnswer,
+        exchange: ApiResponse,
+        number: int,
+        outlet: ResponseWriter,
+        form: Format,
+        sequences: int,
     ) -> None:
         super().__init__(exchange, number, sequences)
         self._answer = answer
@@ -142,14 +148,14 @@ class _StreamedPart(Part):
 class CollectedAnswer:
     """One JSON body with all choices."""
 
-    def __init__(self, outlet: Outlet, form: Format, headers: Sequence[Header], sequences: int) -> None:
+    def __init__(self, outlet: ResponseWriter, form: Format, headers: Sequence[Header], sequences: int) -> None:
         self._outlet = outlet
         self._form = form
         self._headers = headers
         self._sequences = sequences
         self._parts: list[_CollectedPart] = []
 
-    def part(self, exchange: Exchange, number: int) -> Part:
+    def part(self, exchange: ApiResponse, number: int) -> Part:
         part = _CollectedPart(exchange, number, self._sequences)
         self._parts.append(part)
         return part
@@ -178,7 +184,7 @@ class _CollectedPart(Part):
 
     __slots__ = ("_collected",)
 
-    def __init__(self, exchange: Exchange, number: int, sequences: int) -> None:
+    def __init__(self, exchange: ApiResponse, number: int, sequences: int) -> None:
         super().__init__(exchange, number, sequences)
         self._collected = [_Collected([], [], []) for _ in range(sequences)]
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
+from router.placement.learning.lazy import LazyDict
 from router.placement.learning.pace import Faded, Judged, Paces
-from router.placement.learning.when_asked import WhenAsked
 
 _SHARE: Final = 0.1
 """Weight of a prompt in what follows all of them: positions attended to, tokens per piece."""
@@ -72,7 +72,7 @@ class PrefillCosts:
         """Of workers that tell nothing, but are of a kind that does."""
         self._attended: dict[str, float] = {}
         """Mean position that a computed token attended to."""
-        self._terms = WhenAsked[PrefillTerms](self._worked_out)
+        self._terms = LazyDict[PrefillTerms](self._worked_out)
         self._pieces_token = 0.0
         self._solved = self._shape.coefficients
 

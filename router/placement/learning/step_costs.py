@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from router.placement.learning.fit import Fit
+from router.placement.learning.lazy import LazyDict
 from router.placement.learning.pace import Faded, Judged, Paces
-from router.placement.learning.when_asked import WhenAsked
 from tandem.core.messages import Load
 
 _WINDOW: Final = 100.0
@@ -57,7 +57,7 @@ class StepCosts:
         """Of workers that tell, which model they compute."""
         self._guessed: dict[str, Judged[StepTerms]] = {}
         """Of workers that tell nothing, but are of a kind that does."""
-        self._terms = WhenAsked[StepTerms](self._worked_out)
+        self._terms = LazyDict[StepTerms](self._worked_out)
         self._solved = self._fit.coefficients
 
     def general(self, model: str = "") -> StepTerms:

@@ -12,10 +12,10 @@ from router.placement.filters.partners import Partners
 from router.placement.filters.sorting import suitable
 from router.placement.pairs import Pairs
 from router.placement.picker import placement
-from router.placement.policies.asking import asking
+from router.placement.policies.scoring_context import scoring_context
 from router.placement.reasons import must_be_local
-from router.placement.scorers.ask import Ask
 from router.placement.scorers.candidate import Priced, prefill_price, price_local, price_pairs
+from router.placement.scorers.context import ScoringContext
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
@@ -37,7 +37,7 @@ def ordered(
     found = suitable(request, workers, settings)
     if not found.decodes:
         return found.unplaced(request.model)
-    ask, partners = asking(request, found, costs, settings), Partners(pairs)
+    ask, partners = scoring_context(request, found, costs, settings), Partners(pairs)
     prefills = order(found.prefills) if found.prefills else ()
     priced = [_price(ask, worker, prefills, partners) for worker in order(found.decodes)[:_PRICED_MAX]]
     if settings.prefer == "disaggregated":
@@ -45,7 +45,7 @@ def ordered(
     return placement(ask, priced, found, partners, why)
 
 
-def _price(ask: Ask, worker: WorkerView, prefills: Sequence[WorkerView], partners: Partners) -> Priced:
+def _price(ask: ScoringContext, worker: WorkerView, prefills: Sequence[WorkerView], partners: Partners) -> Priced:
     """A decode worker with the first prefill worker that can hand over to it, or alone."""
     local = price_local(ask, worker)
     if must_be_local(ask.request, local.way.uncached, ask.settings):

@@ -13,26 +13,26 @@ from router.placement.filters.partners import Partners
 from router.placement.filters.sorting import Suitable, suitable
 from router.placement.pairs import Pairs
 from router.placement.picker import by_cost, placement
-from router.placement.policies.asking import asking
 from router.placement.policies.explore import WHY, Explorer, looks_slow
 from router.placement.policies.newcomers import WHY as NEW
 from router.placement.policies.newcomers import in_turn
 from router.placement.policies.progress import Progress
-from router.placement.policies.promises import Promises
+from router.placement.policies.scoring_context import scoring_context
+from router.placement.policies.speculative import SpeculativeEntries
 from router.placement.policies.traffic import Traffic
 from router.placement.reasons import must_be_local
-from router.placement.scorers.ask import Ask
 from router.placement.scorers.candidate import PrefillPrice, Priced, prefill_price, price_local, price_pairs
+from router.placement.scorers.context import ScoringContext
 from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
 
 class PrefixAware:
-    """Keeps what its own placements promise (`Promises`), say of those to come (`Traffic`), have still to generate
-    (`Progress`), and leave without prompts (`Explorer`)."""
+    """Keeps what its own placements promise (`SpeculativeEntries`), say of those to come (`Traffic`), have still to
+    generate (`Progress`), and leave without prompts (`Explorer`)."""
 
     def __init__(self, settings: PlacementSettings) -> None:
-        self._promises = Promises(settings.promise_s, settings.promises_max)
+        self._promises = SpeculativeEntries(settings.promise_s, settings.promises_max)
         self._traffic = Traffic()
         self._progress = Progress()
         self._explorer = Explorer()
@@ -50,7 +50,9 @@ class PrefixAware:
         if not found.decodes:
             return found.unplaced(request.model)
         promised = self._promises.leading(request, now)
-        ask = asking(request, found, costs, settings, promised, self._traffic.trend(now), self._progress, now)
+        ask = scoring_context(
+            request, found, costs, settings, promised, self._traffic.trend(now), self._progress, now
+        )
         partners = Partners(pairs)
         few = len(found.prefills) <= settings.candidates_max
         waiting = frozenset() if few else self._explorer.waiting()
@@ -80,7 +82,7 @@ class PrefixAware:
         self._explorer.forget(worker_id)
 
 
-def _price_all(ask: Ask, found: Suitable, partners: Partners, waiting: frozenset[str]) -> list[Priced]:
+def _price_all(ask: ScoringContext, found: Suitable, partners: Partners, waiting: frozenset[str]) -> list[Priced]:
     """Every decode worker computing itself, and the cheapest of them with the cheapest prefill workers and those that
     are `waiting` to be explored."""
     locals_ = [price_local(ask, worker) for worker in found.decodes]
@@ -100,7 +102,7 @@ def _price_all(ask: Ask, found: Suitable, partners: Partners, waiting: frozenset
     return priced
 
 
-def _worth_pairing(ask: Ask, priced: list[Priced]) -> list[Priced]:
+def _worth_pairing(ask: ScoringContext, priced: list[Priced]) -> list[Priced]:
     """The cheapest to generate on, and the cheapest to do everything on."""
     most = ask.settings.candidates_max
     if len(priced) <= most:
@@ -114,7 +116,7 @@ def _worth_pairing(ask: Ask, priced: list[Priced]) -> list[Priced]:
 
 
 def _partners(
-    ask: Ask,
+    ask: ScoringContext,
     decode: WorkerView,
     prefills: dict[int, list[PrefillPrice]],
     partners: Partners,
@@ -131,7 +133,7 @@ def _partners(
     return [price for price in prices if price.worker.worker_id in chosen]
 
 
-def _prefills(ask: Ask, found: Suitable) -> dict[int, list[PrefillPrice]]:
+def _prefills(ask: ScoringContext, found: Suitable) -> dict[int, list[PrefillPrice]]:
     """Prefill workers by pairing, the cheapest for this request first."""
     prices = [prefill_price(ask, worker) for worker in found.prefills]
     prices.sort(key=lambda each: (each.total_ms, each.worker.sequences_in_flight, each.worker.worker_id))

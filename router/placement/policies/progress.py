@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from router.placement.decision import Placement
 from router.placement.learning.answer_lengths import Lengths
-from router.placement.scorers.ask import EVEN
+from router.placement.scorers.context import EVEN
 from router.placement.view import WorkerView
 
 

@@ -5,7 +5,7 @@ import math
 from typing import Final
 
 from router.placement.decision import Placement
-from router.placement.scorers.ask import Trend
+from router.placement.scorers.context import Trend
 from router.placement.scorers.stakes import SHORT_MS
 
 _WINDOW_S: Final = 20.0

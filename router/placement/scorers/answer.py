@@ -8,7 +8,7 @@ are slow: to be a little faster is worth little to a stream that is faster than 
 """
 
 from router.placement.learning.step_costs import StepTerms
-from router.placement.scorers.ask import Ask, Batches, Trend
+from router.placement.scorers.context import Batches, ScoringContext, Trend
 from router.placement.view import WorkerView
 
 
@@ -18,7 +18,7 @@ def uneven_tokens(answer_tokens: float, step_ms: float, batches: Batches, trend:
     return 0.5 * (answer_tokens if unbound * answer_tokens <= 1.0 else 1.0 / unbound)
 
 
-def answer_price(ask: Ask, worker: WorkerView, terms: StepTerms) -> tuple[float, float]:
+def answer_price(ask: ScoringContext, worker: WorkerView, terms: StepTerms) -> tuple[float, float]:
     """Milliseconds for the expected answer in the batch that the request joins, and what all who are in it lose."""
     sequences = float(worker.sequences)
     attended = float(worker.attended_tokens)

@@ -6,7 +6,7 @@ import msgspec
 
 from router.placement.decision import Breakdown, Candidate
 from router.placement.scorers.answer import answer_price
-from router.placement.scorers.ask import Ask, Way
+from router.placement.scorers.context import PromptPlan, ScoringContext
 from router.placement.scorers.interference import interference_ms
 from router.placement.scorers.prompt import prompt_price
 from router.placement.scorers.stakes import beside_stake, prompt_stake, stream_stake
@@ -20,7 +20,7 @@ class Priced(msgspec.Struct, gc=False):
 
     total_ms: float
     queue_ms: float
-    way: Way
+    way: PromptPlan
     transfer_ms: float
     answer_ms: float
     answer_others_ms: float
@@ -69,13 +69,13 @@ class PrefillPrice(msgspec.Struct, gc=False):
 
     total_ms: float
     queue_ms: float
-    way: Way
+    way: PromptPlan
     others_ms: float
     stakes_ms: float
     worker: WorkerView
 
 
-def price_local(ask: Ask, worker: WorkerView) -> Priced:
+def price_local(ask: ScoringContext, worker: WorkerView) -> Priced:
     """`worker` computes the prompt itself."""
     times = times_of(ask, worker)
     queue_ms, way = prompt_price(ask, worker, times)
@@ -107,7 +107,7 @@ def price_local(ask: Ask, worker: WorkerView) -> Priced:
     )
 
 
-def prefill_price(ask: Ask, worker: WorkerView) -> PrefillPrice:
+def prefill_price(ask: ScoringContext, worker: WorkerView) -> PrefillPrice:
     """The prompt on a prefill worker."""
     queue_ms, way = prompt_price(ask, worker, times_of(ask, worker))
     others_ms = interference_ms(ask, worker, queue_ms, way)
@@ -117,7 +117,7 @@ def prefill_price(ask: Ask, worker: WorkerView) -> PrefillPrice:
     return PrefillPrice(first_ms + others_ms + stakes_ms, queue_ms, way, others_ms, stakes_ms, worker)
 
 
-def price_pairs(ask: Ask, prefills: Iterable[PrefillPrice], local: Priced) -> list[Priced]:
+def price_pairs(ask: ScoringContext, prefills: Iterable[PrefillPrice], local: Priced) -> list[Priced]:
     """Each of `prefills` computes, the worker of `local` generates. Blocks travel while the prompt is computed, but
     for the last ones."""
     worker = local.decode

@@ -1,10 +1,10 @@
 """What others lose by a prompt: running sequences, prompts that come after it, prefixes that make room. Pure."""
 
-from router.placement.scorers.ask import Ask, Way
+from router.placement.scorers.context import PromptPlan, ScoringContext
 from router.placement.view import WorkerView
 
 
-def interference_ms(ask: Ask, worker: WorkerView, queue_ms: float, way: Way) -> float:
+def interference_ms(ask: ScoringContext, worker: WorkerView, queue_ms: float, way: PromptPlan) -> float:
     """Together, in milliseconds of others.
 
     - Sequences that run beside the prompt, and the next one, pay a share of its time each.

@@ -6,11 +6,11 @@ another holder, wherever that is expected to be faster than computing it; how fa
 
 from router.placement.costs import CostModel
 from router.placement.learning.prefill_costs import PrefillTerms
-from router.placement.scorers.ask import Ask, Way
+from router.placement.scorers.context import PromptPlan, ScoringContext
 from router.placement.view import Times, WorkerView
 
 
-def prompt_price(ask: Ask, worker: WorkerView, times: Times) -> tuple[float, Way]:
+def prompt_price(ask: ScoringContext, worker: WorkerView, times: Times) -> tuple[float, PromptPlan]:
     """How long the prompt waits, with the time in it that its steps take without it, and the cheapest way to have it
     on `worker`. At least the last token is computed, as its logits are needed."""
     worker_id, terms = worker.worker_id, times.prefill
@@ -43,7 +43,7 @@ def tiers_ms(costs: CostModel, worker: WorkerView, dram: int, nvme: int) -> floa
     return spent
 
 
-def with_tiers(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -> tuple[float, int]:
+def with_tiers(ask: ScoringContext, worker: WorkerView, terms: PrefillTerms, blocks: int) -> tuple[float, int]:
     """With `blocks` leading ones in its pool: how long the worker reads from its own tiers, and how many tokens are
     there then. It reads all that it has, or nothing, whichever is faster."""
     total = ask.request.prompt_tokens
@@ -58,7 +58,7 @@ def with_tiers(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int) -
     return read_ms, there
 
 
-def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int, *, below: bool) -> Way:
+def _way(ask: ScoringContext, worker: WorkerView, terms: PrefillTerms, blocks: int, *, below: bool) -> PromptPlan:
     """The cheapest with the worker's own tiers, and the one other holder that makes it cheapest, if any does.
     `below`: the worker has more of the prompt than its pool does."""
     total, size = ask.request.prompt_tokens, worker.block_tokens
@@ -79,4 +79,4 @@ def _way(ask: Ask, worker: WorkerView, terms: PrefillTerms, blocks: int, *, belo
                 known, left_ms = theirs, terms.ms(total - theirs, theirs)
             if brought_ms + left_ms < least_ms:
                 fetch_ms, prefill_ms, cached, least_ms = brought_ms, left_ms, theirs, brought_ms + left_ms
-    return Way(fetch_ms, prefill_ms, total - cached, total - here, new_ms)
+    return PromptPlan(fetch_ms, prefill_ms, total - cached, total - here, new_ms)

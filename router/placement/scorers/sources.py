@@ -3,14 +3,14 @@
 from typing import Final
 
 from router.placement.decision import SourceChoice
-from router.placement.scorers.ask import Ask
+from router.placement.scorers.context import ScoringContext
 from router.placement.scorers.prompt import with_tiers
 from router.placement.view import WorkerView
 
 _SOURCES_MAX: Final = 2
 
 
-def sources(ask: Ask, worker: WorkerView) -> tuple[SourceChoice, ...]:
+def sources(ask: ScoringContext, worker: WorkerView) -> tuple[SourceChoice, ...]:
     """The cheapest first; the next best is one, too, should the first not deliver. Each of them beats computing."""
     holders = ask.holders.get(worker.pairing)
     if not holders:

@@ -6,11 +6,11 @@ once per change of a worker, and not once per request.
 
 from router.placement.learning.prefill_costs import PrefillTerms
 from router.placement.learning.step_costs import StepTerms
-from router.placement.scorers.ask import Ask
+from router.placement.scorers.context import ScoringContext
 from router.placement.view import Times, WorkerView
 
 
-def times_of(ask: Ask, worker: WorkerView) -> Times:
+def times_of(ask: ScoringContext, worker: WorkerView) -> Times:
     """As of now. The view drops what it knows with every change of its figures; what has been learned is compared."""
     worker_id = worker.worker_id
     prefill, step = ask.prefill_terms[worker_id], ask.step_terms[worker_id]

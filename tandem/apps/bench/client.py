@@ -46,7 +46,7 @@ def parse_target(url: str, key: str = "") -> Target:
     return Target(parts.hostname, port, parts.scheme == "https", base, key)
 
 
-class Answer:
+class Response:
     """An answer whose head has arrived."""
 
     def __init__(self, head: Head, rest: bytes, reader: asyncio.StreamReader) -> None:
@@ -89,10 +89,10 @@ class Client:
 
     async def exchange(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = _NO_HEADERS
-    ) -> "Exchange":
+    ) -> "PendingResponse":
         """Send a request; use the result as a context manager around reading the answer. Raises `OSError`."""
         reader, writer = self._kept() or await self._connect()
-        exchange = Exchange(self, reader, writer)
+        exchange = PendingResponse(self, reader, writer)
         writer.write(self._request(method, path, body, headers))
         return exchange
 
@@ -137,7 +137,7 @@ class Client:
                 await writer.wait_closed()
 
 
-class Exchange:
+class PendingResponse:
     """One request on one connection. Leaving it early closes the connection, which cancels the request."""
 
     def __init__(self, client: Client, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,16 +145,16 @@ class Exchange:
         self._reader = reader
         self._writer = writer
         self._reusable = False
-        self._answer: Answer | None = None
+        self._answer: Response | None = None
 
-    async def __aenter__(self) -> Answer:
+    async def __aenter__(self) -> Response:
         try:
             return await self._head()
         except BaseException:
             self._writer.close()
             raise
 
-    async def _head(self) -> Answer:
+    async def _head(self) -> Response:
         received = b""
         while True:
             more = await self._reader.read(_READ_BYTES)
@@ -165,7 +165,7 @@ class Exchange:
             if found is not None:
                 head, rest = found
                 self._reusable = head.keep_alive
-                self._answer = Answer(head, rest, self._reader)
+                self._answer = Response(head, rest, self._reader)
                 return self._answer
 
     async def __aexit__(self, *raised: object) -> None:

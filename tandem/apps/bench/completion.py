@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tandem.apps.bench.client import Answer, Client
+from tandem.apps.bench.client import Client, Response
 from tandem.apps.bench.outcome import UNFINISHED, Outcome
-from tandem.apps.bench.wire import BadAnswer, Events
+from tandem.apps.bench.wire import BadResponse, Events
 
 _BODY_MAX: Final = 4096
 
@@ -86,12 +86,12 @@ class ErrorBody(msgspec.Struct):
         return str(self.code or self.type or "unknown")
 
 
-class ErrorAnswer(msgspec.Struct):
+class ErrorResponse(msgspec.Struct):
     error: ErrorBody
 
 
 @dataclass
-class Reading:
+class CompletionStream:
     """What has been seen of one answer so far."""
 
     times_s: list[float] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Reading:
 
 _EVENT: Final = msgspec.json.Decoder(Event)
 _ERROR: Final = msgspec.json.Decoder(ErrorBody)
-_ANSWER: Final = msgspec.json.Decoder(ErrorAnswer)
+_ANSWER: Final = msgspec.json.Decoder(ErrorResponse)
 
 
 def _nothing(_outcome: Outcome) -> None:
@@ -153,7 +153,7 @@ async def complete(
     A cancelled call closes its connection and gives `on_cancel` what had arrived until then.
     """
     loop = asyncio.get_running_loop()
-    reading = Reading()
+    reading = CompletionStream()
     sent_s = loop.time() - begin
     error: str | None
     try:
@@ -168,12 +168,12 @@ async def complete(
         error = "refused"
     except OSError as failure:
         error = f"connection:{type(failure).__name__}"
-    except (BadAnswer, msgspec.DecodeError) as failure:
+    except (BadResponse, msgspec.DecodeError) as failure:
         error = f"bad_answer:{type(failure).__name__}"
     return reading.outcome(scheduled_s, sent_s, loop.time() - begin, error)
 
 
-async def _read(answer: Answer, reading: Reading, begin: float) -> str | None:
+async def _read(answer: Response, reading: CompletionStream, begin: float) -> str | None:
     """Read the stream into `reading`; gives the kind of error or None."""
     if answer.status != 200:
         return f"http_{answer.status}:{error_kind(await answer.read())}"

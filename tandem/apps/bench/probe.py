@@ -10,7 +10,7 @@ from tandem.apps.bench.client import Client
 from tandem.apps.bench.completion import Style, complete, request_body
 from tandem.apps.bench.content import TokenRange, prompt_text, prompt_tokens
 from tandem.apps.bench.outcome import Outcome
-from tandem.apps.bench.wire import BadAnswer
+from tandem.apps.bench.wire import BadResponse
 from tandem.apps.bench.workload import Piece
 from tandem.core.errors import TandemError
 from tandem.core.slo import Slo
@@ -43,14 +43,14 @@ class _Models(msgspec.Struct):
     data: tuple[_Model, ...] = ()
 
 
-class Listed(NamedTuple):
+class ListedModel(NamedTuple):
     """A model of a server, and what the server says its answers are to hold; most servers say nothing of that."""
 
     model: str
     slo: Slo
 
 
-async def find_model(client: Client, name: str | None, timeout_s: float) -> Listed:
+async def find_model(client: Client, name: str | None, timeout_s: float) -> ListedModel:
     """The model called `name`, which a server need not list; without one the first that it lists. Raises
     `bad_setting` where that is needed and it cannot be asked or lists none."""
     try:
@@ -61,10 +61,10 @@ async def find_model(client: Client, name: str | None, timeout_s: float) -> List
         listed = ()
     for model in listed:
         if name in (None, model.id):
-            return Listed(model.id, _slo(model.slo))
+            return ListedModel(model.id, _slo(model.slo))
     if name is None:
         raise TandemError("bad_setting", "--url: the server lists no model; name one with --model")
-    return Listed(name, Slo())
+    return ListedModel(name, Slo())
 
 
 def _slo(told: msgspec.Raw) -> Slo:
@@ -81,7 +81,7 @@ async def _listed(client: Client, timeout_s: float) -> tuple[_Model, ...]:
     try:
         async with asyncio.timeout(timeout_s), await client.exchange("GET", "/v1/models") as answer:
             return msgspec.json.decode(await answer.read(), type=_Models).data if answer.status == 200 else ()
-    except (OSError, TimeoutError, BadAnswer, msgspec.DecodeError) as error:
+    except (OSError, TimeoutError, BadResponse, msgspec.DecodeError) as error:
         raise TandemError(
             "bad_setting", f"--url: no model list from there: {error or type(error).__name__}"
         ) from error

@@ -11,7 +11,7 @@ _HEAD_MAX: Final = 64 * 1024
 _LINE_MAX: Final = 8 * 1024
 
 
-class BadAnswer(Exception):
+class BadResponse(Exception):
     """The bytes are not an HTTP/1.1 answer."""
 
 
@@ -26,11 +26,11 @@ class Head:
 
 
 def split_head(received: bytes) -> tuple[Head, bytes] | None:
-    """The head and what follows it, or None while it is incomplete. Raises `BadAnswer`."""
+    """The head and what follows it, or None while it is incomplete. Raises `BadResponse`."""
     end = received.find(b"\r\n\r\n")
     if end < 0:
         if len(received) > _HEAD_MAX:
-            raise BadAnswer("the answer's head is too long")
+            raise BadResponse("the answer's head is too long")
         return None
     status_line, *lines = received[:end].split(b"\r\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
@@ -40,7 +40,7 @@ def split_head(received: bytes) -> tuple[Head, bytes] | None:
         length = int(headers[b"content-length"]) if b"content-length" in headers and not chunked else None
         head = Head(int(status), length, chunked, _keeps(version, headers) and (chunked or length is not None))
     except ValueError as error:
-        raise BadAnswer(f"not an HTTP answer: {status_line[:80]!r}") from error
+        raise BadResponse(f"not an HTTP answer: {status_line[:80]!r}") from error
     return head, received[end + 4 :]
 
 
@@ -59,7 +59,7 @@ class Body:
         self.ended = head.length == 0 and not head.chunked
 
     def feed(self, received: bytes) -> bytes:
-        """The body bytes in `received`. Raises `BadAnswer`."""
+        """The body bytes in `received`. Raises `BadResponse`."""
         if not self._chunked:
             return self._plain(received)
         out = []
@@ -84,7 +84,7 @@ class Body:
         end = self._pending.find(b"\r\n")
         if end < 0:
             if len(self._pending) > _LINE_MAX:
-                raise BadAnswer("a chunk's size line is too long")
+                raise BadResponse("a chunk's size line is too long")
             return None
         if self._trailer:
             self._pending = self._pending[end + 2 :]
@@ -93,7 +93,7 @@ class Body:
         try:
             size = int(self._pending[:end].partition(b";")[0], 16)
         except ValueError as error:
-            raise BadAnswer(f"not a chunk size: {self._pending[:end][:40]!r}") from error
+            raise BadResponse(f"not a chunk size: {self._pending[:end][:40]!r}") from error
         if size == 0:
             self._trailer = True
             self._pending = self._pending[end + 2 :]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
@@ -17,7 +17,7 @@ from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
 
 T = TypeVar("T")
-Figures = Mapping[str, float]
+MetricSamples = Mapping[str, float]
 """Values by metric, labels included: `tandem_sequences{state="running"}`."""
 
 _START_S: Final = 120.0
@@ -25,7 +25,7 @@ _PAGE_S: Final = 5.0
 _SAMPLE: Final = re.compile(rb"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 
 
-class Live:
+class LivePlatform:
     """A platform that serves."""
 
     def __init__(self, platform: Platform, supervisor: Supervisor) -> None:
@@ -42,12 +42,12 @@ class Live:
     def workers(self) -> tuple[Member, ...]:
         return tuple(member for member in self.platform.members if member.role != ROUTER)
 
-    async def figures(self, member: Member) -> Figures:
+    async def figures(self, member: Member) -> MetricSamples:
         """What a process publishes now. Raises `OSError` when it does not answer."""
         if member.role == ROUTER:
-            return parse_page(await page(self.host, self.port))
+            return parse_metrics(await scrape(self.host, self.port))
         host, _, port = member.metrics.rpartition(":")
-        return parse_page(await page(host, int(port)))
+        return parse_metrics(await scrape(host, int(port)))
 
     def pid(self, member: Member) -> int:
         """The process id of a member that runs."""
@@ -55,7 +55,7 @@ class Live:
         return member.pid
 
 
-async def page(host: str, port: int) -> bytes:
+async def scrape(host: str, port: int) -> bytes:
     """A metrics page. Raises `OSError`."""
     async with asyncio.timeout(_PAGE_S):
         reader, writer = await asyncio.open_connection(host, port)
@@ -66,19 +66,19 @@ async def page(host: str, port: int) -> bytes:
             writer.close()
 
 
-def parse_page(text: bytes) -> Figures:
+def parse_metrics(text: bytes) -> MetricSamples:
     """The samples of a page in Prometheus' text format."""
     return {name.decode(): float(value) for name, value in _SAMPLE.findall(text)}
 
 
-def total(figures: Figures, metric: str, label: str = "") -> float:
+def total(figures: MetricSamples, metric: str, label: str = "") -> float:
     """The sum of a metric over its labels, of those samples whose labels contain `label`."""
     return sum(value for name, value in figures.items() if name.partition("{")[0] == metric and label in name)
 
 
-def run_live(
+def run_platform(
     flags: Sequence[str],
-    work: Callable[[Live], Awaitable[T]],
+    work: Callable[[LivePlatform], Awaitable[T]],
     environment: Mapping[str, str] | None = None,
     start_s: float = _START_S,
 ) -> T:
@@ -92,9 +92,9 @@ def run_live(
     async def main() -> T:
         async def served(supervisor: Supervisor) -> T:
             await platform.ready(supervisor, start_s)
-            return await work(Live(platform, supervisor))
+            return await work(LivePlatform(platform, supervisor))
 
-        return await platform.run(LineBoard(lambda _line: None), served)
+        return await platform.run(LineDisplay(lambda _line: None), served)
 
     try:
         return asyncio.run(main())

@@ -29,7 +29,7 @@ _ASK_WITHIN_S: Final = 10.0
 _WRITE_WITHIN_S: Final = 5.0
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is asked: exactly one of `scale` (workers wanted, by pool), `drain` (a worker) and `describe`."""
 
     scale: dict[str, int] | None = None
@@ -40,20 +40,20 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """With `drain`: nothing takes its place."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ControlError(msgspec.Struct, frozen=True):
     """An error of `tandem.core.errors`."""
 
     code: str
     message: str
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReplyLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of an answer. All but `progress` are the last one."""
 
     progress: str | None = None
     change: Change | None = None
     platform: PlatformEntry | None = None
-    error: Problem | None = None
+    error: ControlError | None = None
 
 
 class ControlServer:
@@ -72,7 +72,7 @@ class ControlServer:
 
             async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 # A task of our own, as a server does not wait for those it starts.
-                await asyncio.wait((group.create_task(self._serve(reader, Answer(writer)), name="control"),))
+                await asyncio.wait((group.create_task(self._serve(reader, ReplyStream(writer)), name="control"),))
 
             server = await asyncio.start_unix_server(accept, sock=listener, limit=LINE_MAX)
             try:
@@ -81,38 +81,38 @@ class ControlServer:
                 server.close()
                 self._path.unlink(missing_ok=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, answer: "Answer") -> None:
+    async def _serve(self, reader: asyncio.StreamReader, answer: "ReplyStream") -> None:
         self._connections += 1
         try:
             if self._connections > _CONNECTIONS_MAX:
                 raise TandemError("over_quota", f"{_CONNECTIONS_MAX} connections to this socket are open already")
             answer.say(await self._do(await _wish(reader), answer))
         except TandemError as error:
-            answer.say(Line(error=Problem(error.code, error.message)))
+            answer.say(ReplyLine(error=ControlError(error.code, error.message)))
         finally:
             self._connections -= 1
             await answer.end()
 
-    async def _do(self, wish: Wish, answer: "Answer") -> Line:
+    async def _do(self, wish: ControlRequest, answer: "ReplyStream") -> ReplyLine:
         if wish.describe:
-            return Line(platform=self._describe())
+            return ReplyLine(platform=self._describe())
 
         def say(sentence: str) -> None:
-            answer.say(Line(progress=sentence))
+            answer.say(ReplyLine(progress=sentence))
 
         if wish.scale is not None:
-            return Line(change=await self._operations.scale(wish.scale, wish.within_s, say))
+            return ReplyLine(change=await self._operations.scale(wish.scale, wish.within_s, say))
         assert wish.drain is not None, "a wish has one of the three"
-        return Line(change=await self._operations.drain(wish.drain, wish.within_s, wish.remove, say))
+        return ReplyLine(change=await self._operations.drain(wish.drain, wish.within_s, wish.remove, say))
 
 
-class Answer:
+class ReplyStream:
     """Lines to whoever asked, for as long as they listen. There are a few hundred at most."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
 
-    def say(self, line: Line) -> None:
+    def say(self, line: ReplyLine) -> None:
         if not self._writer.is_closing():
             self._writer.write(msgspec.json.encode(line) + b"\n")
 
@@ -124,7 +124,7 @@ class Answer:
                 await self._writer.wait_closed()
 
 
-async def _wish(reader: asyncio.StreamReader) -> Wish:
+async def _wish(reader: asyncio.StreamReader) -> ControlRequest:
     """What is asked. Raises `bad_setting`, saying what a line has to look like."""
     try:
         async with asyncio.timeout(_ASK_WITHIN_S):
@@ -136,7 +136,7 @@ async def _wish(reader: asyncio.StreamReader) -> Wish:
     except ConnectionError as error:
         raise TandemError("bad_setting", f"the connection ended: {error}") from error
     try:
-        wish = msgspec.json.decode(line, type=Wish)
+        wish = msgspec.json.decode(line, type=ControlRequest)
     except msgspec.DecodeError as error:
         raise TandemError("bad_setting", f"not a wish: {error}") from error
     if (wish.scale is not None) + (wish.drain is not None) + wish.describe != 1:

@@ -6,13 +6,13 @@ from contextlib import closing
 
 import msgspec
 
-from tandem.apps.cli.control import LINE_MAX, Line, Wish
+from tandem.apps.cli.control import LINE_MAX, ControlRequest, ReplyLine
 from tandem.apps.cli.operations import Change
 from tandem.apps.cli.registry import PlatformEntry
 from tandem.core.errors import KINDS, TandemError
 
 
-async def ask_for(platform: PlatformEntry, wish: Wish, progress: Callable[[str], None]) -> Change:
+async def request_change(platform: PlatformEntry, wish: ControlRequest, progress: Callable[[str], None]) -> Change:
     """Have a change carried out; `progress` hears how it goes.
 
     Raises what the platform refuses with, and `link_lost` when it does not answer or ends before it has.
@@ -26,7 +26,7 @@ async def ask_for(platform: PlatformEntry, wish: Wish, progress: Callable[[str],
         try:
             writer.write(msgspec.json.encode(wish) + b"\n")
             while raw := await reader.readline():
-                line = msgspec.json.decode(raw, type=Line)
+                line = msgspec.json.decode(raw, type=ReplyLine)
                 if line.progress is not None:
                     progress(line.progress)
                 if line.error is not None:

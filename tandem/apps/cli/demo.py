@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from tandem.apps.cli.ask import ask, refusal, spans_of
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
-from tandem.apps.cli.request_story import ROOT, RequestStory, handoff_problems, tell
+from tandem.apps.cli.request_trace import ROOT, RequestTrace, assemble_trace, handoff_problems
+from tandem.apps.cli.router_client import refusal, send_request, spans_of
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.timeline import render
 from tandem.apps.cli.up import cleaning_up
@@ -59,7 +59,7 @@ _CHAT: Final = (
 )
 
 
-class Answer(msgspec.Struct):
+class ChatCompletion(msgspec.Struct):
     """The parts of a chat completion that are shown."""
 
     id: str
@@ -102,28 +102,28 @@ async def _demo(platform: Platform, began: float) -> list[str]:
         print(render(story) + "\n", flush=True)
         return handoff_problems(story) + ([] if answer.text.strip() else ["the answer is empty"])
 
-    problems = await platform.run(LineBoard(say), work)
+    problems = await platform.run(LineDisplay(say), work)
     unclean = [member.name for member in platform.members if member.exit_status != 0]
     return problems + [f"{name} did not stop cleanly" for name in unclean]
 
 
-async def _chat(platform: Platform) -> Answer:
+async def _chat(platform: Platform) -> ChatCompletion:
     messages = [{"role": role, "content": content} for role, content in _CHAT]
     body = {"model": platform.service.model_name, "messages": messages, "max_tokens": _MAX_TOKENS, "temperature": 0}
-    status, answer = await ask(
+    status, answer = await send_request(
         platform.target, "POST", "/v1/chat/completions", msgspec.json.encode(body), timeout_s=_ANSWER_S
     )
     if status != 200:
         raise TandemError("engine_failed", f"the request was refused: {refusal(status, answer)}")
-    return msgspec.json.decode(answer, type=Answer)
+    return msgspec.json.decode(answer, type=ChatCompletion)
 
 
-async def _story(platform: Platform, request_id: str) -> RequestStory:
+async def _story(platform: Platform, request_id: str) -> RequestTrace:
     """The request's spans once both workers have reported theirs, which they do just after the answer."""
     deadline = time.monotonic() + _STORY_S
     while True:
         spans = await spans_of(platform.target, request_id)
-        story = tell(spans)
+        story = assemble_trace(spans)
         if (story.named(ROOT) and not handoff_problems(story)) or time.monotonic() > deadline:
             return story
         await asyncio.sleep(0.05)

@@ -4,9 +4,9 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-from tandem.apps.cli.change_story import sentences
-from tandem.apps.cli.control import Wish
-from tandem.apps.cli.control_client import ask_for
+from tandem.apps.cli.change_summary import sentences
+from tandem.apps.cli.control import ControlRequest
+from tandem.apps.cli.control_client import request_change
 from tandem.apps.cli.registry import find
 from tandem.core.deadlines import Deadlines
 
@@ -14,8 +14,8 @@ from tandem.core.deadlines import Deadlines
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0 once the worker has left, 1 when it could not be asked to."""
     given = _parser().parse_args(arguments)
-    wish = Wish(drain=given.worker, within_s=given.within, remove=given.remove)
-    change = asyncio.run(ask_for(find(given.url), wish, _print))
+    wish = ControlRequest(drain=given.worker, within_s=given.within, remove=given.remove)
+    change = asyncio.run(request_change(find(given.url), wish, _print))
     for sentence in sentences(change):
         _print(sentence)
     return 0

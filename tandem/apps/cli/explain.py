@@ -12,11 +12,11 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from router.generation import Standing
+from router.generation import RequestStatus
 from tandem.apps.bench.client import Target, parse_target
-from tandem.apps.cli.ask import Running, fleet_outlooks, look_up
-from tandem.apps.cli.fleet_story import NONE, story
-from tandem.apps.cli.request_story import tell
+from tandem.apps.cli.fleet_summary import NONE, render_split
+from tandem.apps.cli.request_trace import assemble_trace
+from tandem.apps.cli.router_client import RunningStatus, fetch_status, fleet_outlooks
 from tandem.apps.cli.timeline import render
 from tandem.core.errors import TandemError
 
@@ -36,14 +36,14 @@ def main(arguments: Sequence[str]) -> int:
     target = parse_target(options.url, options.api_key)
     if options.request_id == FLEET:
         return _fleet(target, options.json)
-    found = asyncio.run(look_up(target, options.request_id))
+    found = asyncio.run(fetch_status(target, options.request_id))
     if options.json:
-        shown = found if isinstance(found, Running) else found.spans
+        shown = found if isinstance(found, RunningStatus) else found.spans
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
-    elif isinstance(found, Running):
-        print(f"{options.request_id} is running: {standing_line(found.standing)}")
+    elif isinstance(found, RunningStatus):
+        print(f"{options.request_id} is running: {status_line(found.standing)}")
     else:
-        print(render(tell(found.spans), shutil.get_terminal_size((100, 24)).columns))
+        print(render(assemble_trace(found.spans), shutil.get_terminal_size((100, 24)).columns))
     return 0
 
 
@@ -56,13 +56,13 @@ def _fleet(target: Target, as_json: bool) -> int:
     for number, outlook in enumerate(outlooks):
         if number:
             console.print()
-        console.print(story(outlook))
+        console.print(render_split(outlook))
     if not outlooks:
         console.print(NONE)
     return 0
 
 
-def standing_line(standing: Standing) -> str:
+def status_line(standing: RequestStatus) -> str:
     """Where a running request is, in one line."""
     if standing.decode is None:
         where = "waiting for a worker"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tandem.apps.cli.model_here import CONFIG, model_config, model_directory
+from tandem.apps.cli.local_model import CONFIG, model_config, model_directory
 from tandem.core.errors import TandemError
 from tandem.core.quantization import type_of_method
 from tandem.core.sizing import ITEM_BYTES, Shape, activation_bytes, fit, indivisible

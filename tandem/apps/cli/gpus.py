@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.apps.cli.gpu_fit import check_fit
-from tandem.apps.cli.one_machine import source_here
+from tandem.apps.cli.single_node import local_source
 from tandem.core.clock import Clock
 from tandem.devices.assigning import Assignment, Wanted, assign, environment_of
 from tandem.devices.topology import Topology
@@ -19,14 +19,14 @@ _COMING_S: Final = 1.0
 
 
 @dataclass(frozen=True)
-class Bound:
+class DeviceBinding:
     """What a worker's process is told of its devices."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
-UNBOUND: Final = Bound()
+UNBOUND: Final = DeviceBinding()
 
 
 class Gpus:
@@ -52,7 +52,7 @@ class Gpus:
 
     def give(
         self, service: ModelService, workers: Sequence[tuple[Pool, int]], present: Collection[str] = ()
-    ) -> dict[str, Bound]:
+    ) -> dict[str, DeviceBinding]:
         """What each of the workers is told, by name; nothing of one on CPUs. `present` are the workers that run.
         Raises `bad_setting` with the arithmetic where one does not fit."""
         wanted = {f"{pool.name}-{index}": (pool, _wanted(service, pool, index)) for pool, index in workers}
@@ -72,7 +72,7 @@ class Gpus:
         for assignment in plan.assignments:
             pool = wanted[assignment.name][0]
             engine = engine_of(service.spec.engine, pool)
-            fits = check_fit(source_here(service.spec.model.source), engine, assignment)
+            fits = check_fit(local_source(service.spec.model.source), engine, assignment)
             self.notes.append(f"{assignment.name}: {'; '.join((*assignment.reasons, fits))}")
             self._given[assignment.name] = assignment, now
             bounds[assignment.name] = self._bound(topology, engine.type, assignment)
@@ -90,12 +90,12 @@ class Gpus:
                 )
         return self._topology
 
-    def _bound(self, topology: Topology, engine: str, given: Assignment) -> Bound:
+    def _bound(self, topology: Topology, engine: str, given: Assignment) -> DeviceBinding:
         settings: dict[str, object] = {f"{engine}.gpu_memory_share": given.share}
         if engine == "vllm":
             files = sorted({f"gpu-{gpu.uuid or gpu.token}.lock" for gpu in given.gpus})
             settings["vllm.start_locks"] = ",".join(str(self._locks / name) for name in files)
-        return Bound(environment_of(topology, given, self._environment), settings)
+        return DeviceBinding(environment_of(topology, given, self._environment), settings)
 
 
 def _on_gpu(service: ModelService, pool: Pool) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from tandem.apps.cli import drill_settings as pace
-from tandem.apps.cli.gpus import UNBOUND, Bound, Gpus
+from tandem.apps.cli.gpus import UNBOUND, DeviceBinding, Gpus
 from tandem.apps.cli.member import Member
-from tandem.apps.cli.one_machine import source_here
+from tandem.apps.cli.single_node import local_source
 from tandem.apps.cli.supervisor import ROUTER
 from tandem.process.processes import Command
 from tandem.spec.pool import Pool, engine_of
@@ -28,7 +28,7 @@ _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 @dataclass(frozen=True)
-class Places:
+class LaunchContext:
     """The files and ports of a run, and whether it is one for drills."""
 
     fleet_file: Path
@@ -41,7 +41,7 @@ class Places:
 
 def members_of(
     service: ModelService,
-    places: Places,
+    places: LaunchContext,
     cores: int,
     environment: Mapping[str, str],
     router_flags: Sequence[str] = (),
@@ -68,7 +68,7 @@ def members_of(
     return members
 
 
-def store_of(store: StoreSpec, places: Places, environment: Mapping[str, str]) -> Member:
+def store_of(store: StoreSpec, places: LaunchContext, environment: Mapping[str, str]) -> Member:
     """The process that keeps blocks for all workers."""
     name = f"{STORE}-0"
     settings = {
@@ -86,12 +86,12 @@ def store_of(store: StoreSpec, places: Places, environment: Mapping[str, str]) -
 
 def worker_of(
     service: ModelService,
-    places: Places,
+    places: LaunchContext,
     pool: Pool,
     index: int,
     threads: int,
     environment: Mapping[str, str],
-    bound: Bound = UNBOUND,
+    bound: DeviceBinding = UNBOUND,
 ) -> Member:
     """The worker number `index`, from 0, of a pool, on the devices it is bound to."""
     name = f"{pool.name}-{index}"
@@ -115,7 +115,7 @@ def threads_per_worker(cores: int, workers: int) -> int:
     return max(1, cores // max(1, workers))
 
 
-def _router(service: ModelService, places: Places) -> list[str]:
+def _router(service: ModelService, places: LaunchContext) -> list[str]:
     settings = {
         "host": service.spec.router.host,
         "port": places.port,
@@ -123,7 +123,7 @@ def _router(service: ModelService, places: Places) -> list[str]:
         "metrics_bind": "127.0.0.1:0",
         "workers_file": places.fleet_file,
         "ticket_key_file": places.key_file,
-        "model": source_here(service.spec.model.source),
+        "model": local_source(service.spec.model.source),
         "model_name": service.model_name,
         "engine": service.spec.engine.type,
         "tool_parser": service.spec.model.tool_parser,
@@ -152,12 +152,14 @@ def _policy(service: ModelService) -> str | None:
     return None if policy == Routing().policy else policy
 
 
-def _worker(service: ModelService, pool: Pool, name: str, places: Places, threads: int, bound: Bound) -> list[str]:
+def _worker(
+    service: ModelService, pool: Pool, name: str, places: LaunchContext, threads: int, bound: DeviceBinding
+) -> list[str]:
     engine = engine_of(service.spec.engine, pool).type
     settings = {
         "worker_id": name,
         "revision": revision_of(service.spec),
-        **worker_settings(service, pool, source_here(service.spec.model.source)),
+        **worker_settings(service, pool, local_source(service.spec.model.source)),
         "scheduler.max_sequences": _sequences(service),
         "ticket_key_file": places.key_file,
         "socket_directory": places.sockets,

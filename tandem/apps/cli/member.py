@@ -9,7 +9,7 @@ from tandem.process.processes import Command
 
 
 @dataclass(frozen=True)
-class Farewell:
+class DrainReport:
     """Attempts that finished while their worker drained, that their router took back (moved elsewhere or cancelled
     by their clients), and that were cut off at the bound."""
 
@@ -43,7 +43,7 @@ class Member:
     """Within how many seconds this life is to end, once that was asked for."""
     removed: bool = False
     """Nothing takes its place when it ends."""
-    farewell: Farewell | None = None
+    farewell: DrainReport | None = None
     """What became of its work when it drained, in its own words."""
 
     @property
@@ -73,7 +73,7 @@ class Member:
             case "alive" | "fenced" as state:
                 self.state, self.loaded = state, None
             case "drained":
-                self.farewell = Farewell(*(_count(event.get(key)) for key in ("finished", "taken", "cut")))
+                self.farewell = DrainReport(*(_count(event.get(key)) for key in ("finished", "taken", "cut")))
             case "stopping":
                 self.state, self.note = "stopping", ""
             case "failed":

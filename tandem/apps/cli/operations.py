@@ -21,7 +21,7 @@ WITHIN_MAX_S: Final = 3600.0
 _TELL_EVERY_S: Final = 0.2
 
 
-class Left(msgspec.Struct, frozen=True):
+class DrainedWorker(msgspec.Struct, frozen=True):
     """A worker that has drained. Attempts `finished` there, were `taken` back by the router (moved to another worker,
     or cancelled by their clients) or `cut` off at the bound; None when the worker could not say."""
 
@@ -38,13 +38,13 @@ class Change(msgspec.Struct, frozen=True):
     when it did not answer; `workers` are those that run now."""
 
     started: tuple[str, ...]
-    left: tuple[Left, ...]
+    left: tuple[DrainedWorker, ...]
     moved: int | None
     workers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Changeable:
+class OperationsDeps:
     """What a change needs of the platform: its pools, how to describe one more worker, how to wait until the router
     can use every worker, and how many streams it has moved so far."""
 
@@ -58,7 +58,7 @@ class Changeable:
 class Operations:
     """One change runs at a time; the next waits. What a change needs is bounded, so that wait is, too."""
 
-    def __init__(self, supervisor: Supervisor, platform: Changeable, clock: Clock) -> None:
+    def __init__(self, supervisor: Supervisor, platform: OperationsDeps, clock: Clock) -> None:
         self._supervisor = supervisor
         self._platform = platform
         self._clock = clock
@@ -125,7 +125,7 @@ class Operations:
                 "deadline_exceeded", "the router has no link to the workers that were started"
             ) from None
 
-    async def _leave(self, member: Member, within_s: float, remove: bool, say: Say) -> Left:
+    async def _leave(self, member: Member, within_s: float, remove: bool, say: Say) -> DrainedWorker:
         began = self._clock.now()
         say(f"{member.name} drains, for at most {within_s:g} s")
         telling = asyncio.create_task(_tell(member, say), name=f"tell of {member.name}")
@@ -135,10 +135,10 @@ class Operations:
             telling.cancel()
         took_s, told = self._clock.now() - began, member.farewell
         if told is None:
-            return Left(member.name, took_s, remove)
-        return Left(member.name, took_s, remove, told.finished, told.taken, told.cut)
+            return DrainedWorker(member.name, took_s, remove)
+        return DrainedWorker(member.name, took_s, remove, told.finished, told.taken, told.cut)
 
-    async def _change(self, started: tuple[str, ...], left: tuple[Left, ...], before: int | None) -> Change:
+    async def _change(self, started: tuple[str, ...], left: tuple[DrainedWorker, ...], before: int | None) -> Change:
         after = await self._platform.moved()
         moved = None if before is None or after is None else max(0, after - before)
         workers = tuple(member.name for member in self._supervisor.members[1:])

@@ -10,16 +10,16 @@ import msgspec
 
 from tandem.apps.bench.client import Target
 from tandem.apps.cli import drill_settings as pace
-from tandem.apps.cli.board import Board
 from tandem.apps.cli.control import ControlServer
+from tandem.apps.cli.display import StatusDisplay
 from tandem.apps.cli.gpus import Gpus
-from tandem.apps.cli.launches import Places, members_of, threads_per_worker, worker_of
+from tandem.apps.cli.launches import LaunchContext, members_of, threads_per_worker, worker_of
 from tandem.apps.cli.member import Member
-from tandem.apps.cli.operations import Changeable, Operations
+from tandem.apps.cli.metrics_watch import MetricsWatch
+from tandem.apps.cli.operations import Operations, OperationsDeps
 from tandem.apps.cli.ports import check_free, free_port
 from tandem.apps.cli.registry import MemberEntry, PlatformEntry, Registry, open_registry, process_start
-from tandem.apps.cli.rolling.edits import Edits
-from tandem.apps.cli.router_watch import RouterWatch
+from tandem.apps.cli.rolling.spec_watch import SpecWatch
 from tandem.apps.cli.run_directory import RunDirectory
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
 from tandem.core.clock import Clock
@@ -60,7 +60,7 @@ class Platform:
         if service.spec.model.aliases or service.spec.slo.bounds.bounds:
             self.directory.tell(_first_told(service))
         self.control = LocalProcesses(self.directory.logs)
-        self._places = places = Places(
+        self._places = places = LaunchContext(
             self.directory.fleet_file, self.directory.key_file, self.directory.sockets, port, router.grpc_port, drills
         )
         self._gpus = Gpus(environment, self.directory.sockets, SystemClock(), topology)
@@ -71,7 +71,7 @@ class Platform:
             raise
         self.notes = tuple(self._gpus.notes)
         """What is worth saying before anything starts: who has which GPU, and what it has to hold."""
-        self.watch = RouterWatch(self.members)
+        self.watch = MetricsWatch(self.members)
         self._environment = environment
         self._drills = drills
         self._registry: Registry = open_registry(environment)
@@ -87,7 +87,7 @@ class Platform:
         host = f"[{self.target.host}]" if ":" in self.target.host else self.target.host
         return f"http://{host}:{self.target.port}"
 
-    async def run(self, board: Board, work: Callable[[Supervisor], Awaitable[T]]) -> T:
+    async def run(self, board: StatusDisplay, work: Callable[[Supervisor], Awaitable[T]]) -> T:
         """Start everything, do `work`, and stop everything in order. A first signal stops, a second hurries.
 
         Raises what `work` raises, and `engine_failed` when a process cannot start; `work` is then cancelled.
@@ -122,15 +122,15 @@ class Platform:
             finally:
                 self._registry.withdraw()
 
-    async def follow(self, supervisor: Supervisor, edits: Edits, say: Callable[[str], None]) -> None:
+    async def follow(self, supervisor: Supervisor, edits: SpecWatch, say: Callable[[str], None]) -> None:
         """Roll every edit of the file out while the platform serves; until cancelled."""
         # Imported on use: the control plane takes a while to load, and most platforms are never edited.
-        from tandem.apps.cli.rolling.following import Following
-        from tandem.apps.cli.rolling.rollover import Site
+        from tandem.apps.cli.rolling.rollout import RolloutDeps
+        from tandem.apps.cli.rolling.rollout_loop import RolloutLoop
 
         assert self._operations is not None, "the platform runs"
-        site = Site(supervisor, self._worker, self.watch.all_linked, self.directory.tell, _START_S)
-        await Following(self.service, site, self._operations, SystemClock(), say, self._became).run(edits)
+        site = RolloutDeps(supervisor, self._worker, self.watch.all_linked, self.directory.tell, _START_S)
+        await RolloutLoop(self.service, site, self._operations, SystemClock(), say, self._became).run(edits)
 
     def _became(self, service: ModelService) -> None:
         assert self._operations is not None, "the platform runs"
@@ -150,7 +150,7 @@ class Platform:
             return self._worker(service, pool, index)
 
         linked, moved = self.watch.all_linked, self.watch.moved
-        return Operations(supervisor, Changeable(service.spec.pools, make, linked, moved, _START_S), clock)
+        return Operations(supervisor, OperationsDeps(service.spec.pools, make, linked, moved, _START_S), clock)
 
     def entry(self) -> PlatformEntry:
         """What others of this user may know of the platform now."""

@@ -4,9 +4,9 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-from tandem.apps.cli.change_story import sentences
-from tandem.apps.cli.control import Wish
-from tandem.apps.cli.control_client import ask_for
+from tandem.apps.cli.change_summary import sentences
+from tandem.apps.cli.control import ControlRequest
+from tandem.apps.cli.control_client import request_change
 from tandem.apps.cli.registry import find
 from tandem.core.deadlines import Deadlines
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status 0 once the platform has what was asked for, 1 when it could not be had."""
     given = _parser().parse_args(arguments)
     wanted = dict(given.pools)
-    change = asyncio.run(ask_for(find(given.url), Wish(scale=wanted, within_s=given.within), _print))
+    change = asyncio.run(request_change(find(given.url), ControlRequest(scale=wanted, within_s=given.within), _print))
     for sentence in sentences(change):
         _print(sentence)
     return 0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.apps.cli.member import Member
-from tandem.apps.cli.one_machine import REPLICAS_MAX
+from tandem.apps.cli.single_node import REPLICAS_MAX
 from tandem.apps.cli.supervisor import ROUTER
 from tandem.core.errors import TandemError
 from tandem.spec.pool import Pool

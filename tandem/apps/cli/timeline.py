@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tandem.apps.cli.request_story import PULL, RequestStory, handed_over, number, place_of
+from tandem.apps.cli.request_trace import PULL, RequestTrace, is_handoff, number, place_of
 from tandem.core.spans import FOR_OPERATORS, Attribute, Span
 from tandem.core.tiers import TIERS
 
@@ -13,14 +13,14 @@ _RIGHT: Final = "  ▐▐▐▐███"
 """Unicode has no eighths that fill a cell from its right, only the half."""
 
 
-def render(story: RequestStory, width: int = 100) -> str:
+def render(story: RequestTrace, width: int = 100) -> str:
     """The whole story, bars fitted to a line of `width` columns."""
     parts = ("\n".join(_head(story)), "\n".join(_bars(story, width)))
     facts = (*_transfers(story), *_reuse(story), *_tokens(story), *_placements(story), *_attempts(story))
     return "\n\n".join((*parts, "\n".join(facts)))
 
 
-def _head(story: RequestStory) -> Iterable[str]:
+def _head(story: RequestTrace) -> Iterable[str]:
     root = story.root
     name = root.attributes.get("request_id", "request")
     yield f"{name}: {root.attributes.get('outcome', 'unknown')} in {_ms(story.end_s - story.begin_s)}"
@@ -31,7 +31,7 @@ def _head(story: RequestStory) -> Iterable[str]:
         yield f"reason: {root.attributes['reason']}"
 
 
-def _bars(story: RequestStory, width: int) -> Iterable[str]:
+def _bars(story: RequestTrace, width: int) -> Iterable[str]:
     labels = [f"{'  ' * story.depth(span)}{span.name}" for span in story.spans]
     places = [place_of(span) for span in story.spans]
     label_width, place_width = max(map(len, labels)), max(map(len, places))
@@ -54,13 +54,11 @@ def _bar(span: Span, begin_s: float, end_s: float, room: int) -> str:
     return "".join(cells)
 
 
-def _transfers(story: RequestStory) -> Iterable[str]:
+def _transfers(story: RequestTrace) -> Iterable[str]:
     for span in story.named(PULL):
         moved, seconds = number(span, "bytes"), span.end_s - span.start_s
         rate = span.attributes.get("gb_per_s", moved / seconds / 1e9 if seconds > 0 else 0.0)
-        line = (
-            f"{'transfer' if handed_over(span) else 'fetched':10} {_size(moved)} in {number(span, 'blocks')} blocks"
-        )
+        line = f"{'transfer' if is_handoff(span) else 'fetched':10} {_size(moved)} in {number(span, 'blocks')} blocks"
         line += (
             f"{_origin(span)} over {span.attributes.get('path') or '?'} to {place_of(span)}, {float(rate):.3g} GB/s"
         )
@@ -71,14 +69,14 @@ def _transfers(story: RequestStory) -> Iterable[str]:
 
 def _origin(span: Span) -> str:
     """Whose blocks they were, unless they were computed for this request."""
-    if handed_over(span):
+    if is_handoff(span):
         return ""
     kind = str(span.attributes["kind"])
     holder = span.attributes.get("holder")
     return f" from {kind} {holder}" if holder else f" from its {kind}"
 
 
-def _reuse(story: RequestStory) -> Iterable[str]:
+def _reuse(story: RequestTrace) -> Iterable[str]:
     """Where cached tokens were found, and why there are not more."""
     root = story.root.attributes
     found = [f"{tier} {root[key]}" for tier in TIERS if (key := f"cached_{tier}") in root]
@@ -105,7 +103,7 @@ def _quoted(text: Attribute) -> str:
     return json.dumps(str(text), ensure_ascii=False)
 
 
-def _tokens(story: RequestStory) -> Iterable[str]:
+def _tokens(story: RequestTrace) -> Iterable[str]:
     prefills = {place_of(span): span for span in story.named("prefill")}
     for place, span in prefills.items():
         line = (
@@ -122,7 +120,7 @@ def _tokens(story: RequestStory) -> Iterable[str]:
             yield f"chunking   {span.attributes['reasons']}"
 
 
-def _placements(story: RequestStory) -> Iterable[str]:
+def _placements(story: RequestTrace) -> Iterable[str]:
     for span in story.named("place"):
         chosen = [str(span.attributes[key]) for key in ("prefill", "decode") if key in span.attributes]
         yield f"placement  {span.attributes.get('mode', '?')}: {' → '.join(chosen)}"
@@ -132,7 +130,7 @@ def _placements(story: RequestStory) -> Iterable[str]:
             yield f"  because {span.attributes['reasons']}"
 
 
-def _attempts(story: RequestStory) -> Iterable[str]:
+def _attempts(story: RequestTrace) -> Iterable[str]:
     attempts = story.named("attempt")
     yield f"retries    {max(0, len(attempts) - 1)}"
     if len(attempts) > 1:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from tandem.apps.cli import drill_settings as pace
-from tandem.apps.cli.board import Board, LineBoard, TableBoard
-from tandem.apps.cli.one_machine import stays_unified, unchecked_hand_over, without_effect
+from tandem.apps.cli.display import LineDisplay, StatusDisplay, TableDisplay
 from tandem.apps.cli.platform import Platform
-from tandem.apps.cli.rolling.edits import Edits
+from tandem.apps.cli.rolling.spec_watch import SpecWatch
 from tandem.apps.cli.run_directory import tail
+from tandem.apps.cli.single_node import ignored_fields, stays_unified, unchecked_handoff
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up_options import UpOptions, parse
 from tandem.core.errors import TandemError
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status 0 after a stop that was asked for, 1 when something could not start, 2 for wrong use."""
     options = parse(arguments)
     service = options.service
-    for line in (without_effect(service), unchecked_hand_over(service), stays_unified(service)):
+    for line in (ignored_fields(service), unchecked_handoff(service), stays_unified(service)):
         if line is not None:
             print(line, file=sys.stderr)
     platform = Platform(options.service, os.environ, drills=options.drills)
@@ -75,21 +75,21 @@ async def _up(platform: Platform, options: UpOptions) -> None:
     _print("stopped")
 
 
-async def _follow(platform: Platform, options: UpOptions, supervisor: Supervisor, board: Board) -> None:
+async def _follow(platform: Platform, options: UpOptions, supervisor: Supervisor, board: StatusDisplay) -> None:
     """Carry out edits of the file, if there is one. A mistake here must not end what is being served."""
     if options.file is None or options.reread is None:
         return
     try:
-        await platform.follow(supervisor, Edits(options.file, options.reread, options.service), board.say)
+        await platform.follow(supervisor, SpecWatch(options.file, options.reread, options.service), board.say)
     except Exception as error:  # noqa: BLE001  (whatever it is, serving goes on)
         board.say(f"edits of {options.file} are not followed any more: {type(error).__name__}: {error}")
 
 
-def _board(platform: Platform, plain: bool) -> Board:
+def _board(platform: Platform, plain: bool) -> StatusDisplay:
     console = Console()
     if console.is_terminal and not plain:
-        return TableBoard(console, platform.members, lambda: platform.watch.line)
-    return LineBoard(_print)
+        return TableDisplay(console, platform.members, lambda: platform.watch.line)
+    return LineDisplay(_print)
 
 
 def _print(line: str) -> None:
@@ -106,7 +106,7 @@ def _silence() -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: Board) -> None:
+def _on_signals(supervisor: Supervisor, asked: asyncio.Event, board: StatusDisplay) -> None:
     def signalled() -> None:
         if asked.is_set():
             supervisor.hurry()

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from tandem.apps.cli.one_machine import check_here, read_here
+from tandem.apps.cli.single_node import check_single_node, read_local_service
 from tandem.core.errors import TandemError
 from tandem.engine.simulated.presets import PRESETS
 from tandem.spec.engine import EngineSpec, Parallelism, Speculative
@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> UpOptions:
     problem = check(service)
     if problem is not None:
         raise TandemError("bad_setting", problem)
-    check_here(service)
+    check_single_node(service)
     reread = None if given.file is None else lambda: parse(arguments).service
     return UpOptions(service, given.start_timeout, given.plain, given.file, reread, given.drills)
 
@@ -99,7 +99,7 @@ def _from_file(given: argparse.Namespace) -> ModelService:
     also = [f"--{flag.replace('_', '-')}" for flag in _SPEC_FLAGS if getattr(given, flag) is not None]
     if also:
         raise TandemError("bad_setting", f"{', '.join(also)} cannot be combined with {given.file}; change the file")
-    return read_here(given.file)
+    return read_local_service(given.file)
 
 
 def _speculative(text: str) -> Speculative:

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 import msgspec
 
 from tandem.apps.simulation.platform import Platform
-from tandem.apps.simulation.redis_scripts import told_by
+from tandem.apps.simulation.redis_scripts import reported_by
 from tandem.core.messages import Hello
 
 
@@ -15,7 +15,7 @@ def disagreement(platform: Platform) -> str | None:
     redis, fabric = platform.redis, platform.fabric
     if redis is None or redis.data is None:
         return None
-    records = told_by(redis.data, fabric.redis.key_prefix, redis.now_ms())
+    records = reported_by(redis.data, fabric.redis.key_prefix, redis.now_ms())
     told = {_who(record): names for record, names in records.items()}
     displaced = defaultdict[tuple[str, int], set[bytes]](set)
     for record, names in redis.data.displaced.items():

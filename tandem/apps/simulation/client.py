@@ -9,7 +9,7 @@ import msgspec
 
 from router.generation import Generation, Running
 from tandem.apps.simulation.checks import CheckingSink, Outcome, Violation
-from tandem.apps.simulation.returning import ReturningClient
+from tandem.apps.simulation.resuming import ResumingClient
 from tandem.apps.simulation.router_node import RouterNode
 from tandem.apps.simulation.routers import Routers
 from tandem.apps.simulation.slow_client import StallingClient
@@ -29,7 +29,7 @@ _FIND_ROUTER_S = 30.0
 
 
 @dataclass(frozen=True)
-class ClientGround:
+class ClientEnvironment:
     """What all clients of a world share."""
 
     seed: int
@@ -45,7 +45,7 @@ class ClientGround:
 class TracingSink(CheckingSink):
     """A checking client whose every observation goes into the world's trace."""
 
-    def __init__(self, request: SimRequest, ground: ClientGround) -> None:
+    def __init__(self, request: SimRequest, ground: ClientEnvironment) -> None:
         now = ground.clock.now
         super().__init__(request.request_id, ground.oracle.truths[request.request_id], now, now())
         self._note = ground.trace.note
@@ -68,7 +68,9 @@ class TracingSink(CheckingSink):
         super()._end(end, error)
 
 
-async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: Callable[[Outcome], None]) -> None:
+async def ask(
+    request: SimRequest, ground: ClientEnvironment, began: float, arrived: Callable[[Outcome], None]
+) -> None:
     """Be this client, from `began` on. Raises `Violation` when there is no end in time."""
     clock = ground.clock
     await asyncio.sleep(max(0.0, began + request.arrive_s - clock.now()))
@@ -83,7 +85,7 @@ async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: 
         await _steal(request, ground, router, sink)
         return
     if request.resumable:
-        await ReturningClient(request, sink, ground.routers, clock).live(_generation(request, ground), router)
+        await ResumingClient(request, sink, ground.routers, clock).live(_generation(request, ground), router)
         return
     running: Running | None = None
 
@@ -107,7 +109,7 @@ async def ask(request: SimRequest, ground: ClientGround, began: float, arrived: 
     sink.cancelled()
 
 
-async def _steal(request: SimRequest, ground: ClientGround, router: RouterNode, sink: TracingSink) -> None:
+async def _steal(request: SimRequest, ground: ClientEnvironment, router: RouterNode, sink: TracingSink) -> None:
     """Raises `Violation` when the answer of another tenant is given away."""
     theirs = msgspec.structs.replace(_generation(request, ground), request_id=request.steals)
     try:
@@ -131,7 +133,7 @@ async def _ended_within(ended: asyncio.Event, seconds: float, router: RouterNode
     return True
 
 
-async def _router_found(request: SimRequest, ground: ClientGround) -> RouterNode:
+async def _router_found(request: SimRequest, ground: ClientEnvironment) -> RouterNode:
     """A load balancer holds a request until there is a router that knows its workers."""
     for _ in range(int(_FIND_ROUTER_S / 0.02)):
         router = ground.routers.choose(request.request_id)
@@ -141,11 +143,11 @@ async def _router_found(request: SimRequest, ground: ClientGround) -> RouterNode
     raise Violation(f"no router could be asked for {_FIND_ROUTER_S:g} s")
 
 
-def _timeout_s(request: SimRequest, ground: ClientGround) -> float:
+def _timeout_s(request: SimRequest, ground: ClientEnvironment) -> float:
     return ground.timeout_s if request.timeout_s is None else request.timeout_s
 
 
-def _generation(request: SimRequest, ground: ClientGround) -> Generation:
+def _generation(request: SimRequest, ground: ClientEnvironment) -> Generation:
     context = TraceContext(SeededEntropy(ground.seed, request.request_id).token(16).hex(), "00" * 7 + "01")
     return Generation(
         request_id=request.request_id,

@@ -17,7 +17,7 @@ class CountingMeter(NullMeter):
     def sum(self, name: str, *labels: str) -> int:
         return int(self.sums.get((name, *labels), 0.0))
 
-    def brought_blocks(self) -> dict[str, int]:
+    def onboarded_blocks(self) -> dict[str, int]:
         """Blocks fetched instead of being computed, by where they were found."""
         found = "tandem_kv_blocks_brought_total"
         return {key[1]: int(value) for key, value in sorted(self.sums.items()) if key[0] == found}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from tandem.apps.simulation.checks import Violation
-from tandem.apps.simulation.node import Incarnation, WorkerNode
+from tandem.apps.simulation.node import WorkerLife, WorkerNode
 from tandem.apps.simulation.routers import Routers
 from tandem.core.clock import Clock
 
@@ -37,7 +37,7 @@ class Drains:
         self._strike = strike
         self._struck = struck
         self._asked: dict[str, float] = {}
-        self._followed: dict[Incarnation, None] = {}
+        self._followed: dict[WorkerLife, None] = {}
         """Those that a fault has asked to leave, and brings back."""
         self._context = copy_context()
         self._returns: dict[asyncio.Task[None], None] = {}
@@ -48,7 +48,7 @@ class Drains:
         """Drain the worker, by its router or by a signal, and start a new incarnation of it when it has left."""
         node = self._nodes[worker]
         now = node.incarnation
-        if now is None or now.service.host.departure.left_s is not None:
+        if now is None or now.service.host.drain_state.left_s is not None:
             return
         began = self._clock.now()
         self._followed[now] = None
@@ -64,7 +64,7 @@ class Drains:
         node.start()
         self._strike(node.name)
 
-    def _left(self, node: WorkerNode, now: Incarnation) -> None:
+    def _left(self, node: WorkerNode, now: WorkerLife) -> None:
         """A drain holds for an address: it may reach the successor of the one that it was meant for."""
         if now not in self._followed:
             task = asyncio.get_running_loop().create_task(
@@ -73,18 +73,18 @@ class Drains:
             self._returns[task] = None
             task.add_done_callback(self._returns.pop)
 
-    async def _replace(self, node: WorkerNode, now: Incarnation) -> None:
+    async def _replace(self, node: WorkerNode, now: WorkerLife) -> None:
         if node.incarnation is now:
             self._strike(node.name)
             node.kill()
             node.start()
 
-    async def _ask(self, worker: str, within_s: float, now: Incarnation, by_signal: bool) -> None:
+    async def _ask(self, worker: str, within_s: float, now: WorkerLife, by_signal: bool) -> None:
         """By way of the routers, as a scale-down does; by a signal where that does not arrive."""
-        departure = now.service.host.departure
+        drain_state = now.service.host.drain_state
         if not by_signal:
             self._tell_router({**self._asked, worker: within_s})
-            asked = await _before(departure.asked, _ASK_WITHIN_S)
+            asked = await _before(drain_state.asked, _ASK_WITHIN_S)
             self._tell_router({name: bound for name, bound in self._asked.items() if name != worker})
             if asked:
                 return
@@ -96,11 +96,11 @@ class Drains:
             if router.life is not None and router.frozen_since is None:
                 router.life.fleet.set_drains(asked)
 
-    def _check(self, node: WorkerNode, now: Incarnation, within_s: float, began: float) -> None:
+    def _check(self, node: WorkerNode, now: WorkerLife, within_s: float, began: float) -> None:
         took_s = self._clock.now() - began
         if took_s > _ASK_WITHIN_S + within_s + _LATE_S and not self._struck(node.name, began):
             raise Violation(f"{node.name} took {took_s:.1f} s to leave within {within_s:.1f} s")
-        if (attempts := now.service.host.attempts) and not now.service.host.departure.farewell.cut:
+        if (attempts := now.service.host.attempts) and not now.service.host.drain_state.farewell.cut:
             raise Violation(f"{node.name} left with {attempts} attempts")
 
 

@@ -5,9 +5,9 @@ from typing import Final
 
 from decode_worker.service import decode_worker
 from kv_transfer.tiers.memory_tiers import memory_tiers
-from kv_transfer.tiers.tiers import Tiers
+from kv_transfer.tiers.protocol import Tiers
 from prefill_worker.service import prefill_worker
-from tandem.apps.simulation.ground import Ground
+from tandem.apps.simulation.environment import NodeEnvironment
 from tandem.apps.simulation.loop import Process
 from tandem.apps.simulation.process_node import Life, Names, ProcessNode, Service
 from tandem.apps.simulation.watch import WatchedRunner, WatchedTransport
@@ -18,7 +18,7 @@ from tandem.engine.local import LocalEngine
 from tandem.engine.protocol import BlockSpace, EngineInfo
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.worker.block_events import POOL
-from tandem.worker.parts import OpenPublisher, Parts
+from tandem.worker.deps import OpenPublisher, WorkerDeps
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tandem.worker.simple_decoder import SimpleDecoder
@@ -28,7 +28,7 @@ _OVERDUE_S: Final = 0.5
 
 
 @dataclass(eq=False, kw_only=True)
-class Incarnation(Life):
+class WorkerLife(Life):
     """One life of a worker's process."""
 
     runner: WatchedRunner
@@ -43,10 +43,10 @@ class Incarnation(Life):
         return self.runner.fail_next and _engine_failed(self.failure)
 
 
-class WorkerNode(ProcessNode[Incarnation]):
+class WorkerNode(ProcessNode[WorkerLife]):
     """One machine with one worker."""
 
-    def __init__(self, name: str, role: str, ground: Ground, clock: Clock, entropy: SeededEntropy) -> None:
+    def __init__(self, name: str, role: str, ground: NodeEnvironment, clock: Clock, entropy: SeededEntropy) -> None:
         super().__init__(name, ground.loop, ground.links, clock)
         self.role = role
         self.tells = name not in ground.shared.silent
@@ -60,14 +60,14 @@ class WorkerNode(ProcessNode[Incarnation]):
 
     # -- life --
 
-    def _begin(self, process: Process) -> tuple[Incarnation, Service]:
+    def _begin(self, process: Process) -> tuple[WorkerLife, Service]:
         ground = self._ground
         entropy = self._entropy.fork(process.name)
         runner = WatchedRunner(ground.model)
         scheduler = replace(ground.scheduler, queue_s=ground.deadlines.queue_s)
         engine = LocalEngine(runner, scheduler, self._clock, entropy.u64())
         transport = WatchedTransport(ground.fabric, self.name, lambda: engine.epoch, ground.broken)
-        parts = Parts(
+        parts = WorkerDeps(
             engine,
             SimpleDecoder(),
             self._clock,
@@ -80,7 +80,7 @@ class WorkerNode(ProcessNode[Incarnation]):
             open_publisher=self._publishing(),
         )
         service = self._service(parts, engine, transport)
-        now = Incarnation(
+        now = WorkerLife(
             process=process,
             transport=transport,
             drain_s=ground.deadlines.drain_s,
@@ -98,7 +98,7 @@ class WorkerNode(ProcessNode[Incarnation]):
         self._tiers = memory_tiers(self._ground.tiers, space, self._clock, self._ground.meter, nvme, dram)
         return self._tiers
 
-    def _service(self, parts: Parts, engine: LocalEngine, transport: WatchedTransport) -> WorkerService:
+    def _service(self, parts: WorkerDeps, engine: LocalEngine, transport: WatchedTransport) -> WorkerService:
         server, begin, keyring = self._ground.links.server(self.name), engine.begin_epoch, self._ground.keyring
         if self.role == "prefill":
             return prefill_worker(parts, self.name, server, [transport], keyring, begin)
@@ -106,7 +106,7 @@ class WorkerNode(ProcessNode[Incarnation]):
 
     # -- what the world looks at --
 
-    def _check(self, now: Incarnation) -> None:
+    def _check(self, now: WorkerLife) -> None:
         """Nothing is done while nothing has changed since the last call."""
         scheduler = now.engine.scheduler
         pool = scheduler.residence.pool
@@ -117,7 +117,7 @@ class WorkerNode(ProcessNode[Incarnation]):
             now.checked = looks
             self._check_deadlines(now)
 
-    def _check_deadlines(self, now: Incarnation) -> None:
+    def _check_deadlines(self, now: WorkerLife) -> None:
         """No work lives much longer than it may; a process that was stopped needs a moment to notice."""
         at = self._clock.now()
         late_s = max(now.engine.scheduler.overdue_s(at), now.service.host.overdue_s(at))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final
 
-from router.dispatch.attempt import Leg
+from router.dispatch.attempt import WorkerStream
 from router.dispatch.phase import Phase
-from router.dispatch.running import RunningRequest
+from router.dispatch.request_state import RequestState
 from tandem.apps.simulation.checks import Violation
 from tandem.apps.simulation.node import WorkerNode
 from tandem.apps.simulation.router_node import RouterLife
@@ -60,7 +60,7 @@ class OwnerWatch:
             for peer in life.fleet.peers()
             if peer.worker_id in self._nodes
             for handle, target in peer.targets()
-            if isinstance(target, Leg) and _waited_for(target)
+            if isinstance(target, WorkerStream) and _waited_for(target)
             if not self._has(peer.worker_id, life.name, handle) and not self._nodes[peer.worker_id].frozen
         ]
 
@@ -77,12 +77,12 @@ class OwnerWatch:
         )
 
 
-def _waited_for(leg: Leg) -> bool:
+def _waited_for(leg: WorkerStream) -> bool:
     """Whether more is to come: its report, or the tokens of a request that it generates."""
     if not leg.live:
         return False
     request = leg.owner
-    if not leg.reported or not isinstance(request, RunningRequest):
+    if not leg.reported or not isinstance(request, RequestState):
         return not leg.reported
     attempt = request._attempt
     return request.phase is Phase.RUNNING and attempt is not None and attempt.decode is leg

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from kv_transfer.tickets import Keyring, TicketKey
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from router.settings import RouterSettings
 from tandem.apps.simulation.checks import Violation
 from tandem.apps.simulation.counting import CountingMeter
-from tandem.apps.simulation.fabric import Fabric
-from tandem.apps.simulation.ground import Ground
+from tandem.apps.simulation.environment import NodeEnvironment
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.apps.simulation.names import REDIS
 from tandem.apps.simulation.network import NetworkProfile, SimNetwork
 from tandem.apps.simulation.node import WorkerNode
 from tandem.apps.simulation.redis_node import RedisNode
-from tandem.apps.simulation.router_node import RouterGround, RouterNode
+from tandem.apps.simulation.router_node import RouterEnvironment, RouterNode
 from tandem.apps.simulation.routers import Routers
 from tandem.apps.simulation.store_node import StoreNode
+from tandem.apps.simulation.topology import PlatformTopology
 from tandem.apps.simulation.watch import Broken
 from tandem.core.entropy import SeededEntropy, unit
 from tandem.core.spans import Recorder
@@ -39,7 +39,7 @@ class Shape:
     network: NetworkProfile
     skew_s: float = 0.0
     tiers: TierSettings = field(default_factory=TierSettings)
-    fabric: Fabric = field(default_factory=Fabric)
+    fabric: PlatformTopology = field(default_factory=PlatformTopology)
     stream_interval: int = 1
 
 
@@ -66,7 +66,7 @@ class Platform:
         self.clock = LoopClock(loop)
         self.network = SimNetwork(shape.network, seed)
         self.meter = CountingMeter()
-        self.links, self._paths = MemoryLinks(self.network), MemoryFabric(self.network)
+        self.links, self._paths = MemoryLinks(self.network), MemoryNetwork(self.network)
         self._keyring = Keyring(TicketKey("sim", self._entropy.token(32)))
         self.redis = RedisNode(self.network, self._skewed(REDIS)) if shape.fabric.redis.urls else None
         ground = self._ground()
@@ -89,9 +89,9 @@ class Platform:
         """Everybody who keeps blocks."""
         return {**self.nodes, **self.stores}
 
-    def _ground(self) -> Ground:
+    def _ground(self) -> NodeEnvironment:
         shape = self._shape
-        return Ground(
+        return NodeEnvironment(
             self._loop,
             shape.model,
             shape.scheduler,
@@ -110,7 +110,7 @@ class Platform:
 
     def _router(self, name: str, names: frozenset[bytes] | None) -> RouterNode:
         fabric = self._shape.fabric
-        ground = RouterGround(
+        ground = RouterEnvironment(
             self._loop,
             self._skewed(name),
             self.links,

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kv_transfer.index.redis_publisher import RedisPublisher
 from kv_transfer.tiers.local import LocalTiers
-from kv_transfer.tiers.memory_shelf import MemoryDisk
+from kv_transfer.tiers.memory_backend import MemoryDisk
 from tandem.apps.simulation.loop import Process, VirtualLoop
 from tandem.apps.simulation.watch import WatchedTransport
 from tandem.core.clock import Clock
@@ -26,7 +26,7 @@ class Service(Protocol):
 
     async def serve(self) -> None: ...
 
-    async def asked_to_leave(self) -> float | None: ...
+    async def drain_requested(self) -> float | None: ...
 
     async def drain(self, within_s: float) -> None: ...
 
@@ -163,7 +163,7 @@ async def _live(now: L, service: Service, on_left: Callable[[L], None]) -> None:
         async with asyncio.TaskGroup() as group:
             roots = [group.create_task(_run(root), name=name) for name, root in service.roots().items()]
             await service.serve()
-            within_s = await service.asked_to_leave()
+            within_s = await service.drain_requested()
             await service.drain(within_s if within_s is not None else now.drain_s)
             for task in roots:
                 task.cancel()

@@ -33,7 +33,7 @@ Arguments = Sequence[bytes]
 Script = Callable[[RedisData, int, Arguments], object]
 Entry = tuple[int, int, int]
 """Holder number, a bit per tier, time of expiry in seconds."""
-Told = dict[str, dict[bytes, None]]
+Reported = dict[str, dict[bytes, None]]
 """Names by tier."""
 
 
@@ -211,9 +211,9 @@ SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
 """Every script of the index."""
 
 
-def told_by(data: RedisData, prefix: bytes, now: int) -> dict[bytes, Told]:
+def reported_by(data: RedisData, prefix: bytes, now: int) -> dict[bytes, Reported]:
     """What the node would answer of every living record: its names by tier."""
-    told: dict[bytes, Told] = {}
+    told: dict[bytes, Reported] = {}
     living = {
         int(key[len(prefix) + 1 :]): told.setdefault(value, {tier: {} for tier in TIERS})
         for key, (value, expires) in data.records.items()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from router.split.plan import Planner
-from router.split.values import Split, Standing, WorkTimes
+from router.split.values import Split, WorkerStatus, WorkTimes
 from tandem.core.slo import Slo
 
 
@@ -12,7 +12,7 @@ class RestlessPlanner(Planner):
     """Has some workers take prompts for others, now and then all, by a number that follows from the time."""
 
     def look(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+        self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]:
         self.last_look_s = now
         chosen = set[str]()

@@ -9,7 +9,7 @@ from typing import Final
 from kv_transfer.index.redis_index import RedisIndex
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tickets import Keyring
-from router.dispatch.context import Tools
+from router.dispatch.deps import DispatchDeps
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.fleet import Fleet
 from router.fleet.prober import PairProber
@@ -34,7 +34,7 @@ _LATE_S: Final = 0.001
 
 
 @dataclass(frozen=True)
-class RouterGround:
+class RouterEnvironment:
     """What every incarnation of a router stands on. `names` are those its index may hold, None for any; `redis` is
     None in a world without."""
 
@@ -68,7 +68,7 @@ class RouterLife:
 class RouterNode:
     """A machine with a router on it."""
 
-    def __init__(self, name: str, ground: RouterGround, entropy: SeededEntropy) -> None:
+    def __init__(self, name: str, ground: RouterEnvironment, entropy: SeededEntropy) -> None:
         self.name = name
         self._ground = ground
         self._entropy = entropy
@@ -102,7 +102,7 @@ class RouterNode:
             shared,
             knowledge=partial(WatchedKnowledge, broken=ground.broken),
         )
-        tools = Tools(
+        tools = DispatchDeps(
             ground.loop,
             ground.clock,
             entropy,

@@ -6,8 +6,8 @@ from pathlib import Path
 from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.tiers.settings import TierSettings
 from router.settings import AdmissionSettings, RouterSettings
-from tandem.apps.simulation.fabric import Fabric
 from tandem.apps.simulation.faults.drawing import KINDS, FaultProfile
+from tandem.apps.simulation.topology import PlatformTopology
 from tandem.apps.simulation.traffic import TrafficProfile
 from tandem.apps.simulation.world import WorldSettings, workers
 from tandem.core.entropy import Entropy, SeededEntropy, below, unit
@@ -70,7 +70,7 @@ def _woven(settings: WorldSettings, entropy: SeededEntropy) -> WorldSettings:
     own = entropy.fork("redis")
     redis = _REDIS if below(own, 2 if stores else 5) == 0 else RedisSettings()
     linked = not (stores and redis.urls) or below(own, 5) == 0
-    fabric = Fabric(
+    fabric = PlatformTopology(
         stores=stores,
         store_tiers=_store_tiers(settings, entropy.fork("store tiers")),
         collect_after_s=unit(entropy.fork("collect")) * 0.5,

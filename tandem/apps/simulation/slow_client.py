@@ -1,19 +1,19 @@
 """A client that takes nothing for a while, behind the router's real way out: bounded, and cut off when too slow.
 
-Between the dispatcher and the client stand `router.http_server.outlet.Outlet` and a connection that takes a few
-hundred bytes more while the client does not read. What the client reads in the end goes to the sink that checks it.
-"""
+Between the dispatcher and the client stand `router.http_server.response_writer.ResponseWriter` and a connection that
+takes a few hundred bytes more while the client does not read. What the client reads in the end goes to the sink that
+checks it."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
 from router.generation import Sink, Usage
-from router.http_server.outlet import Connection, Message, Outlet, OutletLimits
+from router.http_server.response_writer import Connection, Message, ResponseWriter, ResponseWriterLimits
 from tandem.core.errors import TandemError
 from tandem.core.messages import TokenLogprob
 
-LIMITS: Final = OutletLimits(buffer_bytes=2048, stall_s=1.5, farewell_s=0.5)
+LIMITS: Final = ResponseWriterLimits(buffer_bytes=2048, stall_s=1.5, farewell_s=0.5)
 EVENT_BYTES: Final = 64
 """Every event is made as long as this, the number of the event in front."""
 _SOCKET_BYTES: Final = 512
@@ -36,7 +36,7 @@ class StallingClient:
         self._reading = True
         self._cut = False
         self._whole = False
-        self._outlet = Outlet(self._send, LIMITS, Connection(self._abort), self._slow)
+        self._outlet = ResponseWriter(self._send, LIMITS, Connection(self._abort), self._slow)
         self._outlet.start(200, ())
 
     # -- the router's side --

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kv_store.service import StoreParts, StoreService
+from kv_store.service import StoreDeps, StoreService
 from kv_store.settings import CollectSettings, StoreSettings
+from kv_transfer.tiers.backend import HeldSpace
 from kv_transfer.tiers.local import LocalTiers
-from kv_transfer.tiers.memory_shelf import MemoryShelf
+from kv_transfer.tiers.memory_backend import MemoryBackend
 from kv_transfer.tiers.memory_tiers import memory_tiers
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.shelf import HeldSpace
-from tandem.apps.simulation.ground import Ground
+from tandem.apps.simulation.environment import NodeEnvironment
 from tandem.apps.simulation.loop import Process
 from tandem.apps.simulation.process_node import Life, Names, ProcessNode, Service
 from tandem.apps.simulation.watch import WatchedTransport
@@ -50,7 +50,7 @@ class StoreNode(ProcessNode[StoreLife]):
     """One machine with one store that keeps what `workers` have."""
 
     def __init__(
-        self, name: str, workers: Sequence[str], ground: Ground, clock: Clock, entropy: SeededEntropy
+        self, name: str, workers: Sequence[str], ground: NodeEnvironment, clock: Clock, entropy: SeededEntropy
     ) -> None:
         super().__init__(name, ground.loop, ground.links, clock)
         self._members = tuple(Member(worker) for worker in workers)
@@ -78,9 +78,9 @@ class StoreNode(ProcessNode[StoreLife]):
             deadlines=self._ground.deadlines,
         )
 
-    def _parts(self, entropy: SeededEntropy, transport: WatchedTransport) -> StoreParts:
+    def _parts(self, entropy: SeededEntropy, transport: WatchedTransport) -> StoreDeps:
         ground, events = self._ground, EventLines()
-        return StoreParts(
+        return StoreDeps(
             links=ground.links.server(self.name),
             dialer=ground.links.dialer(self.name),
             transports=(transport,),
@@ -107,13 +107,13 @@ class StoreNode(ProcessNode[StoreLife]):
         now.service.host.check()
         assert self._tiers is not None
         for level in self._tiers.levels:
-            shelf = level.shelf
-            assert isinstance(shelf, MemoryShelf)
-            coming = now.service.coming if shelf.tier == "dram" else 0
-            if shelf.places_free + len(self.disks[shelf.tier].records) + coming != shelf.blocks:
+            backend = level.backend
+            assert isinstance(backend, MemoryBackend)
+            coming = now.service.coming if backend.tier == "dram" else 0
+            if backend.places_free + len(self.disks[backend.tier].records) + coming != backend.blocks:
                 raise AssertionError(
-                    f"{self.name} has {shelf.blocks} places in {shelf.tier}: {shelf.places_free} are free, "
-                    f"{len(self.disks[shelf.tier].records)} have blocks, {coming} wait for one"
+                    f"{self.name} has {backend.blocks} places in {backend.tier}: {backend.places_free} are free, "
+                    f"{len(self.disks[backend.tier].records)} have blocks, {coming} wait for one"
                 )
 
     def held(self) -> str | None:

@@ -18,7 +18,7 @@ from tandem.apps.simulation.garbage import collect_rarely
 from tandem.apps.simulation.progress import ProgressLine
 from tandem.apps.simulation.scenario import varied
 from tandem.apps.simulation.seeds import Seed
-from tandem.apps.simulation.story import shrink
+from tandem.apps.simulation.shrinking import shrink
 from tandem.apps.simulation.summary import Summary, summary_of, table
 from tandem.apps.simulation.world import Report, WorldSettings, simulate
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tandem.apps.simulation.traffic import SimRequest
 from tandem.core import simple_tokenizer
 from tandem.core.kv import chain_names, pack_tokens
-from tandem.core.request import Branch, Stopping
+from tandem.core.request import ChildRequest, Stopping
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import Answer, reference_tokens
 from tandem.worker.identity import root_name
@@ -31,7 +31,7 @@ class Oracle:
     """Of every full block of every prompt followed by its answer. A partial block has none of them."""
 
 
-def foresee(model: SimulatedModel, traffic: Sequence[SimRequest]) -> Oracle:
+def build_oracle(model: SimulatedModel, traffic: Sequence[SimRequest]) -> Oracle:
     """Everything that these requests can yield."""
     root, size = root_name(model.info()), model.block_tokens
     truths: dict[str, tuple[Truth, ...]] = {}
@@ -45,7 +45,9 @@ def foresee(model: SimulatedModel, traffic: Sequence[SimRequest]) -> Oracle:
 
 
 def _answer(model: SimulatedModel, request: SimRequest, sequence: int) -> Answer:
-    return reference_tokens(model, request.prompt, Branch(sequence, request.seed), request.sampling, request.stopping)
+    return reference_tokens(
+        model, request.prompt, ChildRequest(sequence, request.seed), request.sampling, request.stopping
+    )
 
 
 def _truth(answer: Answer, stopping: Stopping) -> Truth:

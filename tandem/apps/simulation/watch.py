@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from kv_transfer.index.memory_index import MemoryIndex
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from kv_transfer.transport.protocol import Answer, ExportSource, PullOpen
 from tandem.apps.simulation.checks import Violation
 from tandem.core.errors import TandemError
@@ -33,7 +33,7 @@ class WatchedRunner(SimulatedRunner):
 class WatchedTransport(MemoryTransport):
     """A transport that answers no pull meant for another incarnation. `epoch` gives the holder's own."""
 
-    def __init__(self, fabric: MemoryFabric, name: str, epoch: Callable[[], int], broken: Broken) -> None:
+    def __init__(self, fabric: MemoryNetwork, name: str, epoch: Callable[[], int], broken: Broken) -> None:
         super().__init__(fabric, name)
         self._node = name
         self._epoch = epoch

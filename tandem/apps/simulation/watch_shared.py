@@ -7,7 +7,7 @@ from kv_transfer.index.protocol import Held
 from kv_transfer.index.redis_connection import Connect
 from kv_transfer.index.redis_index import RedisIndex
 from kv_transfer.index.redis_settings import RedisSettings
-from kv_transfer.index.redis_wire import Elsewhere
+from kv_transfer.index.redis_wire import RedisHolder
 from router.fleet.knowledge import BlockKnowledge
 from tandem.apps.simulation.checks import Violation
 from tandem.apps.simulation.watch import Broken
@@ -29,7 +29,7 @@ class WatchedRedisIndex(RedisIndex):
         self._now = now
         self._asked = asked
 
-    async def longest(self, names: Sequence[bytes], service: str = "") -> dict[str, Elsewhere]:
+    async def longest(self, names: Sequence[bytes], service: str = "") -> dict[str, RedisHolder]:
         began = self._now()
         try:
             return await super().longest(names, service)
@@ -46,13 +46,13 @@ class WatchedKnowledge(BlockKnowledge):
 
     def leading(self, names: Sequence[bytes]) -> dict[str, Held]:
         held = super().leading(names)
-        told: Mapping[str, Elsewhere] = {} if self._strangers is None else self._strangers.holding(names)
+        told: Mapping[str, RedisHolder] = {} if self._strangers is None else self._strangers.holding(names)
         for holder, each in held.items():
             if each.known_by == "redis":
                 self._check_told(holder, told[holder])
         return held
 
-    def _check_told(self, holder: str, told: Elsewhere) -> None:
+    def _check_told(self, holder: str, told: RedisHolder) -> None:
         """A holder with a link: it must be the incarnation that told, and have lost its feed."""
         peer = self._peers.get(holder)
         if peer is None:

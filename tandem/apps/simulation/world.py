@@ -9,9 +9,8 @@ from router.settings import RouterSettings, SplitSettings
 from tandem.apps.simulation.abusers import draw_abuse
 from tandem.apps.simulation.agreement import disagreement
 from tandem.apps.simulation.checks import Outcome, Violation
-from tandem.apps.simulation.client import ClientGround, ask
+from tandem.apps.simulation.client import ClientEnvironment, ask
 from tandem.apps.simulation.demand import demand_of
-from tandem.apps.simulation.fabric import Fabric
 from tandem.apps.simulation.faults.drawing import FaultProfile, draw_faults
 from tandem.apps.simulation.faults.injector import Fault, FaultInjector
 from tandem.apps.simulation.faults.store_trials import draw_store_trials
@@ -21,9 +20,10 @@ from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.apps.simulation.network import NetworkProfile
 from tandem.apps.simulation.platform import Platform, Shape, named_workers
 from tandem.apps.simulation.quiet import quiet_logs
+from tandem.apps.simulation.topology import PlatformTopology
 from tandem.apps.simulation.trace import Trace
 from tandem.apps.simulation.traffic import SimRequest, TrafficProfile, draw_traffic
-from tandem.apps.simulation.truth import foresee
+from tandem.apps.simulation.truth import build_oracle
 from tandem.core.deadlines import Deadlines
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
@@ -64,7 +64,7 @@ class WorldSettings:
     faults: FaultProfile = field(default_factory=FaultProfile)
     tiers: TierSettings = field(default_factory=TierSettings)
     """What each worker keeps below its pool; nothing by default."""
-    fabric: Fabric = field(default_factory=Fabric)
+    fabric: PlatformTopology = field(default_factory=PlatformTopology)
     """Stores, Redis, more routers; none by default."""
     skew_s: float = 0.0
     """Wall clocks differ from the right time by at most this much."""
@@ -158,7 +158,7 @@ class World:
         self._router_settings = _router_settings(settings, seed)
         self._calm = draw_traffic(_CALM, seed, "calm")
         model = settings.model
-        oracle = foresee(model, (*script.requests, *self._calm))
+        oracle = build_oracle(model, (*script.requests, *self._calm))
         shape = Shape(
             workers(settings),
             model,
@@ -170,7 +170,7 @@ class World:
             settings.fabric,
         )
         self._platform = platform = Platform(shape, seed, loop, self._trace, oracle.names, self._note)
-        self._clients = ClientGround(
+        self._clients = ClientEnvironment(
             seed, model.name, settings.timeout_s, self._clock, platform.routers, oracle, self._trace, self._note
         )
         self._injector = FaultInjector(loop, self._router_settings.deadlines, platform, self._trace)
@@ -237,7 +237,7 @@ class World:
             self._platform.network.corrupted + self._injector.damaged + self._injector.rotten,
             self._platform.meter.sum("tandem_placements_total", "disaggregated"),
             self._platform.meter.refused_blocks(),
-            self._platform.meter.brought_blocks(),
+            self._platform.meter.onboarded_blocks(),
             self._clock.now() - began,
             self._loop.steps,
             self._trace.hexdigest(),

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from tandem.engine.scheduler.standstill import Activity
+from tandem.engine.scheduler.stall_detection import Activity
 
 _RUNNING: Final = frozenset("RD")
 

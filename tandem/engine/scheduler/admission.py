@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from tandem.core.errors import TandemError
-from tandem.engine.protocol import EngineInfo, FetchJob, FetchTarget, Work
-from tandem.engine.scheduler.outbox import Outbox
-from tandem.engine.scheduler.residence import Residence
-from tandem.engine.scheduler.sequence import Fetch, Job, Sequence
+from tandem.engine.protocol import EngineInfo, EngineRequest, FetchJob, FetchTarget
+from tandem.engine.scheduler.events import EngineEvents
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
+from tandem.engine.scheduler.sequence import Fetch, ScheduledRequest, Sequence
 from tandem.engine.scheduler.step_rules import Way, blocks_for, may_enter, may_export, spare_blocks
 from tandem.engine.settings import SchedulerSettings
 
 
-def refuse_impossible(work: Work, info: EngineInfo) -> None:
+def refuse_impossible(work: EngineRequest, info: EngineInfo) -> None:
     """Raise for a work that can never run here: `invalid_request`, `context_length_exceeded`, `out_of_blocks`."""
     prompt = len(work.prompt) // 4
     if prompt == 0 or not work.branches:
@@ -49,7 +49,7 @@ class Shortage:
 class Admission:
     """Moves sequences from the queues into the batch and reserves their blocks."""
 
-    def __init__(self, residence: Residence, settings: SchedulerSettings, outbox: Outbox) -> None:
+    def __init__(self, residence: KvCacheManager, settings: SchedulerSettings, outbox: EngineEvents) -> None:
         self._residence = residence
         self._settings = settings
         self._outbox = outbox
@@ -70,7 +70,7 @@ class Admission:
         while (sequence := self._candidate(budget_left)) is not None:
             if not self._fits(sequence):
                 return None
-            if self._sets_aside(sequence):
+            if self._blocks_on_prefix(sequence):
                 continue
             if not self._reserve(sequence):
                 return None
@@ -97,7 +97,7 @@ class Admission:
         waiting.sort(key=lambda head: head.job.order)
         return next((head for head in waiting if self._may_export(head)), None)
 
-    def _sets_aside(self, sequence: Sequence) -> bool:
+    def _blocks_on_prefix(self, sequence: Sequence) -> bool:
         """Whether the first block this work would have to fetch is being fetched for another one: it will be found
         here. Should that fetch fail, this work tries for itself, so that nobody waits for one failure after another.
         """
@@ -109,7 +109,7 @@ class Admission:
         maker = residence.bringing.get(name)
         if maker is None or job.waited_for not in (None, maker):
             return False
-        residence.set_aside(job, name)
+        residence.block_on_prefix(job, name)
         job.explain("waited for a shared prefix being fetched")
         return True
 
@@ -121,7 +121,7 @@ class Admission:
 
     def _fits(self, sequence: Sequence) -> bool:
         batch = self._residence.batch
-        width = sequence.job.live if sequence.is_trunk else 1
+        width = sequence.job.live if sequence.is_parent else 1
         if batch.width and batch.width + width > self._settings.max_sequences:
             self.shortage = Shortage(sequence, 0, width)
             return False
@@ -163,7 +163,7 @@ class Admission:
             wanted = needed + spare + available - pool.available
             pool.release_table(matched)
             self._blocked = state
-            width = sequence.job.live if sequence.is_trunk else 1
+            width = sequence.job.live if sequence.is_parent else 1
             self.shortage = self._blocked_by = Shortage(sequence, wanted, width)
             self._explain(sequence, f"waits: {wanted} blocks wanted, {pool.available} available")
             return False
@@ -190,7 +190,7 @@ class Admission:
             self._start_fetch(job, sequence, now)
         self._residence.settle(sequence)
 
-    def _start_fetch(self, job: Job, root: Sequence, now: float) -> None:
+    def _start_fetch(self, job: ScheduledRequest, root: Sequence, now: float) -> None:
         """Ask for the blocks that are not here: all of them that somebody else computes, otherwise those worth it.
 
         A hand-off without blocks is asked for too: its pull tells prefill to let go.

@@ -33,7 +33,7 @@ class Batch:
         if new is not None:
             new[sequence] = None
         if old is None:
-            self._width[sequence] = sequence.job.live if sequence.is_trunk else 1
+            self._width[sequence] = sequence.job.live if sequence.is_parent else 1
             self.width += self._width[sequence]
         elif new is None:
             self.width -= self._width.pop(sequence)

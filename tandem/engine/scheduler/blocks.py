@@ -177,7 +177,7 @@ class BlockPool:
         assert self._names[slot] is None
         self._digests[slot] = digests
 
-    def condemn(self, slot: int) -> None:
+    def invalidate(self, slot: int) -> None:
         """The slot's bytes are not those of its block: nobody finds it from now on. Its users keep it."""
         name = self._names[slot]
         self._digests[slot] = None

@@ -1,13 +1,17 @@
 """How busy an engine is, as its worker tells it."""
 
 from tandem.core.messages import Load, StepFit
-from tandem.engine.scheduler.residence import Residence
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.step_model import PromptCost
 from tandem.engine.scheduler.throughput import Throughput
 
 
 def load_of(
-    residence: Residence, figures: Throughput, cost: PromptCost | None, longest_step_s: float, fit: StepFit | None
+    residence: KvCacheManager,
+    figures: Throughput,
+    cost: PromptCost | None,
+    longest_step_s: float,
+    fit: StepFit | None,
 ) -> Load:
     """The figures of this moment; `longest_step_s` is predicted. Prompt tokens that are being fetched, or are to be,
     do not count as queued."""

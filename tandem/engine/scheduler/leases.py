@@ -83,12 +83,12 @@ class LeaseTable:
 
     # -- the work's side --
 
-    def buried(self, lease_id: str) -> bool:
+    def tombstoned(self, lease_id: str) -> bool:
         """Whether the lease ended, or was released, before it could be opened."""
         return lease_id in self._tombstones
 
     def open(self, lease_id: str, length_s: float, names: Sequence[bytes]) -> None:
-        """Cover `names`. The caller checked `buried` and `exists`."""
+        """Cover `names`. The caller checked `tombstoned` and `exists`."""
         assert lease_id not in self._leases
         assert lease_id not in self._tombstones
         self._leases[lease_id] = Lease(lease_id, length_s, dict.fromkeys(names))
@@ -106,7 +106,7 @@ class LeaseTable:
 
     def share(self, lease_id: str, length_s: float, names: Sequence[bytes], blocks_max: int, now: float) -> None:
         """Open a shared lease over those of `names` that are here, as long as no more than `blocks_max` slots are
-        pinned altogether. The caller checked `buried` and `exists`."""
+        pinned altogether. The caller checked `tombstoned` and `exists`."""
         lease = Lease(lease_id, length_s, {}, now + length_s, shared=True)
         for name in names:
             slot = self.pool.find(name)
@@ -201,7 +201,7 @@ class LeaseTable:
     def release(self, lease_id: str) -> None:
         """End the lease. An unknown one is remembered, so that it cannot be opened later."""
         lease = self._leases.pop(lease_id, None)
-        self._bury(lease_id)
+        self._add_tombstone(lease_id)
         if lease is not None:
             self._shared -= lease.shared
             self._unpin_all(lease)
@@ -261,7 +261,7 @@ class LeaseTable:
         if not lease.shared:
             _count_down(self._owed, slot)
 
-    def _bury(self, lease_id: str) -> None:
+    def _add_tombstone(self, lease_id: str) -> None:
         self._tombstones[lease_id] = None
         self._tombstones.move_to_end(lease_id)
         while len(self._tombstones) > self.tombstones_max:

@@ -12,7 +12,7 @@ import msgspec
 from tandem.core.messages import TokenLogprob
 from tandem.core.request import Sampling
 from tandem.engine.protocol import BlockMemory, EngineInfo
-from tandem.engine.scheduler.standstill import Sight
+from tandem.engine.scheduler.stall_detection import ProcessSample
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
@@ -130,7 +130,7 @@ class Runner(Protocol):
         """The bytes behind the slots of its plans; there once `load` has returned."""
         ...
 
-    def watch(self, seen: Callable[[Sight], None]) -> None:
+    def watch(self, seen: Callable[[ProcessSample], None]) -> None:
         """Tell from now on, some times a second, what is seen of the process that computes. A runner that computes in
         this process has nothing to tell."""
         ...

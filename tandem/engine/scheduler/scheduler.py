@@ -12,21 +12,21 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
-from tandem.engine.protocol import EngineInfo, FirstTokens, Prefix, StepReport, Work
-from tandem.engine.scheduler.acceptance import Acceptance
+from tandem.engine.protocol import EngineInfo, EngineRequest, FirstTokens, Prefix, StepReport
 from tandem.engine.scheduler.admission import Admission, refuse_impossible
 from tandem.engine.scheduler.engine_load import load_of
-from tandem.engine.scheduler.idle_fetches import IdleFetches
-from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.events import EngineEvents
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
+from tandem.engine.scheduler.output_processor import OutputProcessor
 from tandem.engine.scheduler.plan import Step, StepResult
-from tandem.engine.scheduler.residence import Residence
-from tandem.engine.scheduler.sequence import Job, Phase, Sequence
-from tandem.engine.scheduler.sharing import Sharing
+from tandem.engine.scheduler.request_deadlines import RequestDeadlines
+from tandem.engine.scheduler.sequence import Phase, ScheduledRequest, Sequence
+from tandem.engine.scheduler.shared_exports import SharedExports
+from tandem.engine.scheduler.stalled_kv_loads import StalledKvLoads
 from tandem.engine.scheduler.step_budget import StepBudget
 from tandem.engine.scheduler.step_draft import Draft, Entry
 from tandem.engine.scheduler.step_planner import StepPlanner
 from tandem.engine.scheduler.throughput import Throughput
-from tandem.engine.scheduler.work_deadlines import WorkDeadlines
 from tandem.engine.settings import SchedulerSettings
 
 _PREFILL: Final = Phase.PREFILL
@@ -42,26 +42,26 @@ class Scheduler:
     def __init__(self, info: EngineInfo, settings: SchedulerSettings) -> None:
         self.info = info
         self.settings = settings
-        self.residence = Residence(info.blocks, info.layout.block_tokens, settings)
+        self.residence = KvCacheManager(info.blocks, info.layout.block_tokens, settings)
         self.leases = self.residence.leases
-        self._outbox = Outbox()
+        self._outbox = EngineEvents()
         self._budget = StepBudget(settings)
         admission = Admission(self.residence, settings, self._outbox)
         self._planner = StepPlanner(self.residence, admission, self._budget, info.columns)
-        self._idle_fetches = IdleFetches(self.residence, admission, self._outbox, settings)
-        self.sharing = Sharing(self.residence, self._outbox, settings)
+        self._stalled_kv_loads = StalledKvLoads(self.residence, admission, self._outbox, settings)
+        self.sharing = SharedExports(self.residence, self._outbox, settings)
         """What peers are given that nobody here computes for them."""
         self._throughput = Throughput()
-        self._jobs: dict[int, Job] = {}
-        self._acceptance = Acceptance(self._jobs, self.residence, self._outbox, self._close)
-        self._deadlines = WorkDeadlines(self._jobs, settings.queue_s)
+        self._jobs: dict[int, ScheduledRequest] = {}
+        self._output_processor = OutputProcessor(self._jobs, self.residence, self._outbox, self._close)
+        self._deadlines = RequestDeadlines(self._jobs, settings.queue_s)
         self._told_progress = -inf
         self._flight: Draft | None = None
         self._steps = 0
 
     # -- commands --
 
-    def submit(self, work: Work, now: float) -> None:
+    def submit(self, work: EngineRequest, now: float) -> None:
         """Queue a work. Raises `invalid_request`, `context_length_exceeded`, `out_of_blocks`, `queue_full`, and
         `cancelled` when its lease has already been released."""
         assert work.work_id not in self._jobs, f"work {work.work_id} is here already"
@@ -69,12 +69,12 @@ class Scheduler:
         refuse_impossible(work, self.info)
         if self.residence.waiting >= self.settings.max_waiting:
             raise TandemError("queue_full", f"{self.settings.max_waiting} sequences are waiting already")
-        if work.mode == "prefill" and self.leases.buried(work.lease_id):
+        if work.mode == "prefill" and self.leases.tombstoned(work.lease_id):
             raise TandemError("cancelled", f"lease {work.lease_id} was released before its work came")
         if work.mode == "prefill" and self.leases.exists(work.lease_id):
             raise TandemError("invalid_request", f"lease {work.lease_id} is in use", param="lease_id")
         size = self.info.layout.block_tokens
-        job = Job(work, self.residence.next_arrival(), now, self.info.eos_token_ids, size)
+        job = ScheduledRequest(work, self.residence.next_arrival(), now, self.info.eos_token_ids, size)
         self._jobs[work.work_id] = job
         self.residence.enqueue(job.root)
         if job.leased:
@@ -104,7 +104,7 @@ class Scheduler:
         branch.awaits_first = False
         self._prefill_over(job, now)
         self.residence.blocks_ready(job)
-        self._acceptance.accept(branch, token, None, now, emit=relay, relayed=relay)
+        self._output_processor.accept(branch, token, None, now, emit=relay, relayed=relay)
         if branch.phase is Phase.PARKED:
             self.residence.settle(branch)
 
@@ -119,9 +119,9 @@ class Scheduler:
             branch.awaits_first = False
             if branch.phase is Phase.PARKED:
                 self.residence.settle(branch)
-        self._idle_fetches.prefill_lost(job)
+        self._stalled_kv_loads.prefill_lost(job)
 
-    def _prefill_over(self, job: Job, now: float) -> None:
+    def _prefill_over(self, job: ScheduledRequest, now: float) -> None:
         """Nobody else computes the prompt of a decode work any more: its own waiting counts from now."""
         if job.waits_for_prefill:
             job.prefill_over = now
@@ -146,7 +146,7 @@ class Scheduler:
     def landed(self, work_id: int, index: int, digests: bytes, now: float) -> None:
         """Block `index` of the work's fetch is in its slot and verified."""
         if work_id < 0:
-            self.sharing.guests.landed(work_id, index, digests)
+            self.sharing.peer_reads.landed(work_id, index, digests)
             return
         job = self._jobs.get(work_id)
         if job is not None:
@@ -157,7 +157,7 @@ class Scheduler:
     def fetch_ended(self, work_id: int, reason: str | None, now: float, late: tuple[int, ...] = ()) -> None:
         """The fetch is over; `late` slots stay in quarantine."""
         if work_id < 0:
-            self.sharing.guests.ended(work_id, late)
+            self.sharing.peer_reads.ended(work_id, late)
             return
         job = self._jobs.get(work_id)
         if job is not None and reason is not None:
@@ -171,9 +171,9 @@ class Scheduler:
         for slot in slots:
             self.residence.pool.unquarantine(slot)
 
-    def condemn(self, slot: int, now: float) -> None:
+    def invalidate(self, slot: int, now: float) -> None:
         """The bytes of a complete block are damaged: nobody uses it any more, and who has used it fails."""
-        self.residence.pool.condemn(slot)
+        self.residence.pool.invalidate(slot)
         for job in tuple(self._jobs.values()):
             if any(slot in sequence.table for sequence in job.sequences):
                 self._fail(job, "kv_corrupt", "a KV block that it attends to was damaged in memory", now)
@@ -195,9 +195,9 @@ class Scheduler:
             if not draft.empty or not (self.residence.ready_again or draft.preempted):
                 break
             draft = self._planner.draft(now)
-        for job in self._idle_fetches.give_way(now):
+        for job in self._stalled_kv_loads.give_way(now):
             self._deadlines.watch_wait(job)
-        self.sharing.admit(works_wait=self._planner.admission.shortage is not None)
+        self.sharing.admit(requests_wait=self._planner.admission.shortage is not None)
         step = None
         if not draft.empty:
             self._steps += 1
@@ -227,8 +227,8 @@ class Scheduler:
                     entry.sequence.computed = entry.end
             taken += count
         self._note_computed(draft, now)
-        self._acceptance.columns(draft.generating, result.tokens, now)
-        self._acceptance.drawn(result.drawn, now)
+        self._output_processor.columns(draft.generating, result.tokens, now)
+        self._output_processor.drawn(result.drawn, now)
         for entry in draft.entries.values():
             if entry.prefill and entry.sequence.phase is _PREFILL:
                 self.residence.settle(entry.sequence)
@@ -250,7 +250,7 @@ class Scheduler:
                 job.count_again()
         if sequence is job.root:
             self._note_prefilled(job, now)
-            if sequence.is_trunk and sequence.computed == sequence.length:
+            if sequence.is_parent and sequence.computed == sequence.length:
                 self.residence.fork(sequence)
 
     def _fill(self, draft: Draft, result: StepResult) -> int:
@@ -272,7 +272,7 @@ class Scheduler:
         if branch.job.live == 0:
             self._end(branch.job, now, completed=bool(branch.job.first))
 
-    def _end(self, job: Job, now: float, completed: bool) -> None:
+    def _end(self, job: ScheduledRequest, now: float, completed: bool) -> None:
         """Let go of everything but, after a prefill that decode is to go on from, the exported blocks."""
         del self._jobs[job.work.work_id]
         for sequence in job.sequences:
@@ -289,7 +289,7 @@ class Scheduler:
             self.leases.release(job.work.lease_id)
         self._outbox.end(job.work.work_id, job.stats(now))
 
-    def _fail(self, job: Job, code: str, message: str, now: float) -> None:
+    def _fail(self, job: ScheduledRequest, code: str, message: str, now: float) -> None:
         self._outbox.fail(job.work.work_id, code, message)
         self._end(job, now, completed=False)
 
@@ -306,25 +306,25 @@ class Scheduler:
         self._deadlines.moved(now)
         self._tell_progress(prompts, now)
 
-    def _tell_progress(self, prompts: list[Job], now: float) -> None:
+    def _tell_progress(self, prompts: list[ScheduledRequest], now: float) -> None:
         if now - self._told_progress < _TELL_PROGRESS_S:
             return
         self._told_progress = now
         self._get_on([job for job in self._jobs.values() if job.waits_its_turn or job in prompts], now)
 
-    def _tell_landed(self, job: Job, now: float) -> None:
+    def _tell_landed(self, job: ScheduledRequest, now: float) -> None:
         """Blocks that land are progress of their own work, and of no other."""
         if now - job.told_landed >= _TELL_PROGRESS_S:
             job.told_landed = now
             self._get_on([job], now)
 
-    def _get_on(self, jobs: list[Job], now: float) -> None:
+    def _get_on(self, jobs: list[ScheduledRequest], now: float) -> None:
         self._outbox.progress((job.work_id, job.tokens_computed) for job in jobs)
         for job in jobs:
             if job.leased:
                 self.leases.move(job.work.lease_id, now)
 
-    def _note_prefilled(self, job: Job, now: float) -> None:
+    def _note_prefilled(self, job: ScheduledRequest, now: float) -> None:
         if job.prefilled is None and (job.root.done or job.root.computed >= job.root.known):
             job.prefilled = now
 
@@ -338,7 +338,7 @@ class Scheduler:
         """When `plan` must be called again even if nobody commands anything; None for never."""
         if self.residence.ready_again:
             return now
-        soonest = min(self._deadlines.next(), self.leases.next_expiry, self._idle_fetches.next_look(now))
+        soonest = min(self._deadlines.next(), self.leases.next_expiry, self._stalled_kv_loads.next_look(now))
         return soonest if soonest != float("inf") else None
 
     def load(self) -> Load:
@@ -374,7 +374,7 @@ class Scheduler:
         tables = [sequence.table for sequence in self.residence.batch]
         if self._flight is not None:
             tables.append([source for source, _ in self._flight.copies.values()])
-        tables.append(self.sharing.guests.slots())
+        tables.append(self.sharing.peer_reads.slots())
         refs.update(chain.from_iterable(tables))
         self.residence.pool.check(refs)
         for sequence in self.residence.batch:

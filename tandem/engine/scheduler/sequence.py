@@ -13,11 +13,11 @@ from enum import IntEnum
 from math import inf
 
 from tandem.core.kv import chain_names, pack_tokens, tail_name
-from tandem.core.request import Branch
-from tandem.engine.protocol import FetchTarget, Work, WorkStats
+from tandem.core.request import ChildRequest
+from tandem.engine.protocol import EngineRequest, FetchTarget, RequestStats
 from tandem.engine.scheduler.plan import Draw, Lane
+from tandem.engine.scheduler.request_deadlines import Wait
 from tandem.engine.scheduler.step_rules import order_of
-from tandem.engine.scheduler.work_deadlines import Wait
 
 _REASONS_MAX = 16
 
@@ -65,7 +65,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, job: "Job", index: int, seed: int, tokens: bytes, forced: int) -> None:
+    def __init__(self, job: "ScheduledRequest", index: int, seed: int, tokens: bytes, forced: int) -> None:
         self.job = job
         self.index = index
         self.seed = seed
@@ -95,7 +95,7 @@ class Sequence:
         """The partial last block may be shared: look before writing to it."""
 
     @property
-    def is_trunk(self) -> bool:
+    def is_parent(self) -> bool:
         return self.index < 0
 
     @property
@@ -175,11 +175,11 @@ class Sequence:
         return Draw(work.work_id, self.index, self.seed, position, work.sampling, prompt, output, forbidden)
 
 
-class Job:
+class ScheduledRequest:
     """One work while the scheduler has it."""
 
     def __init__(
-        self, work: Work, arrival: int, now: float, eos_token_ids: tuple[int, ...], block_tokens: int
+        self, work: EngineRequest, arrival: int, now: float, eos_token_ids: tuple[int, ...], block_tokens: int
     ) -> None:
         self.work = work
         self.block_tokens = block_tokens
@@ -233,13 +233,13 @@ class Job:
         """Blocks reserved for the root that are still to be exported."""
         self._reasons: dict[str, None] = {}
 
-    def _sequence(self, branch: Branch) -> Sequence:
+    def _sequence(self, branch: ChildRequest) -> Sequence:
         tokens = self.work.prompt + pack_tokens(branch.forced)
         sequence = Sequence(self, branch.sequence, branch.seed, tokens, len(branch.forced))
         sequence.awaits_first = self.work.mode == "decode"
         return sequence
 
-    def _root(self, work: Work) -> Sequence:
+    def _root(self, work: EngineRequest) -> Sequence:
         if len(self.branches) == 1:
             return next(iter(self.branches.values()))
         return Sequence(self, -1, 0, work.prompt + _common_prefix([b.forced for b in work.branches]), 0)
@@ -277,7 +277,7 @@ class Job:
     @property
     def sequences(self) -> Iterable[Sequence]:
         """Branches, and the trunk where there is one."""
-        if self.root.is_trunk:
+        if self.root.is_parent:
             yield self.root
         yield from self.branches.values()
 
@@ -305,8 +305,8 @@ class Job:
         if len(self._reasons) < _REASONS_MAX:
             self._reasons[reason] = None
 
-    def stats(self, now: float) -> WorkStats:
-        return WorkStats(
+    def stats(self, now: float) -> RequestStats:
+        return RequestStats(
             tokens_computed=self.tokens_computed,
             tokens_reused=self.tokens_reused,
             tokens_pulled=self.tokens_pulled,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.engine.scheduler.admission import Admission
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
 from tandem.engine.scheduler.plan import Row
-from tandem.engine.scheduler.residence import Residence
 from tandem.engine.scheduler.sequence import Phase, Sequence
 from tandem.engine.scheduler.step_budget import StepBudget
 from tandem.engine.scheduler.step_draft import Draft, Entry
@@ -18,7 +18,7 @@ _DECODE: Final = Phase.DECODE
 class StepPlanner:
     """Fills drafts. Rows of one step never read what another row of it writes."""
 
-    residence: Residence
+    residence: KvCacheManager
     admission: Admission
     budget: StepBudget
     columns: bool

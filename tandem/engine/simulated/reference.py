@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.core.kv import pack_tokens, unpack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.scheduler.plan import Draw
 from tandem.engine.simulated.content import Content
-from tandem.engine.simulated.drawing import Drawing
 from tandem.engine.simulated.model import SimulatedModel
+from tandem.engine.simulated.sampling import TokenSampler
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Answer:
 
 
 def reference_tokens(
-    model: SimulatedModel, prompt: bytes, branch: Branch, sampling: Sampling, stopping: Stopping
+    model: SimulatedModel, prompt: bytes, branch: ChildRequest, sampling: Sampling, stopping: Stopping
 ) -> Answer:
     """What one branch of a request yields on any worker, in any batch, by any route."""
-    content, drawing = Content(model), Drawing(model)
+    content, drawing = Content(model), TokenSampler(model)
     known = unpack_tokens(prompt) + branch.forced
     state = int(content.chunk(0, np.array(known, dtype=np.uint64), 0)[1][-1])
     eos = () if stopping.ignore_eos else (model.eos_token_id,)

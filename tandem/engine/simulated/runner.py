@@ -9,13 +9,13 @@ import numpy as np
 from tandem.engine.digest import Digester
 from tandem.engine.protocol import BlockMemory, EngineInfo
 from tandem.engine.scheduler.plan import BlockRef, Columns, Drawn, Row, Step, StepResult
-from tandem.engine.scheduler.standstill import Sight
+from tandem.engine.scheduler.stall_detection import ProcessSample
 from tandem.engine.scheduler.step_budget import StepLoad
 from tandem.engine.simulated.content import Content, Words
-from tandem.engine.simulated.drawing import Drawing
-from tandem.engine.simulated.following import Following, Run
 from tandem.engine.simulated.memory import WatchedMemory
 from tandem.engine.simulated.model import SimulatedModel
+from tandem.engine.simulated.running_sums import RunningSum, RunningSums
+from tandem.engine.simulated.sampling import TokenSampler
 from tandem.engine.simulated.sums import SlotSums
 
 _FEW: Final = 6
@@ -42,15 +42,15 @@ class SimulatedRunner:
         self._content = Content(model)
         self._watched = watched
         self._sums = SlotSums(self._words, self._content)
-        self._following = Following(self._sums, model.block_tokens)
-        self._drawing = Drawing(model)
+        self._following = RunningSums(self._sums, model.block_tokens)
+        self._drawing = TokenSampler(model)
         self._digester = Digester(layout)
 
     @property
     def memory(self) -> BlockMemory:
         return self._memory
 
-    def watch(self, seen: Callable[[Sight], None]) -> None:
+    def watch(self, seen: Callable[[ProcessSample], None]) -> None:
         """It computes in this process: there is nothing to tell."""
 
     async def load(self) -> EngineInfo:
@@ -138,15 +138,15 @@ class SimulatedRunner:
             states, tokens = np.repeat(states, counts), np.repeat(tokens, counts)
         return tuple(self._drawing.draw(states, tokens, draws)) if draws else ()
 
-    def _runs(self, rows: list[Row]) -> list[Run]:
+    def _runs(self, rows: list[Row]) -> list[RunningSum]:
         """What rows of one token attend to."""
         return self._followed([_key(row) for row in rows], [row.table for row in rows], [row.start for row in rows])
 
-    def _followed(self, keys: list[int], tables: list[bytes], starts: list[int]) -> list[Run]:
+    def _followed(self, keys: list[int], tables: list[bytes], starts: list[int]) -> list[RunningSum]:
         """What one token each of these attends to: carried on from the step before, or else read from its slots."""
         found, missing = self._following.find_all(keys, tables, starts)
         if not missing:
-            return cast("list[Run]", found)
+            return cast("list[RunningSum]", found)
         if len(missing) <= _FEW:
             known = [self._sums.attended_one(tables[index], starts[index]) for index in missing]
         else:
@@ -154,13 +154,13 @@ class SimulatedRunner:
             known = list(zip(states.tolist(), parts.tolist(), strict=True))
         for index, (state, part) in zip(missing, known, strict=True):
             found[index] = self._following.begin(keys[index], tables[index], starts[index], state, part)
-        return cast("list[Run]", found)
+        return cast("list[RunningSum]", found)
 
-    def _single(self, row: Row, run: Run) -> int:
+    def _single(self, row: Row, run: RunningSum) -> int:
         """Compute and write one token of one row; gives E after it."""
         return self._write_one(run, int.from_bytes(row.tokens, "little"), row.start)
 
-    def _write_one(self, run: Run, token: int, start: int) -> int:
+    def _write_one(self, run: RunningSum, token: int, start: int) -> int:
         """The same, of the sequence that is followed by this run."""
         words = self._words
         content, after = self._content.single(run.state, token, start)
@@ -169,14 +169,14 @@ class SimulatedRunner:
         run.state, run.end = after, start + 1
         return after
 
-    def _singles(self, rows: list[Row], runs: list[Run]) -> Words:
+    def _singles(self, rows: list[Row], runs: list[RunningSum]) -> Words:
         """The same for many rows at once."""
         if not rows:
             return _NONE
         tokens = np.frombuffer(b"".join([row.tokens for row in rows]), dtype="<u4").astype(np.uint64)
         return self._write(runs, tokens, [row.start for row in rows])
 
-    def _write(self, runs: list[Run], tokens: Words, starts: list[int]) -> Words:
+    def _write(self, runs: list[RunningSum], tokens: Words, starts: list[int]) -> Words:
         """Compute and write one token of every run; gives E after each."""
         size = self._model.block_tokens
         before = np.array([run.state for run in runs], dtype=np.uint64)

@@ -7,7 +7,7 @@ of the keys (chunks), so K and V are never repeated in memory.
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.engine.torch.batch import Batch, Span
+from tandem.engine.torch.batch import ForwardBatch, Span
 from tandem.engine.torch.pool import KvPool
 
 
@@ -22,7 +22,7 @@ class PagedAttention:
         self._dtype = dtype
         self._keys = self._values = pool.rows.new_empty((0, pool.rows.shape[1]))
 
-    def attend(self, batch: Batch, layer: int, window: int | None, queries: torch.Tensor) -> torch.Tensor:
+    def attend(self, batch: ForwardBatch, layer: int, window: int | None, queries: torch.Tensor) -> torch.Tensor:
         """Outputs [n, heads * head_dim] for rotated queries [n, heads, head_dim] of all tokens of the batch."""
         if len(batch.spans) == 1:
             return self._span(batch.spans[0], layer, window, queries)

@@ -52,7 +52,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ForwardBatch:
     """One step's input. `order[i]` is the step's row whose tokens come i-th; `last[i]` its last token's index."""
 
     tokens: torch.Tensor
@@ -67,7 +67,7 @@ class Batch:
     last: tuple[int, ...]
 
 
-def build_batch(rows: Sequence[Row], shape: Shape) -> Batch:
+def build_batch(rows: Sequence[Row], shape: Shape) -> ForwardBatch:
     """Arrange the rows of a step (at least one). Single-token rows come first, grouped by length."""
     singles = [index for index, row in enumerate(rows) if row.count == 1]
     counts = [rows[index].start // shape.block_tokens + 1 for index in singles]
@@ -82,7 +82,7 @@ def build_batch(rows: Sequence[Row], shape: Shape) -> Batch:
     return _batch([rows[index] for index in order], order, tuple(spans), shape)
 
 
-def _batch(rows: Sequence[Row], order: tuple[int, ...], spans: tuple[Span, ...], shape: Shape) -> Batch:
+def _batch(rows: Sequence[Row], order: tuple[int, ...], spans: tuple[Span, ...], shape: Shape) -> ForwardBatch:
     lengths = np.fromiter((row.count for row in rows), np.int64, len(rows))
     starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
     ends = np.cumsum(lengths)
@@ -92,7 +92,7 @@ def _batch(rows: Sequence[Row], order: tuple[int, ...], spans: tuple[Span, ...],
     if not all(row.write for row in rows):
         written = np.repeat(np.fromiter((row.write for row in rows), np.bool_, len(rows)), lengths)
         writers = torch.from_numpy(np.flatnonzero(written)).to(shape.device)
-    return Batch(
+    return ForwardBatch(
         tokens=torch.from_numpy(tokens).to(shape.device),
         positions=torch.from_numpy(positions).to(shape.device),
         longest=int((starts + lengths).max()) - 1,

@@ -6,8 +6,8 @@ import sys
 
 from tandem.core.errors import TandemError
 from tandem.engine.memory import HostMemory
-from tandem.engine.torch.computer import Computer
-from tandem.engine.torch.frames import LENGTH_BYTES, Done, Failure, Loaded, frame, read_spec, read_step
+from tandem.engine.torch.executor import ModelExecutor
+from tandem.engine.torch.frames import LENGTH_BYTES, Done, Failure, ModelLoaded, frame, read_spec, read_step
 
 
 def serve(connection: socket.socket, memory_fd: int) -> None:
@@ -17,11 +17,11 @@ def serve(connection: socket.socket, memory_fd: int) -> None:
         return
     spec = read_spec(first)
     try:
-        computer = Computer(spec, HostMemory(spec.layout.block_bytes, spec.blocks, fd=memory_fd))
+        computer = ModelExecutor(spec, HostMemory(spec.layout.block_bytes, spec.blocks, fd=memory_fd))
     except TandemError as error:
         connection.sendall(frame(_failure(error)))
         return
-    connection.sendall(frame(Loaded()))
+    connection.sendall(frame(ModelLoaded()))
     while (body := _receive(connection)) is not None:
         try:
             answer: Done | Failure = Done(computer.execute(read_step(body)))

@@ -1,6 +1,6 @@
 """What runner and engine process say to each other: length-prefixed msgpack frames over a socket pair.
 
-Up: `Loaded`, then one `StepResult` per step; `Failure` instead of either. Down: `ComputeSpec`, then `Step`s.
+Up: `ModelLoaded`, then one `StepResult` per step; `Failure` instead of either. Down: `ComputeSpec`, then `Step`s.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from tandem.engine.torch.spec import ComputeSpec
 LENGTH_BYTES: Final = 4
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """The model is in memory."""
 
 
@@ -36,7 +36,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     result: StepResult
 
 
-Answer = Loaded | Failure | Done
+Answer = ModelLoaded | Failure | Done
 
 
 def _plain(value: object) -> str:

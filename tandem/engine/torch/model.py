@@ -3,7 +3,7 @@
 import torch
 
 from tandem.engine.torch.attention import PagedAttention
-from tandem.engine.torch.batch import Batch
+from tandem.engine.torch.batch import ForwardBatch
 from tandem.engine.torch.moe import linear
 from tandem.engine.torch.pool import KvPool
 from tandem.engine.torch.rope import RopeTable, rotate
@@ -23,7 +23,7 @@ class Model:
         self._rope = RopeTable(config.rope, config.head_dim, embedding.dtype, embedding.device)
         self._rotated = config.heads + config.kv_heads
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [n, hidden] of all tokens of the batch; writes their KV into the pool."""
         hidden = self._weights.embedding.index_select(0, batch.tokens)
         cos, sin = self._rope.rows(batch.positions, batch.longest)
@@ -44,7 +44,7 @@ class Model:
 
     def _project(
         self,
-        batch: Batch,
+        batch: ForwardBatch,
         index: int,
         layer: LayerWeights,
         normed: torch.Tensor,

@@ -12,7 +12,7 @@ from tandem.core.messages import ITL_TARGET
 from tandem.engine.digest import DIGEST
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import EngineInfo
-from tandem.engine.torch.card import Card, host_free, kv_bytes, read_card
+from tandem.engine.torch.gpu_memory import GpuMemory, host_free, kv_bytes, read_gpu_memory
 from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.torch.spec import STORED, ComputeSpec
 from tandem.model.config import DTYPES, ModelConfig
@@ -36,7 +36,7 @@ class Prepared:
     memory: HostMemory
 
 
-def prepare(settings: TorchSettings, card: Callable[[str], Card] = read_card) -> Prepared:
+def prepare(settings: TorchSettings, card: Callable[[str], GpuMemory] = read_gpu_memory) -> Prepared:
     """Blocks while a hub model is downloaded and the weights are hashed. `card` tells of a GPU's memory. Raises
     `bad_model`, `bad_setting`."""
     directory = open_model(settings.model, name=settings.name, cache=settings.cache)
@@ -85,7 +85,9 @@ def make_layout(config: ModelConfig, settings: TorchSettings) -> Layout:
     )
 
 
-def _blocks(settings: TorchSettings, layout: Layout, directory: ModelDirectory, card: Callable[[str], Card]) -> int:
+def _blocks(
+    settings: TorchSettings, layout: Layout, directory: ModelDirectory, card: Callable[[str], GpuMemory]
+) -> int:
     if settings.blocks is not None:
         if settings.blocks < 1:
             raise _bad("blocks", settings.blocks, "expected at least 1")

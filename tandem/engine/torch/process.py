@@ -21,8 +21,8 @@ from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import EngineInfo
 from tandem.engine.scheduler.activity import activity_of, own_activity_of
 from tandem.engine.scheduler.plan import Step, StepResult
-from tandem.engine.scheduler.standstill import LOOK_EVERY_S, Lookout, Sight
-from tandem.engine.torch.frames import LENGTH_BYTES, Answer, Done, Failure, Loaded, frame, read_answer
+from tandem.engine.scheduler.stall_detection import LOOK_EVERY_S, ProcessSample, StallDetector
+from tandem.engine.torch.frames import LENGTH_BYTES, Answer, Done, Failure, ModelLoaded, frame, read_answer
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
 from tandem.process.parent_death import die_with
@@ -73,9 +73,9 @@ class ProcessRunner:
         self._transport: asyncio.WriteTransport | None = None
         self._frames = _Frames()
         self._step: int | None = None
-        self._lookout = Lookout(waits_for_device=settings.device != "cpu")
+        self._lookout = StallDetector(waits_for_device=settings.device != "cpu")
         self._looked_at: int | None = None
-        self._seen: Callable[[Sight], None] | None = None
+        self._seen: Callable[[ProcessSample], None] | None = None
         self._next_look: asyncio.TimerHandle | None = None
 
     @property
@@ -99,7 +99,7 @@ class ProcessRunner:
         except BaseException:
             self._kill()
             raise
-        assert isinstance(answer, Loaded)
+        assert isinstance(answer, ModelLoaded)
         self._look_later()
         return prepared.info
 
@@ -133,7 +133,7 @@ class ProcessRunner:
         assert isinstance(answer, Done)
         return answer.result
 
-    def watch(self, seen: Callable[[Sight], None]) -> None:
+    def watch(self, seen: Callable[[ProcessSample], None]) -> None:
         """See `tandem.engine.scheduler.plan.Runner`."""
         self._seen = seen
 
@@ -157,7 +157,7 @@ class ProcessRunner:
         if self._seen is not None:
             self._seen(sight)
 
-    async def _ask(self, message: bytes, timeout_s: float, what: str) -> Loaded | Done:
+    async def _ask(self, message: bytes, timeout_s: float, what: str) -> ModelLoaded | Done:
         assert self._transport is not None, "load() has not been called"
         expected = self._frames.expect()
         self._transport.write(message)

@@ -8,8 +8,8 @@ from tandem.core.errors import TandemError
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import EngineInfo
 from tandem.engine.scheduler.plan import Step, StepResult
-from tandem.engine.scheduler.standstill import Sight
-from tandem.engine.torch.computer import Computer
+from tandem.engine.scheduler.stall_detection import ProcessSample
+from tandem.engine.torch.executor import ModelExecutor
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
 
@@ -21,7 +21,7 @@ class ThreadRunner:
         self._settings = settings
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tandem-torch")
         self._prepared: Prepared | None = None
-        self._computer: Computer | None = None
+        self._computer: ModelExecutor | None = None
 
     @property
     def memory(self) -> HostMemory:
@@ -29,7 +29,7 @@ class ThreadRunner:
         assert self._prepared is not None, "load() has not returned yet"
         return self._prepared.memory
 
-    def watch(self, seen: Callable[[Sight], None]) -> None:
+    def watch(self, seen: Callable[[ProcessSample], None]) -> None:
         """It computes in this process: there is nothing to tell."""
 
     async def load(self) -> EngineInfo:
@@ -38,7 +38,7 @@ class ThreadRunner:
 
     def _load(self) -> EngineInfo:
         prepared = prepare(self._settings)
-        self._computer = Computer(prepared.spec, prepared.memory)
+        self._computer = ModelExecutor(prepared.spec, prepared.memory)
         self._prepared = prepared
         return prepared.info
 

@@ -12,13 +12,13 @@ from tandem.core.messages import Adapter
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.extra_args import NUMERIC, read_extra
 from tandem.engine.vllm.internals import vllm_version
-from tandem.engine.vllm.settings import Runner, Speculative, VllmSettings
+from tandem.engine.vllm.settings import RunnerKind, Speculative, VllmSettings
 
 PROCESSORS: Final = ("tandem.engine.vllm.forcing:ForcedTokens", "tandem.engine.vllm.drawing:PositionDraws")
 """Our logits processors for vLLM's first model runner."""
-PROCESSORS_V2: Final = ("tandem.engine.vllm.forcing_v2:ForcedTokens",)
+PROCESSORS_V2: Final = ("tandem.engine.vllm.forcing_v2:ForcedTokensV2",)
 """For the second, which draws from seed and position by itself."""
-TELL_VARIABLE: Final = "TANDEM_VLLM_TELL"
+REPORT_VARIABLE: Final = "TANDEM_VLLM_TELL"
 """Where the engine's processes send their progress and last words; see `telling.py`."""
 _ADAPTER_SLOTS: Final = 4
 """Adapters whose weights are in place at a time, and so can be in one step; `extra.max_loras` says otherwise."""
@@ -233,7 +233,7 @@ def _sampling(settings: VllmSettings) -> dict[str, object]:
     return made
 
 
-def _speculation(given: Speculative, runner: Runner) -> dict[str, object]:
+def _speculation(given: Speculative, runner: RunnerKind) -> dict[str, object]:
     """In vLLM's words. Only its n-gram lookup on the device goes with asynchronous scheduling."""
     made: dict[str, object] = {"method": given.method, "num_speculative_tokens": given.tokens}
     if given.model:
@@ -256,7 +256,7 @@ def _environment(settings: VllmSettings, sockets: Sockets) -> dict[str, str]:
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_timeout_s)),
         # Its own sockets too, as it leaves them behind.
         "VLLM_RPC_BASE_PATH": str(sockets.directory),
-        TELL_VARIABLE: str(sockets.tell),
+        REPORT_VARIABLE: str(sockets.tell),
     }
     if settings.nodes.count > 1:
         # Else it asks which way leads to the internet, and takes that interface.

@@ -12,6 +12,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, pack_tokens, unpack_tokens
 from tandem.engine.vllm.arguments import AdapterDirectory, EngineArguments
 from tandem.engine.vllm.failure import EngineGone
+from tandem.engine.vllm.image_decoding import decode_images
 from tandem.engine.vllm.internals import (
     AsyncEngineArgs,
     AsyncLLM,
@@ -26,8 +27,7 @@ from tandem.engine.vllm.internals import (
     VLLMValidationError,
     engine_name,
 )
-from tandem.engine.vllm.pictures import decoded
-from tandem.engine.vllm.requests import Expanded, Request
+from tandem.engine.vllm.requests import Expanded, VllmRequest
 
 _STOP_S: Final = 1.0
 
@@ -111,7 +111,7 @@ class VllmClient:
             pipeline_parallel=int(parallel.pipeline_parallel_size),
         )
 
-    def prepare(self, request: Request) -> EngineCoreRequest:
+    def prepare(self, request: VllmRequest) -> EngineCoreRequest:
         """A request as the engine process takes it. Raises `invalid_request`, and `engine_failed` where vLLM fails
         otherwise on what it has made of images."""
         sampling = dict(request.sampling)
@@ -150,7 +150,7 @@ class VllmClient:
         if len(files) > most:
             problem = f"the prompt has {len(files)} images, and {most} are the most that are taken here"
             raise TandemError("invalid_request", problem, param="messages")
-        pictures = await asyncio.to_thread(decoded, files)
+        pictures = await asyncio.to_thread(decode_images, files)
         asked = {"prompt_token_ids": list(unpack_tokens(prompt)), "multi_modal_data": {"image": pictures}}
         try:
             (found,) = await self._llm.renderer.render_cmpl_async([asked])

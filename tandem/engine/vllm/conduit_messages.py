@@ -36,7 +36,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     indices: tuple[int, ...]
 
 
-class Loaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+class LoadFinished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     """This rank has reported a request's load as over. `copied` blocks were taken from slots."""
 
     work: int
@@ -85,7 +85,7 @@ class OutputSaved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=8)
     saved: bool
 
 
-FromRank = RankHello | Saved | Loaded | Began | Ended | Routed | OutputOffer | OutputSaved
+FromRank = RankHello | Saved | LoadFinished | Began | Ended | Routed | OutputOffer | OutputSaved
 
 
 # -- to all ranks --
@@ -98,7 +98,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
     blocks: int
 
 
-class Landed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
+class BlocksReceived(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
     """These blocks of a work are complete in their slots and verified."""
 
     work: int
@@ -154,7 +154,7 @@ class OutputSlots(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=24
     slots: tuple[int, ...]
 
 
-ToRank = Welcome | Landed | Spoiled | Withheld | NoMore | First | DrawFirst | Closed | OutputSlots
+ToRank = Welcome | BlocksReceived | Spoiled | Withheld | NoMore | First | DrawFirst | Closed | OutputSlots
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_from_rank: Final = msgspec.msgpack.Decoder(FromRank).decode

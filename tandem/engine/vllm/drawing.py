@@ -19,7 +19,7 @@ from tandem.engine.vllm.internals import (
     async_tensor_h2d,
     process_dict_updates,
 )
-from tandem.engine.vllm.requests import Draw
+from tandem.engine.vllm.requests import ProcessorParams
 
 if TYPE_CHECKING:
     from tandem.engine.vllm.internals import VllmConfig
@@ -30,7 +30,7 @@ class _Row:
     """A request with a seed. `output` is vLLM's own list of what it has drawn; with asynchronous scheduling its
     values come late, its length does not."""
 
-    draw: Draw
+    draw: ProcessorParams
     seed: int
     cut: Cut
     output: list[int]

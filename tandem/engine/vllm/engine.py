@@ -14,20 +14,20 @@ import msgspec
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.messages import Load
-from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, Listener, StepReport, Work
+from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, EngineRequest, Listener, StepReport
 from tandem.engine.scheduler.activity import activity_of
-from tandem.engine.scheduler.standstill import LOOK_EVERY_S, Activity
+from tandem.engine.scheduler.stall_detection import LOOK_EVERY_S, Activity
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.failure import EngineGone
+from tandem.engine.vllm.heartbeat import HeartbeatSample
 from tandem.engine.vllm.image_reader import ImageReader
 from tandem.engine.vllm.ledger import Ledger
-from tandem.engine.vllm.load import Figures
-from tandem.engine.vllm.loading import Loaded, Progress
+from tandem.engine.vllm.liveness import Bounds, LivenessMonitor, LivenessVerdict
+from tandem.engine.vllm.load import LoadStats
+from tandem.engine.vllm.loading import ProgressCallback, VllmInstance
 from tandem.engine.vllm.names import CachedNames, NameUnion
-from tandem.engine.vllm.pulse import Sign
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
-from tandem.engine.vllm.vitals import Bounds, Verdict, Vitals
 
 _OVERDUE_SILENCE_S: Final = 5.0
 """A step that hangs is told of before an engine that is silent for some other reason."""
@@ -50,17 +50,17 @@ class VllmEngine:
         scheduler: SchedulerSettings,
         clock: Clock,
         stage: Stage | None,
-        progress: Progress = _silent,
+        progress: ProgressCallback = _silent,
         role: str = "unified",
     ) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._clock = clock
         self._stage = stage
-        self._loaded = Loaded(settings, scheduler, stage, progress, role)
+        self._loaded = VllmInstance(settings, scheduler, stage, progress, role)
         self._info: EngineInfo | None = None
         self._ledger: Ledger | None = None
-        self._figures: Figures | None = None
+        self._figures: LoadStats | None = None
         self._cached: CachedNames | None = None
         self._images: ImageReader | None = None
         self._names = NameUnion()
@@ -71,7 +71,7 @@ class VllmEngine:
         self._stopping = False
         self._loaded.on_lost = self._lost
         self._bounds = Bounds(settings.beat_lost_s, settings.step_timeout_min_s, settings.step_timeout_s)
-        self._vitals = Vitals(self._bounds, self._activity, self._predicted_s)
+        self._liveness = LivenessMonitor(self._bounds, self._activity, self._predicted_s)
         self._looked = float("-inf")
         self._overdue_s = 0.0
         self._heard = 0.0
@@ -112,10 +112,10 @@ class VllmEngine:
         self._stage = self._loaded.stage
         client, stage = self._loaded.client, self._stage
         self._info = self._loaded.info()
-        heard = _said(self._loaded.pulses)
+        heard = _said(self._loaded.heartbeats)
         self._ledger = Ledger(self._info, self._scheduler, client, stage, self._settings.runner, heard)
         self._images = ImageReader(self._ledger, client.expand, self._clock, self._changed)
-        self._figures = Figures(client.blocks, self._loaded.seconds_per_token)
+        self._figures = LoadStats(client.blocks, self._loaded.seconds_per_token)
         self._cached = CachedNames(client.block_tokens)
         if stage is not None:
             stage.on_admitted = self._admitted
@@ -157,7 +157,7 @@ class VllmEngine:
 
     # -- commands --
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: EngineRequest) -> None:
         """Queue a work; see `Ledger.submit` for what it raises."""
         self.ledger.submit(work, self._clock.now())
         self._changed()
@@ -242,7 +242,7 @@ class VllmEngine:
                 raise EngineGone
             self._watch()
             if ledger.next_look() <= (now := self._clock.now()):
-                ledger.look(now, _said(self._loaded.pulses))
+                ledger.look(now, _said(self._loaded.heartbeats))
             if ledger.unread:
                 images.wake()
             while ledger.to_send:
@@ -261,8 +261,8 @@ class VllmEngine:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked, longest_s = now, self._longest_s()
-        signs = self._loaded.pulses
-        verdict = self._vitals.look(signs, longest_s, now)
+        signs = self._loaded.heartbeats
+        verdict = self._liveness.look(signs, longest_s, now)
         if (verdict.overdue_s > 0) != (self._overdue_s > 0):
             self._load_sent = float("-inf")
         self._overdue_s = verdict.overdue_s
@@ -272,7 +272,7 @@ class VllmEngine:
         if not self.ledger.computing:
             self._heard = now
         elif verdict.problem is None and now - self._heard > bound + _OVERDUE_SILENCE_S:
-            verdict = Verdict(f"vLLM has work and was silent for more than {bound:g} s")
+            verdict = LivenessVerdict(f"vLLM has work and was silent for more than {bound:g} s")
         if images_hang is not None:
             # Whose images these are hears of it while there is an engine that can tell.
             self._flush()
@@ -285,9 +285,9 @@ class VllmEngine:
             raise EngineGone
 
     def _activity(self, pid: int) -> Activity | None:
-        return activity_of(pid, [sign.pid for sign in self._loaded.pulses])
+        return activity_of(pid, [sign.pid for sign in self._loaded.heartbeats])
 
-    def _predicted_s(self, sign: Sign) -> float:
+    def _predicted_s(self, sign: HeartbeatSample) -> float:
         assert self._figures is not None
         return self._figures.predicted_s(sign.rows, sign.prompt_tokens)
 
@@ -347,7 +347,7 @@ class VllmEngine:
         return {"speculation": self._figures.take_speculation(), "experts": experts}
 
 
-def _said(signs: Iterable[Sign]) -> int:
+def _said(signs: Iterable[HeartbeatSample]) -> int:
     """Messages of notices."""
     return sum(sign.said for sign in signs)
 

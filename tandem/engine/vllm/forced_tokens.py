@@ -7,7 +7,7 @@ table can be the module's own.
 
 from typing import Final
 
-from tandem.engine.vllm.requests import Draw
+from tandem.engine.vllm.requests import ProcessorParams
 
 RequestKey = tuple[int, int]
 """(work id, sequence): both are in the `kv_transfer_params` of the request's sampling parameters."""
@@ -34,7 +34,7 @@ class Known:
     """The known positions of one request, counted from its first output token, which is 0. They are counted and not
     read from what vLLM has drawn: with asynchronous scheduling it does not know yet what that was."""
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: ProcessorParams) -> None:
         self._draw = draw
 
     def over(self, at: int) -> bool:
@@ -49,6 +49,6 @@ class Known:
         return provided((draw.work, draw.sequence)) if draw.awaits_first and at == len(draw.forced) else None
 
 
-def known_of(draw: Draw | None) -> Known | None:
+def known_of(draw: ProcessorParams | None) -> Known | None:
     """None for a request of which nothing can be known."""
     return None if draw is None or not (draw.forced or draw.awaits_first) else Known(draw)

@@ -12,16 +12,16 @@ from tandem.engine.vllm.internals import (
     async_tensor_h2d,
     process_dict_updates,
 )
-from tandem.engine.vllm.requests import DRAW, Draw
+from tandem.engine.vllm.requests import DRAW, ProcessorParams
 
 if TYPE_CHECKING:
     from tandem.engine.vllm.internals import VllmConfig
 
 
-def draw_of(params: SamplingParams) -> Draw | None:
+def draw_of(params: SamplingParams) -> ProcessorParams | None:
     """What we told vLLM's sampler of a request; None where it does everything by itself, as in its own warm-up."""
     packed: list[Any] | None = (params.extra_args or {}).get(DRAW)
-    return None if packed is None else Draw.unpacked(packed)
+    return None if packed is None else ProcessorParams.unpacked(packed)
 
 
 def force(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:

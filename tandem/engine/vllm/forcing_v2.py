@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tandem.engine.vllm.internals import LogitsContext, LogitsProcRequestState, SamplingParams, VllmConfig
 
 
-class ForcedTokens(gpu_logits_processor.LogitsProcessor):
+class ForcedTokensV2(gpu_logits_processor.LogitsProcessor):
     """Leaves a single token where the next one is known: one row in one step, without waiting for the device.
 
     It runs before temperature and cuts, which leave a single token as it is. What is next is counted on the host,

@@ -129,7 +129,7 @@ class Leader:
             self._on_lost(self.problem)
 
 
-class Follower:
+class GroupMember:
     """Another node's end."""
 
     def __init__(self, nodes: Nodes, facts: Facts) -> None:

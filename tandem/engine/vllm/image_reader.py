@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.engine.protocol import Work
-from tandem.engine.scheduler.standstill import GAP_MAX_S
+from tandem.engine.protocol import EngineRequest
+from tandem.engine.scheduler.stall_detection import GAP_MAX_S
 from tandem.engine.vllm.ledger import Ledger
 from tandem.engine.vllm.requests import Expanded
 
@@ -26,7 +26,7 @@ class ImageReader:
         self._clock = clock
         self._changed = changed
         self._wanted = asyncio.Event()
-        self._work: Work | None = None
+        self._work: EngineRequest | None = None
         """Whose images are being read."""
         self._read_s = 0.0
         """For how long, as this worker has seen time pass."""

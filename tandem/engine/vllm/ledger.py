@@ -9,15 +9,16 @@ from math import inf
 from typing import Any, Final
 
 from tandem.core.errors import TandemError
-from tandem.core.request import Branch
-from tandem.engine.protocol import Emitted, EngineInfo, FirstTokens, Work
+from tandem.core.request import ChildRequest
+from tandem.engine.protocol import Emitted, EngineInfo, EngineRequest, FirstTokens
 from tandem.engine.scheduler.admission import refuse_impossible
-from tandem.engine.scheduler.outbox import Outbox
-from tandem.engine.scheduler.work_deadlines import Wait, WorkDeadlines
+from tandem.engine.scheduler.events import EngineEvents
+from tandem.engine.scheduler.request_deadlines import RequestDeadlines, Wait
 from tandem.engine.settings import SchedulerSettings
+from tandem.engine.vllm.image_queue import ImageQueue
 from tandem.engine.vllm.notices import Notice, notice_of
-from tandem.engine.vllm.orders import Maker, Order
-from tandem.engine.vllm.outputs import new_positions, note_figures
+from tandem.engine.vllm.outgoing import OutgoingRequest, RequestBuilder
+from tandem.engine.vllm.outputs import new_positions, record_stats
 from tandem.engine.vllm.refusing import refuse_unservable
 from tandem.engine.vllm.requests import (
     Expanded,
@@ -26,11 +27,10 @@ from tandem.engine.vllm.requests import (
     owner_of,
     with_images,
 )
-from tandem.engine.vllm.running import BranchRun, WorkRun
-from tandem.engine.vllm.settings import Runner
+from tandem.engine.vllm.settings import RunnerKind
 from tandem.engine.vllm.stage import Stage
 from tandem.engine.vllm.stage_params import for_sequence
-from tandem.engine.vllm.unread import Unread
+from tandem.engine.vllm.tracked_request import TrackedChild, TrackedRequest
 
 _WAITS: Final[Mapping[str, Wait]] = {
     "computes": Wait.NOTHING,
@@ -50,35 +50,35 @@ class Ledger:
         self,
         info: EngineInfo,
         settings: SchedulerSettings,
-        maker: Maker,
+        maker: RequestBuilder,
         stage: Stage | None,
-        runner: Runner,
+        runner: RunnerKind,
         heard: int = 0,
     ) -> None:
-        self.outbox = Outbox()
-        self.to_send: list[Order] = []
+        self.outbox = EngineEvents()
+        self.to_send: list[OutgoingRequest] = []
         self.to_abort: list[str] = []
-        self._unread = Unread()
+        self._unread = ImageQueue()
         self._info = info
         self._settings = settings
-        self._maker = maker
+        self._request_builder = maker
         self._stage = stage
         self._runner = runner
-        self._runs: dict[int, WorkRun] = {}
+        self._runs: dict[int, TrackedRequest] = {}
         self._moved = self._told = -inf
         """When some prompt got on last, and when progress was told last."""
         self._heard = heard
         """Messages of notices that have come, to whoever asked vLLM before included."""
-        self._later: dict[int, list[Order]] = {}
+        self._later: dict[int, list[OutgoingRequest]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
         fetched = (lambda _work_id: False) if stage is None else stage.fetches
-        self._deadlines = WorkDeadlines(self._runs, settings.queue_s, settings.kv_wait_s, fetched)
+        self._deadlines = RequestDeadlines(self._runs, settings.queue_s, settings.kv_wait_s, fetched)
 
     def __len__(self) -> int:
         return len(self._runs)
 
     @property
-    def runs(self) -> tuple[WorkRun, ...]:
+    def runs(self) -> tuple[TrackedRequest, ...]:
         return tuple(self._runs.values())
 
     @property
@@ -99,13 +99,13 @@ class Ledger:
 
     # -- commands --
 
-    def submit(self, work: Work, now: float) -> None:
+    def submit(self, work: EngineRequest, now: float) -> None:
         """Take a work; see `Engine.submit` for what it raises."""
         assert work.work_id not in self._runs, f"work {work.work_id} is here already"
         refuse_unservable(work, self._info, self._runner, staged=self._stage is not None)
         if len(self._runs) >= self._settings.max_waiting + self._settings.max_sequences:
             raise TandemError("queue_full", f"{len(self._runs)} works are here already")
-        run = WorkRun(work, now, self._info.eos_token_ids)
+        run = TrackedRequest(work, now, self._info.eos_token_ids)
         orders = [] if run.expanding else self._open(run)
         self._runs[work.work_id] = run
         self._later[work.work_id] = orders
@@ -115,7 +115,7 @@ class Ledger:
         elif self._stage is None:
             self._send(orders.pop(0))
 
-    def next_to_read(self, now: float) -> Work | None:
+    def next_to_read(self, now: float) -> EngineRequest | None:
         """The work whose images are to take their places next; `expanded` or `refused` follows."""
         return self._unread.take(now)
 
@@ -136,7 +136,7 @@ class Ledger:
         if self._stage is None:
             self._send(orders.pop(0))
 
-    def _open(self, run: WorkRun, media: Mapping[str, Any] | None = None) -> list[Order]:
+    def _open(self, run: TrackedRequest, media: Mapping[str, Any] | None = None) -> list[OutgoingRequest]:
         """Its requests; the stage knows of it then. Raises what both refuse."""
         work = run.work
         orders = [self._prepared(run, branch, media) for branch in work.branches]
@@ -144,9 +144,11 @@ class Ledger:
             self._stage.open(as_prompted(work), computed_here=work.mode == "local" and not work.private)
         return orders
 
-    def _prepared(self, run: WorkRun, branch: Branch, media: Mapping[str, Any] | None) -> Order:
+    def _prepared(
+        self, run: TrackedRequest, branch: ChildRequest, media: Mapping[str, Any] | None
+    ) -> OutgoingRequest:
         request = make_request(run.work, branch, run.end_tokens, self._runner, media)
-        return Order(run.branches[branch.sequence], self._maker.prepare(request))
+        return OutgoingRequest(run.branches[branch.sequence], self._request_builder.prepare(request))
 
     def admitted(self, work_id: int, params: dict[str, object] | None) -> None:
         """The stage has slots for a work, or has nothing to do with it."""
@@ -159,7 +161,9 @@ class Ledger:
         for order in orders:
             if params is not None:
                 first = order.branch is run.root
-                self._maker.attach(order.request, params if first else for_sequence(params, order.branch.index))
+                self._request_builder.attach(
+                    order.request, params if first else for_sequence(params, order.branch.index)
+                )
             self._send(order)
 
     def moved(self, now: float) -> None:
@@ -209,7 +213,7 @@ class Ledger:
             self._prefill_over(run, now)
             self._stage.sample_first(work_id)
 
-    def _prefill_over(self, run: WorkRun, now: float) -> None:
+    def _prefill_over(self, run: TrackedRequest, now: float) -> None:
         run.prefill_over(now)
         self._deadlines.watch_wait(run)
 
@@ -233,7 +237,7 @@ class Ledger:
             self._noticed(run, branch, notice, now)
             return
         if branch is run.root:
-            note_figures(run, output)
+            record_stats(run, output)
             if output.new_token_ids:
                 run.drew(now)
         if output.new_token_ids:
@@ -243,7 +247,7 @@ class Ledger:
         if output.finish_reason is not None and not branch.done:
             self._fail(run, "engine_failed", f"vLLM ended the request with {str(output.finish_reason)!r}", now)
 
-    def _emit(self, run: WorkRun, branch: BranchRun, emitted: Emitted, now: float) -> None:
+    def _emit(self, run: TrackedRequest, branch: TrackedChild, emitted: Emitted, now: float) -> None:
         run.first_token = run.first_token or now
         run.brought = now
         self.outbox.emitted.append(emitted)
@@ -253,14 +257,14 @@ class Ledger:
         elif emitted.finish is not None:
             self._close(run, branch, now)
 
-    def _prompt_computed(self, run: WorkRun, now: float) -> None:
+    def _prompt_computed(self, run: TrackedRequest, now: float) -> None:
         """vLLM has drawn for a work: its prompt is in the prefix cache, where its other branches find it."""
         if run.prefilled is None:
             run.prefilled = now
         for order in self._later.pop(run.work_id, []):
             self._send(order)
 
-    def _noticed(self, run: WorkRun, branch: BranchRun, notice: Notice, now: float) -> None:
+    def _noticed(self, run: TrackedRequest, branch: TrackedChild, notice: Notice, now: float) -> None:
         """What a step that begins is about. Of a work its first branch tells, which computes the prompt."""
         if notice.kind == "computes":
             self._moved = now
@@ -318,13 +322,13 @@ class Ledger:
 
     # -- sending --
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: OutgoingRequest) -> None:
         if not order.branch.done:
             self.to_send.append(order)
 
     # -- ends --
 
-    def _close(self, run: WorkRun, branch: BranchRun, now: float) -> None:
+    def _close(self, run: TrackedRequest, branch: TrackedChild, now: float) -> None:
         """A branch is over; with the last one the work is."""
         if branch.done:
             return
@@ -334,7 +338,7 @@ class Ledger:
         if run.live == 0:
             self._end(run, now)
 
-    def _abort(self, branch: BranchRun) -> None:
+    def _abort(self, branch: TrackedChild) -> None:
         """vLLM ignores ids of requests that have ended."""
         unsent = [order for order in self.to_send if order.branch is not branch]
         if len(unsent) < len(self.to_send):
@@ -342,7 +346,7 @@ class Ledger:
         elif branch.sent is not None:
             self.to_abort.append(branch.request_id)
 
-    def _end(self, run: WorkRun, now: float) -> None:
+    def _end(self, run: TrackedRequest, now: float) -> None:
         del self._runs[run.work_id]
         self._unread.discard(run.work_id)
         self._later.pop(run.work_id, None)
@@ -359,6 +363,6 @@ class Ledger:
             self._stage.close(run.work_id)
         self.outbox.end(run.work_id, run.stats(now, staged, fetched))
 
-    def _fail(self, run: WorkRun, code: str, message: str, now: float, param: str | None = None) -> None:
+    def _fail(self, run: TrackedRequest, code: str, message: str, now: float, param: str | None = None) -> None:
         self.outbox.fail(run.work_id, code, message, param)
         self._end(run, now)

@@ -8,10 +8,10 @@ from tandem.engine.counts import Speculation, speculation_of
 from tandem.engine.scheduler.step_model import StepLoad, StepTimeModel
 from tandem.engine.scheduler.throughput import Throughput
 from tandem.engine.vllm.notices import notice_of
-from tandem.engine.vllm.running import WorkRun
+from tandem.engine.vllm.tracked_request import TrackedRequest
 
 
-class Figures:
+class LoadStats:
     """vLLM's figures after its last step, and recent rates. `blocks` are those of vLLM's own pool, and
     `seconds_per_token` is what a prompt token took at first."""
 
@@ -85,7 +85,7 @@ class Figures:
             self._speculation = came if self._speculation is None else self._speculation + came
 
     def load(
-        self, runs: Collection[WorkRun], cached: int, exported: int, overdue_s: float, longest_s: float = 0.0
+        self, runs: Collection[TrackedRequest], cached: int, exported: int, overdue_s: float, longest_s: float = 0.0
     ) -> Load:
         """`cached` names are in vLLM's prefix cache, `exported` blocks under leases; `overdue_s` is the age of a step
         that takes too long, `longest_s` what the longest is expected to take."""

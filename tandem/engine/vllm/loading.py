@@ -21,14 +21,14 @@ from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_argume
 from tandem.engine.vllm.exchange import Exchange, decide
 from tandem.engine.vllm.failure import EngineGone, death_sentence, start_error
 from tandem.engine.vllm.group import Leader
+from tandem.engine.vllm.heartbeat import HeartbeatSample, heartbeats_beside, read_heartbeat
 from tandem.engine.vllm.launching import Launch
 from tandem.engine.vllm.model import ServedModel, open_served
-from tandem.engine.vllm.pulse import Sign, pulses_beside, read_sign
-from tandem.engine.vllm.requests import Request
+from tandem.engine.vllm.process_reports import ReportReceiver
+from tandem.engine.vllm.requests import VllmRequest
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
-from tandem.engine.vllm.telling import Hearing
-from tandem.engine.vllm.turns import turn
+from tandem.engine.vllm.start_locks import hold_start_locks
 from tandem.process.logs import event
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tandem.engine.vllm.event_stream import EventStream
 
 _log = logging.getLogger(__name__)
-Progress = Callable[[float, str], None]
+ProgressCallback = Callable[[float, str], None]
 _FEATURES: Final = ("grammar", "prompt_logprobs")
 _WARM_UP_TOKENS: Final = 3
 _WARM_UP: Final = "warm-up"
@@ -44,7 +44,7 @@ _WORD_S: Final = 2.0
 """An engine that ends because another node is gone may be seen to end first."""
 
 
-class Loaded:
+class VllmInstance:
     """A vLLM that has answered a request. `close` undoes all of it, in any state."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Loaded:
         settings: VllmSettings,
         scheduler: SchedulerSettings,
         stage: Stage | None,
-        progress: Progress,
+        progress: ProgressCallback,
         role: str = "unified",
     ) -> None:
         self._settings = with_threads(settings.of_role(role))
@@ -67,7 +67,7 @@ class Loaded:
         self._model: ServedModel | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="tandem-vllm-", dir=settings.directory))
         self._sockets = Sockets(self._directory)
-        self._hearing: Hearing | None = None
+        self._hearing: ReportReceiver | None = None
         self._launch: Launch[VllmClient] | None = None
         self._leader: Leader | None = None
         self._lost = asyncio.Event()
@@ -81,13 +81,13 @@ class Loaded:
         """What a token of the first prompt took."""
 
     @property
-    def pulses(self) -> tuple[Sign, ...]:
+    def heartbeats(self) -> tuple[HeartbeatSample, ...]:
         """What vLLM's processes on this machine have shown last."""
         try:
-            found = sorted(pulses_beside(self._sockets.tell).iterdir())
+            found = sorted(heartbeats_beside(self._sockets.tell).iterdir())
         except OSError:
             return ()
-        return tuple(sign for path in found if (sign := read_sign(path)) is not None)
+        return tuple(sign for path in found if (sign := read_heartbeat(path)) is not None)
 
     @property
     def client(self) -> "VllmClient":
@@ -136,12 +136,12 @@ class Loaded:
 
     async def _load(self) -> None:
         self._model = await asyncio.to_thread(open_served, self._settings)
-        self._hearing = Hearing(self._sockets.tell, self._progress)
+        self._hearing = ReportReceiver(self._sockets.tell, self._progress)
         if self.stage is not None:
             await self._decide(self.stage, self._model)
         if self.stage is not None:
             await self.stage.start()
-        async with turn(self._settings.start_locks, self._settings.start_timeout_s, self._waits):
+        async with hold_start_locks(self._settings.start_locks, self._settings.start_timeout_s, self._waits):
             await self._start(self._model)
         if self._scheduler.prefix_cache and self.exchange.kv_events:
             from tandem.engine.vllm.event_stream import EventStream
@@ -240,7 +240,7 @@ class Loaded:
         sampling: dict[str, object] = {
             "temperature": 1.0, "max_tokens": _WARM_UP_TOKENS, "logprobs": 1, "ignore_eos": True, "detokenize": False
         }  # fmt: skip
-        request = Request(_WARM_UP, pack_tokens(tokens), 0, sampling, None, _WARM_UP, 0, "")
+        request = VllmRequest(_WARM_UP, pack_tokens(tokens), 0, sampling, None, _WARM_UP, 0, "")
         try:
             async with asyncio.timeout(self._settings.step_timeout_s):
                 began = asyncio.get_running_loop().time()

@@ -3,7 +3,7 @@
 vLLM tells of a request only once it has drawn for it: a long prompt computes for many steps, or for one long one,
 without a word, and so does one that has its blocks and waits for their content. A notice is an output record without
 tokens, sent before the step is computed (`stepping`); it comes in order with everything else that vLLM says.
-How many such messages there were is also in shared memory (`pulse`): so the worker knows whether there is news of
+How many such messages there were is also in shared memory (`heartbeat`): so the worker knows whether there is news of
 places that it has not heard yet.
 """
 

@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from tandem.core.messages import Alternative, PromptLogprob, TokenLogprob
 from tandem.engine.protocol import Emitted
-from tandem.engine.vllm.running import BranchRun, WorkRun
+from tandem.engine.vllm.tracked_request import TrackedChild, TrackedRequest
 
 _PREEMPTED: Final = 3
 _FINISHES: Final = ("stop", "length")
 """By vLLM's number of the reason; the others are no ordinary ends."""
 
 
-def note_figures(run: WorkRun, output: Any) -> None:
+def record_stats(run: TrackedRequest, output: Any) -> None:
     """What an output of the request that computes the prompt says of how it went."""
     for happened in output.events or ():
         if happened.type == _PREEMPTED:
@@ -24,7 +24,7 @@ def note_figures(run: WorkRun, output: Any) -> None:
         run.tokens_loaded = stats.num_external_cached_tokens
 
 
-def new_positions(run: WorkRun, branch: BranchRun, output: Any) -> Iterator[Emitted]:
+def new_positions(run: TrackedRequest, branch: TrackedChild, output: Any) -> Iterator[Emitted]:
     """The positions that are new to whoever gave the work, in order, up to one that ends the branch."""
     wanted = run.work.sampling.logprobs
     for index, token in enumerate(output.new_token_ids):

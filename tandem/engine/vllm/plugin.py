@@ -9,29 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from tandem.engine.vllm.adapter_slots import keep_last_slot_empty
-from tandem.engine.vllm.arguments import TELL_VARIABLE
-from tandem.engine.vllm.pulse import Pulse, pulses_beside
-from tandem.engine.vllm.stepping import tell_steps
-from tandem.engine.vllm.telling import Teller, shard_progress
+from tandem.engine.vllm.arguments import REPORT_VARIABLE
+from tandem.engine.vllm.heartbeat import Heartbeat, heartbeats_beside
+from tandem.engine.vllm.process_reports import ReportHandler, shard_progress
+from tandem.engine.vllm.step_reports import report_steps
 
 
 def register() -> None:
     """Called by vLLM before it builds anything, possibly more than once."""
-    path, parent = os.environ.get(TELL_VARIABLE), multiprocessing.parent_process()
+    path, parent = os.environ.get(REPORT_VARIABLE), multiprocessing.parent_process()
     if path is None or parent is None:
         return
     logger = logging.getLogger("vllm")
-    if any(isinstance(handler, Teller) for handler in logger.handlers):
+    if any(isinstance(handler, ReportHandler) for handler in logger.handlers):
         return
-    teller = Teller(Path(path))
+    teller = ReportHandler(Path(path))
     _pass_on_progress(logger)
     logger.addHandler(teller)
     threading.Thread(target=_end_with, args=(parent.sentinel,), name="tandem-parent", daemon=True).start()
     _count_files(teller)
     keep_last_slot_empty()
-    beats = pulses_beside(Path(path))
+    beats = heartbeats_beside(Path(path))
     beats.mkdir(exist_ok=True)
-    tell_steps(Pulse(beats))
+    report_steps(Heartbeat(beats))
 
 
 def _pass_on_progress(logger: logging.Logger) -> None:
@@ -50,7 +50,7 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _count_files(teller: Teller) -> None:
+def _count_files(teller: ReportHandler) -> None:
     """Have vLLM's progress bar over the files of a checkpoint tell the worker too."""
     from tandem.engine.vllm.internals import weight_utils
 

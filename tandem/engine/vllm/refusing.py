@@ -1,13 +1,13 @@
 """Works that a vLLM engine does not take, whatever else it has to do. Pure."""
 
 from tandem.core.errors import TandemError
-from tandem.engine.protocol import EngineInfo, Work
+from tandem.engine.protocol import EngineInfo, EngineRequest
 from tandem.engine.scheduler.admission import refuse_impossible
 from tandem.engine.vllm.requests import refuse_under_speculation
-from tandem.engine.vllm.settings import Runner
+from tandem.engine.vllm.settings import RunnerKind
 
 
-def refuse_unservable(work: Work, info: EngineInfo, runner: Runner, *, staged: bool) -> None:
+def refuse_unservable(work: EngineRequest, info: EngineInfo, runner: RunnerKind, *, staged: bool) -> None:
     """Raise what `Engine.submit` says of a work that cannot be served here. `staged`: the engine has a stage."""
     refuse_impossible(work, info)
     if not staged and work.mode != "local":

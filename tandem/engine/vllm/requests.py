@@ -1,10 +1,9 @@
 """From a branch of a work to one vLLM request. Pure; imports no vLLM.
 
-Output that came with a work (`Branch.forced`) is taken up again in one of two ways. Where nothing but the tokens
-matters, it becomes a part of vLLM's prompt: computed at once, or found in the prefix cache. Where vLLM keeps state
-along the output (a grammar, penalties that count output), the prompt stays the prompt and a logits processor makes
-vLLM draw the known tokens again, one step each.
-"""
+Output that came with a work (`ChildRequest.forced`) is taken up again in one of two ways. Where nothing but the
+tokens matters, it becomes a part of vLLM's prompt: computed at once, or found in the prefix cache. Where vLLM keeps
+state along the output (a grammar, penalties that count output), the prompt stays the prompt and a logits processor
+makes vLLM draw the known tokens again, one step each."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,19 +15,19 @@ import msgspec
 from tandem.core.entropy import position_u64
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Grammar, Sampling
-from tandem.engine.protocol import Work
-from tandem.engine.vllm.settings import Runner
+from tandem.core.request import ChildRequest, Grammar, Sampling
+from tandem.engine.protocol import EngineRequest
+from tandem.engine.vllm.settings import RunnerKind
 
 DRAW: Final = "tandem"
-"""Our entry among a request's `extra_args`: a `Draw` as a list, read by the logits processors."""
+"""Our entry among a request's `extra_args`: a `ProcessorParams` as a list, read by the logits processors."""
 
 TEMPERATURE_MIN: Final = 0.01
 """vLLM's own; below it lies only greedy sampling."""
 
 
 @dataclass(frozen=True)
-class Draw:
+class ProcessorParams:
     """What our logits processors know of a request. `base` output positions lie in the prompt already."""
 
     work: int
@@ -53,13 +52,13 @@ class Draw:
         return [*numbers, list(self.forced), self.awaits_first]
 
     @classmethod
-    def unpacked(cls, packed: Sequence[Any]) -> "Draw":
+    def unpacked(cls, packed: Sequence[Any]) -> "ProcessorParams":
         work, sequence, base, seed, top_k, top_p, forced, awaits_first = packed
         return cls(work, sequence, base, seed, top_k, top_p, tuple(forced), awaits_first)
 
 
 @dataclass(frozen=True)
-class Request:
+class VllmRequest:
     """One vLLM request. Its i-th output token, from 1, is position `base + i` of the branch."""
 
     request_id: str
@@ -96,7 +95,7 @@ def owner_of(request: str) -> tuple[int, int]:
     return int(work), int(sequence)
 
 
-def keeps_state(work: Work) -> bool:
+def keeps_state(work: EngineRequest) -> bool:
     """Whether drawing depends on which tokens are output, and not only on all tokens so far.
 
     A repetition penalty does not: it counts prompt and output alike.
@@ -105,19 +104,19 @@ def keeps_state(work: Work) -> bool:
     return work.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def draws_again(work: Work) -> bool:
+def draws_again(work: EngineRequest) -> bool:
     """Whether forced tokens are drawn again instead of being put into the prompt, which all branches share."""
     return keeps_state(work) or len(work.branches) > 1
 
 
-def as_prompted(work: Work) -> Work:
+def as_prompted(work: EngineRequest) -> EngineRequest:
     """The work as vLLM and the stage see it: its prompt is what vLLM gets, and nothing is forced."""
     prompt = work.prompt if draws_again(work) else work.prompt + pack_tokens(work.branches[0].forced)
     branches = tuple(msgspec.structs.replace(branch, forced=()) for branch in work.branches)
     return replace(work, prompt=prompt, branches=branches)
 
 
-def refuse_under_speculation(work: Work, runner: Runner) -> None:
+def refuse_under_speculation(work: EngineRequest, runner: RunnerKind) -> None:
     """Raise `unsupported_parameter` for what vLLM cannot do while it speculates."""
     sampling, resumed = work.sampling, any(branch.forced for branch in work.branches)
     for name, present in (("min_p", sampling.min_p > 0), ("logit_bias", bool(sampling.logit_bias))):
@@ -145,12 +144,12 @@ def refuse_under_speculation(work: Work, runner: Runner) -> None:
 
 
 def make_request(
-    work: Work,
-    branch: Branch,
+    work: EngineRequest,
+    branch: ChildRequest,
     end_tokens: tuple[int, ...],
-    runner: Runner,
+    runner: RunnerKind,
     media: Mapping[str, Any] | None = None,
-) -> Request:
+) -> VllmRequest:
     """The vLLM request of one branch. Raises `invalid_request`."""
     again = draws_again(work)
     base = 0 if again else len(branch.forced)
@@ -172,7 +171,7 @@ def make_request(
         sampling["seed"] = _seed(branch)
     if runner.processes and not draw.concerns_nobody:
         sampling["extra_args"] = {DRAW: draw.packed()}
-    return Request(
+    return VllmRequest(
         request_id=request_id(work.work_id, branch.sequence),
         tokens=as_prompted(work).prompt,
         base=base,
@@ -185,7 +184,7 @@ def make_request(
     )
 
 
-def with_images(work: Work, found: Expanded, context_tokens: int) -> Work:
+def with_images(work: EngineRequest, found: Expanded, context_tokens: int) -> EngineRequest:
     """The work with the prompt that its images have made longer; one that was to fill the context has less left."""
     stopping, prompt = work.stopping, len(found.prompt) // 4
     if stopping.fills and prompt < context_tokens:
@@ -193,13 +192,13 @@ def with_images(work: Work, found: Expanded, context_tokens: int) -> Work:
     return replace(work, prompt=found.prompt, stopping=stopping)
 
 
-def scores_prompt(work: Work, branch: Branch) -> bool:
+def scores_prompt(work: EngineRequest, branch: ChildRequest) -> bool:
     """Whether the branch's request tells the log-probabilities of the prompt: one of them does, and none after a
     resumption, since the client has them."""
     return branch is work.branches[0] and not branch.forced
 
 
-def cache_salt(work: Work) -> str:
+def cache_salt(work: EngineRequest) -> str:
     """What keeps tenants and adapters apart in vLLM's prefix cache; a private work has one of its own. Those with
     images share what a tenant's have in common: vLLM names their blocks by the content of images too. Nobody else can
     name these, so the salt stands for no root."""
@@ -240,7 +239,7 @@ def _choices(text: str) -> list[str]:
     return choices
 
 
-def _drawing(sampling: Sampling, draw: Draw) -> dict[str, object]:
+def _drawing(sampling: Sampling, draw: ProcessorParams) -> dict[str, object]:
     """What vLLM's own sampler is told: of top-k and top-p only where it draws by itself."""
     warm = sampling.temperature > 0
     told = warm and draw.seed is None
@@ -261,16 +260,16 @@ def _seeded(sampling: Sampling) -> bool:
     return sampling.seeded and sampling.temperature > 0
 
 
-def _seed(branch: Branch) -> int:
+def _seed(branch: ChildRequest) -> int:
     """One for vLLM's second model runner, which draws from it and the absolute position: it is the same wherever the
     branch is taken up, and another for each branch of a request."""
     return position_u64(branch.seed, branch.sequence, 0) >> 1
 
 
-def _draw(work: Work, branch: Branch, base: int, again: bool, runner: Runner) -> Draw:
+def _draw(work: EngineRequest, branch: ChildRequest, base: int, again: bool, runner: RunnerKind) -> ProcessorParams:
     sampling = work.sampling
     ours = not runner.v2 and _seeded(sampling)
-    return Draw(
+    return ProcessorParams(
         work.work_id,
         branch.sequence,
         base,

@@ -97,7 +97,7 @@ class Speculative:
         return TandemError("bad_setting", f"{name} = {getattr(self, name)!r}: {what}", param=name)
 
 
-class Runner(NamedTuple):
+class RunnerKind(NamedTuple):
     """How vLLM samples on a worker: by its second model runner (`v2`), as on GPUs, or by its first, as on CPUs.
 
     The first draws from a generator per request, whose state depends on every step before; the second from seed and
@@ -232,9 +232,9 @@ class VllmSettings:
         return max(1, self.parallelism.ranks // self.nodes.count)
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> RunnerKind:
         """vLLM 0.32 has no second model runner for CPUs."""
-        return Runner(self.device != "cpu", self.speculates)
+        return RunnerKind(self.device != "cpu", self.speculates)
 
     @property
     def speculates(self) -> bool:

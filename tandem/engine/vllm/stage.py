@@ -20,7 +20,7 @@ from tandem.engine.digest import Digester
 from tandem.engine.digest_threads import DigestThreads
 from tandem.engine.hashing import hashed
 from tandem.engine.memory import HostMemory
-from tandem.engine.protocol import FirstTokens, StepReport, Work
+from tandem.engine.protocol import EngineRequest, FirstTokens, StepReport
 from tandem.engine.vllm.canonical import layout_of, refuse_gaps, slot_shape
 from tandem.engine.vllm.conduit import Conduit
 from tandem.engine.vllm.conduit_messages import (
@@ -28,7 +28,7 @@ from tandem.engine.vllm.conduit_messages import (
     Began,
     Ended,
     FromRank,
-    Loaded,
+    LoadFinished,
     OutputOffer,
     OutputSaved,
     RankHello,
@@ -36,12 +36,12 @@ from tandem.engine.vllm.conduit_messages import (
     Saved,
     Welcome,
 )
-from tandem.engine.vllm.stage_books import StageBooks
 from tandem.engine.vllm.stage_outputs import Digested
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.engine.vllm.stage_size import slots_of
 from tandem.engine.vllm.stage_space import StageSpace
-from tandem.engine.vllm.stage_work import Opened, Sources
+from tandem.engine.vllm.stage_state import StageState
+from tandem.engine.vllm.staged_request import Opened, Sources
 
 _CONNECTOR: Final = "TandemConnector"
 _CONNECTOR_MODULE: Final = "tandem.engine.vllm.connector.vllm"
@@ -126,7 +126,7 @@ class Stage(StageSpace):
         self._hashing = DigestThreads(self._layout)
         writers = [hello.rank for hello in hellos if hello.part.writes]
         ranks = [hello.rank for hello in hellos]
-        self._books = StageBooks(self._memory.blocks, pages.block_tokens, ranks, writers, self._settings)
+        self._books = StageState(self._memory.blocks, pages.block_tokens, ranks, writers, self._settings)
         assert self._memory.fd is not None
         self._conduit.show(Welcome(block_bytes, self._memory.blocks), self._memory.fd)
         return self._layout
@@ -146,7 +146,7 @@ class Stage(StageSpace):
 
     # -- works --
 
-    def open(self, work: Work, computed_here: bool) -> Opened:
+    def open(self, work: EngineRequest, computed_here: bool) -> Opened:
         """Take a work, whose blocks are those of its prompt (forced tokens are not part of it). With `computed_here`
         what the engine computes of it is kept in slots too, where there is room; of a prefill it always is.
 
@@ -217,7 +217,7 @@ class Stage(StageSpace):
         match message:
             case Saved():
                 books.saved(rank, message.work, message.indices)
-            case Loaded():
+            case LoadFinished():
                 books.loaded(rank, message.work, message.sequence, message.copied)
             case Began():
                 books.began(message.work, message.cached)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tandem.engine.scheduler.blocks import BlockPool
 from tandem.engine.scheduler.leases import LeaseTable
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.engine.vllm.stage_work import StagedWork
+from tandem.engine.vllm.staged_request import StagedRequest
 
 
 class StageAdmission:
@@ -28,7 +28,7 @@ class StageAdmission:
         """Slots that may be filled with what is merely worth keeping."""
         return max(0, self._pool.available - self._spare)
 
-    def next(self, waiting: Iterable[StagedWork], running: Iterable[StagedWork]) -> StagedWork | None:
+    def next(self, waiting: Iterable[StagedRequest], running: Iterable[StagedRequest]) -> StagedRequest | None:
         """The most urgent work that fits now."""
         exports, fetches = self._shares(running)
         short = dict[bool, None]()
@@ -42,7 +42,7 @@ class StageAdmission:
                 short[exporting] = None
         return None
 
-    def _shares(self, running: Iterable[StagedWork]) -> tuple[int, int]:
+    def _shares(self, running: Iterable[StagedRequest]) -> tuple[int, int]:
         """Slots that exports hold or will, and slots that hand-offs have reserved."""
         due = fetches = 0
         for work in running:
@@ -52,10 +52,10 @@ class StageAdmission:
                 fetches += len(work.slots)
         return self._leases.owed + due, fetches
 
-    def _must_wait(self, work: StagedWork) -> bool:
+    def _must_wait(self, work: StagedRequest) -> bool:
         return work.leased or work.handed_over
 
-    def _fits(self, work: StagedWork, taken: int) -> bool:
+    def _fits(self, work: StagedRequest, taken: int) -> bool:
         if not self._must_wait(work):
             return True
         share = self._exports_max if work.leased else self._fetches_max

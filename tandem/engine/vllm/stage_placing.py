@@ -1,19 +1,19 @@
 """What a work gets when it is its turn: slots, its blocks that are here, and a fetch for what others bring."""
 
 from tandem.engine.protocol import FetchJob, FetchTarget
-from tandem.engine.scheduler.outbox import Outbox
-from tandem.engine.scheduler.residence import Residence
-from tandem.engine.vllm.conduit_messages import INDICES_MAX, DrawFirst, First, Landed, NoMore, ToRank
+from tandem.engine.scheduler.events import EngineEvents
+from tandem.engine.scheduler.kv_cache_manager import KvCacheManager
+from tandem.engine.vllm.conduit_messages import INDICES_MAX, BlocksReceived, DrawFirst, First, NoMore, ToRank
 from tandem.engine.vllm.stage_admission import StageAdmission
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams
-from tandem.engine.vllm.stage_work import StagedWork
+from tandem.engine.vllm.staged_request import StagedRequest
 
 
 class StagePlacing:
     """Writes to the books it is given: the pool, the leases, fetches that are to begin, messages to ranks."""
 
     def __init__(
-        self, residence: Residence, outbox: Outbox, admission: StageAdmission, to_ranks: list[ToRank]
+        self, residence: KvCacheManager, outbox: EngineEvents, admission: StageAdmission, to_ranks: list[ToRank]
     ) -> None:
         self._pool = residence.pool
         self._leases = residence.leases
@@ -22,7 +22,7 @@ class StagePlacing:
         self._admission = admission
         self._to_ranks = to_ranks
 
-    def place(self, work: StagedWork) -> StageParams | None:
+    def place(self, work: StagedRequest) -> StageParams | None:
         """Give slots to a work that fits; gives what its first request is told, None when the engine needs to know
         nothing of the stage."""
         matched = [] if work.work.private else self._pool.match(work.names)
@@ -44,12 +44,12 @@ class StagePlacing:
             self._tell_what_is_known(work, len(matched))
         return params
 
-    def tell_landed(self, work: StagedWork, indices: list[int]) -> None:
+    def tell_landed(self, work: StagedRequest, indices: list[int]) -> None:
         """These blocks are complete."""
         for start in range(0, len(indices), INDICES_MAX):
-            self._to_ranks.append(Landed(work.work_id, tuple(indices[start : start + INDICES_MAX])))
+            self._to_ranks.append(BlocksReceived(work.work_id, tuple(indices[start : start + INDICES_MAX])))
 
-    def _tell_what_is_known(self, work: StagedWork, here: int) -> None:
+    def _tell_what_is_known(self, work: StagedRequest, here: int) -> None:
         """Said before the engine has the request, so that nothing about it comes late."""
         self.tell_landed(work, list(range(here)))
         self._to_ranks += [First(work.work_id, sequence, token) for sequence, token in work.firsts.items()]
@@ -58,7 +58,7 @@ class StagePlacing:
         if not work.fetching:
             self._to_ranks.append(NoMore(work.work_id))
 
-    def _wanted(self, work: StagedWork, here: int) -> int:
+    def _wanted(self, work: StagedRequest, here: int) -> int:
         """Of how many leading blocks the work has slots."""
         if work.leased or work.handed_over:
             return work.blocks
@@ -69,7 +69,7 @@ class StagePlacing:
             return full
         return here + min(max(0, work.bring - here), self._admission.spare)
 
-    def _begin_fetch(self, work: StagedWork, indices: range) -> None:
+    def _begin_fetch(self, work: StagedRequest, indices: range) -> None:
         names, pool = work.all_names(), self._pool
         work.pending = {
             index: FetchTarget(
@@ -82,7 +82,7 @@ class StagePlacing:
         if work.fetching:
             self._outbox.fetch(FetchJob(work.work_id, tuple(work.pending.values()), work.hand_off))
 
-    def _params(self, work: StagedWork, here: int, fetched: int) -> StageParams | None:
+    def _params(self, work: StagedRequest, here: int, fetched: int) -> StageParams | None:
         decode = work.work.mode == "decode"
         load = work.tokens if decode else min(max(here, fetched) * self._block_tokens, work.tokens)
         slots = (*work.slots, *[NO_SLOT] * (work.blocks - len(work.slots))) if decode else tuple(work.slots)
@@ -94,7 +94,7 @@ class StagePlacing:
         return StageParams(work.work_id, sequence, slots, load, save, tuple(work.complete), decode, parent)
 
 
-def _parent_of_output(work: StagedWork) -> bytes | None:
+def _parent_of_output(work: StagedRequest) -> bytes | None:
     """The name that the first block of output follows, where blocks of output may have names."""
     if work.work.private or work.work.mode == "prefill" or not (work.save or work.work.mode == "decode"):
         return None

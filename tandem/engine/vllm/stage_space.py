@@ -7,7 +7,7 @@ from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import BlockMemory, FirstTokens, Gone, Pending, Prefix
-from tandem.engine.vllm.stage_books import StageBooks
+from tandem.engine.vllm.stage_state import StageState
 
 
 class StageSpace:
@@ -19,7 +19,7 @@ class StageSpace:
         self._memory: HostMemory | None = None
         self._layout: Layout | None = None
         self._digester: Digester | None = None
-        self._books: StageBooks | None = None
+        self._books: StageState | None = None
         self._watchers: dict[str, list[Callable[[], None]]] = {}
 
     def _changed(self) -> None:
@@ -27,7 +27,7 @@ class StageSpace:
         raise NotImplementedError
 
     @property
-    def books(self) -> StageBooks:
+    def books(self) -> StageState:
         """The decisions; there once `ready` has returned."""
         assert self._books is not None, "ready() has not returned yet"
         return self._books
@@ -58,7 +58,7 @@ class StageSpace:
         return self.books.leases.exists(lease_id)
 
     def lease_ended(self, lease_id: str) -> bool:
-        return self.books.leases.buried(lease_id)
+        return self.books.leases.tombstoned(lease_id)
 
     def lease_moved(self, lease_id: str) -> float:
         return self.books.leases.moved(lease_id)
@@ -82,7 +82,7 @@ class StageSpace:
         return shared
 
     def bring_shared(self, lease_id: str, names: Sequence[bytes]) -> None:
-        self.books.sharing.guests.ask(lease_id, names)
+        self.books.sharing.peer_reads.ask(lease_id, names)
         self._changed()
 
     def recheck(self, lease_id: str, name: bytes) -> bool:
@@ -93,7 +93,7 @@ class StageSpace:
         words = self._digester.content_words(self.memory.block(found.slot))
         if bind(words, found.epoch, name, found.generation) == found.digests:
             return False
-        self.books.condemn(found.slot)
+        self.books.invalidate(found.slot)
         self._changed()
         return True
 

@@ -11,9 +11,9 @@ from benchmarks.auto_split_cells import (
     SLOW,
     UNIFIED,
     WAYS,
-    Cell,
-    Figures,
-    Way,
+    LoadCell,
+    PoolLayout,
+    SplitMetrics,
     environment,
     measured,
     model,
@@ -28,8 +28,8 @@ from tandem.process.settings import load_settings
 from tandem.spec.reading import service_of
 from tandem.worker.process_settings import WorkerSettings
 
-CELL = Cell("bimodal", 0.6, 1, 4.0, 12.0)
-FIGURES = Figures(100, 0.9, 1.0, 0.08, 0.1)
+CELL = LoadCell("bimodal", 0.6, 1, 4.0, 12.0)
+FIGURES = SplitMetrics(100, 0.9, 1.0, 0.08, 0.1)
 
 
 def test_worker_processes_are_told_of_the_model_that_is_simulated() -> None:
@@ -39,7 +39,7 @@ def test_worker_processes_are_told_of_the_model_that_is_simulated() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_every_way_is_a_service_of_four_workers_with_the_objective(way: Way) -> None:
+def test_every_way_is_a_service_of_four_workers_with_the_objective(way: PoolLayout) -> None:
     found = service_of(service(way))
     assert sum(pool.first_replicas for pool in found.spec.pools) == 4
     assert found.spec.slo.bounds == SLO

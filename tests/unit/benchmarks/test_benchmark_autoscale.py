@@ -2,15 +2,15 @@
 
 import pytest
 
-from benchmarks.autoscale import BURSTS, RAMP, TPOT_S, Coupled, Day, PoolByPool, Result, Uncoupled, play
-from benchmarks.autoscale_world import LOOK_S, Hardware, Request, World, arrivals
+from benchmarks.autoscale import BURSTS, RAMP, TPOT_S, Coupled, Day, PolicyResult, PoolByPool, Uncoupled, play
+from benchmarks.autoscale_world import LOOK_S, Hardware, ServiceRequest, World, arrivals
 from tests.worlds.autoscale_cases import service
 
 HARDWARE = Hardware()
 
 
 def test_a_request_alone_takes_its_prompt_and_its_steps() -> None:
-    world = World(HARDWARE, [Request(0.5, 3000, 500)], 1, 1)
+    world = World(HARDWARE, [ServiceRequest(0.5, 3000, 500)], 1, 1)
     while not world.idle:
         world.tick()
     assert world.served.ttft_s == [pytest.approx(0.5)]
@@ -19,7 +19,7 @@ def test_a_request_alone_takes_its_prompt_and_its_steps() -> None:
 
 
 def test_sequences_share_workers_and_pods_take_their_time() -> None:
-    requests = [Request(0.0, 60, 2000) for _ in range(100)]
+    requests = [ServiceRequest(0.0, 60, 2000) for _ in range(100)]
     world = World(HARDWARE, requests, 4, 1)
     world.scale(4, 2)
     while not world.idle and world.now < 500:
@@ -39,7 +39,7 @@ def test_arrivals_are_as_many_and_as_long_as_they_should_be() -> None:
     assert sum(request.answer for request in requests) / len(requests) == pytest.approx(500, rel=0.05)
 
 
-def played(day: Day, policy: Coupled | Uncoupled | PoolByPool, seed: int) -> Result:
+def played(day: Day, policy: Coupled | Uncoupled | PoolByPool, seed: int) -> PolicyResult:
     return play(policy, day, arrivals(day.rate, day.seconds, seed), HARDWARE, (1, 1))
 
 
@@ -61,7 +61,7 @@ def test_in_bursts_coupling_keeps_decode_from_being_flooded() -> None:
 
 def test_a_service_sleeps_and_wakes_as_a_whole() -> None:
     """Two visits of 400 s, two hours apart."""
-    visits = [Request(at + 2.0 * number, 3000, 300) for at in (100.0, 7300.0) for number in range(200)]
+    visits = [ServiceRequest(at + 2.0 * number, 3000, 300) for at in (100.0, 7300.0) for number in range(200)]
     policy, world = Coupled(HARDWARE, service(least=0)), World(HARDWARE, visits, 0, 0)
     awake = list[float]()
     while not (world.idle and world.prefill.wanted == world.decode.wanted == 0):

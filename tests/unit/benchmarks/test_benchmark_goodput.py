@@ -26,7 +26,7 @@ from benchmarks.goodput_code import Codes, code_files, codes, settings_hash, wit
 from benchmarks.goodput_judge import Contest, Found
 from benchmarks.goodput_plan import PEER_BAR, decided, peer_rounds, ratio_of, unsettled
 from benchmarks.goodput_results import ResultsFile
-from benchmarks.goodput_runs import Result
+from benchmarks.goodput_runs import RunResult
 from benchmarks.rounds import Check, verdict
 from benchmarks.statistics import Interval
 from tandem.core.errors import TandemError
@@ -35,14 +35,16 @@ CELL = Cell("bimodal", 8, 0.95, 50)
 Attained = Callable[[Run], float]
 
 
-def result(run: Run, attainment: float, per_s: float | None = None) -> Result:
+def result(run: Run, attainment: float, per_s: float | None = None) -> RunResult:
     per_s = 10 * attainment if per_s is None else per_s
     figures = {"attainment": attainment, "goodput_per_s": per_s, "offered": 1200.0, "offered_per_s": 10.0}
     figures |= {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
-    return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a")
+    return RunResult(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a")
 
 
-def played(options: Options, cell: Cell, of: Attained, known: dict[Run, Result] | None = None) -> dict[Run, Result]:
+def played(
+    options: Options, cell: Cell, of: Attained, known: dict[Run, RunResult] | None = None
+) -> dict[Run, RunResult]:
     """All that the plan wants, given what runs come to."""
     results = dict(known or {})
     while runs := list(goodput_plan.wanted(options, cell, 0.6, results)):
@@ -51,7 +53,7 @@ def played(options: Options, cell: Cell, of: Attained, known: dict[Run, Result] 
     return results
 
 
-def seeds(results: dict[Run, Result], prefill_workers: int, contender: str = OURS) -> list[int]:
+def seeds(results: dict[Run, RunResult], prefill_workers: int, contender: str = OURS) -> list[int]:
     return sorted(run.seed for run in results if (run.prefills, run.contender) == (prefill_workers, contender))
 
 
@@ -212,7 +214,7 @@ def test_an_interrupted_plan_goes_on_to_the_same_end(kept: int, salt: int) -> No
 
 def test_a_search_asks_for_every_seed_of_a_rung() -> None:
     key = ("bimodal", 8, 25)
-    results: dict[Run, Result] = {}
+    results: dict[Run, RunResult] = {}
     while runs := goodput_plan.probes_wanted(ALONE, key, results):
         assert len({run.scale for run in runs}) == 1
         results |= {run: result(run, 1.0 if run.scale < 0.7 else 0.5) for run in runs}
@@ -296,12 +298,12 @@ def test_a_closed_loop_is_compared_by_requests_per_second() -> None:
     assert goodput_judge.checks([cell])[0].value == pytest.approx(1.0), "judged by the ratio that was found"
     assert goodput_judge.checks([cell])[1].value == pytest.approx(0.5)
 
-    def measured(run: Run) -> Result:
+    def measured(run: Run) -> RunResult:
         return result(run, 0.9, per_s=5.0 if run.prefills == 4 else 4.0 if run.contender == OURS else 3.0)
 
     options = Options(traffics=("agents",), peers=("random",), auto=False, ablations=False)
     cell_of = next(each for each in sorted(options.compared(), key=str) if each.workers == 8)
-    results: dict[Run, Result] = {}
+    results: dict[Run, RunResult] = {}
     while runs := list(goodput_plan.wanted(options, cell_of, 0.6, results)):
         results |= {run: measured(run) for run in runs}
     key = (cell_of.traffic, cell_of.workers, cell_of.tpot_ms)

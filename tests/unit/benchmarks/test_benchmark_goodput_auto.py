@@ -14,7 +14,7 @@ from benchmarks.goodput_capacity import Capacity
 from benchmarks.goodput_cells import SHIFTING, STATIONARY, TRAFFICS, Cell, Options, Run
 from benchmarks.goodput_code import codes
 from benchmarks.goodput_results import ResultsFile
-from benchmarks.goodput_runs import Held, Result, carry_out, fleet_of
+from benchmarks.goodput_runs import RunResult, SplitRow, carry_out, fleet_of
 from benchmarks.statistics import BySeed
 
 CELL = Cell("bimodal", 8, 0.95, 50)
@@ -23,18 +23,18 @@ ALONE = Options(peers=(), ablations=False)
 EVEN = {0: 0.8, 1: 0.81, 2: 0.79, 3: 0.8, 4: 0.8}
 
 
-def result(run: Run, attainment: float, held: tuple[Held, ...] = ()) -> Result:
+def result(run: Run, attainment: float, held: tuple[SplitRow, ...] = ()) -> RunResult:
     figures = {"attainment": attainment, "goodput_per_s": 10 * attainment, "offered": 1200.0, "offered_per_s": 10.0}
     figures |= {"ttft_p90_s": 1.0, "tpot_p90_s": 0.02, "itl_p99_s": 0.03, "tokens_per_s": 1000.0}
-    return Result(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a", held)
+    return RunResult(run, 1500, 2.0, {25: figures, 50: figures}, {}, 30.0, (), "a", held)
 
 
 def falling(run: Run) -> float:
     return 0.9 - 0.1 * run.prefills + 0.01 * run.seed
 
 
-def played(options: Options, cell: Cell, of: Callable[[Run], float] = falling) -> dict[Run, Result]:
-    results: dict[Run, Result] = {}
+def played(options: Options, cell: Cell, of: Callable[[Run], float] = falling) -> dict[Run, RunResult]:
+    results: dict[Run, RunResult] = {}
     while runs := list(goodput_plan.wanted(options, cell, 0.6, results)):
         assert not set(runs) & set(results), "a run that is known is wanted again"
         results |= {run: result(run, of(run)) for run in runs}
@@ -61,7 +61,7 @@ def missed(*autos: Auto) -> list[str]:
     return [check.name for check in checks(autos) if not check.met]
 
 
-def seeds(results: dict[Run, Result], contender: str) -> list[int]:
+def seeds(results: dict[Run, RunResult], contender: str) -> list[int]:
     return sorted(run.seed for run in results if (run.contender, run.prefills) == (contender, 0))
 
 
@@ -120,7 +120,7 @@ def test_moves_are_judged_where_traffic_is_stationary() -> None:
 
 def test_moves_are_counted_within_the_window() -> None:
     run = ALONE.run(CELL, 0.6, 0, AUTO, 0)
-    held: tuple[Held, ...] = ((0.0, 0, None, 0), (5.0, 4, 50.0, 4), (60.0, 5, 50.0, 5), (90.0, 3, 50.0, 7))
+    held: tuple[SplitRow, ...] = ((0.0, 0, None, 0), (5.0, 4, 50.0, 4), (60.0, 5, 50.0, 5), (90.0, 3, 50.0, 7))
     assert moves_per_min(result(run, 0.9, held), 50) == pytest.approx(3 / 2.0)
     assert moves_per_min(result(run, 0.9), 50) == 0.0
 
@@ -129,7 +129,7 @@ def test_after_a_shift_it_is_held_to_the_best_split_of_that_phase_from_thirty_se
     """Changes at 40 and 90 s, buckets of 5 s from 30 s on. The first 30 s after a change say nothing."""
     run = Run("shifting", 8, 0, AUTO, 0.5, 1.0, 25, 25.0, 0)
 
-    def of(*met: int) -> Result:
+    def of(*met: int) -> RunResult:
         return replace(result(run, 0.8), buckets={25: [(10, each) for each in met]}, changes_s=(10.0, 40.0, 90.0))
 
     # In front: two buckets; the first phase has ten, the second eight.

@@ -4,23 +4,23 @@ import pytest
 
 from benchmarks.goodput_capacity import LADDER, SEEDS
 from benchmarks.goodput_cells import CALM, Run
-from benchmarks.goodput_runs import Result
-from benchmarks.goodput_why import HELD_OUT, Case, at_load, best_of, probes
+from benchmarks.goodput_runs import RunResult
+from benchmarks.goodput_why import HELD_OUT, TrafficCase, at_load, best_of, probes
 
-CASE = Case("bimodal", 8, 25)
+CASE = TrafficCase("bimodal", 8, 25)
 KNEES = {(0, 25.0): 0.5, (0, 20.0): 0.3, (4, 75.0): 0.9, (4, 25.0): 0.7, (6, 25.0): 0.75}
 """Of (prefill workers, ITL target in ms); of all others it is 0.2."""
 
 
-def result(run: Run) -> Result:
+def result(run: Run) -> RunResult:
     knee = KNEES.get((run.prefills, run.itl_ms), 0.2)
     attainment = min(1.0, max(0.0, 0.9 - 5 * (run.scale - knee)))
-    return Result(run, 1500, 1.0, {25: {"attainment": attainment}}, {}, 30.0, (), "a")
+    return RunResult(run, 1500, 1.0, {25: {"attainment": attainment}}, {}, 30.0, (), "a")
 
 
 @pytest.mark.parametrize(("unified", "way", "knee"), [(True, (0, 25.0), 0.5), (False, (4, 75.0), 0.9)])
 def test_the_way_that_carries_most_is_found(unified: bool, way: tuple[int, float], knee: float) -> None:
-    results: dict[Run, Result] = {}
+    results: dict[Run, RunResult] = {}
     while runs := list(probes(CASE, unified, results)):
         assert not set(runs) & set(results), "a run that is known is wanted again"
         results |= {run: result(run) for run in runs}

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.returning_curves import Crossing, Pair, Saying, apart, crossing, edge, leads_of, rising
+from benchmarks.returning_curves import CostEstimate, Crossing, PromptPair, apart, crossing, edge, leads_of, rising
 from benchmarks.returning_platforms import read_saying
-from tandem.worker.worth import Stretch, worth_bringing
+from tandem.worker.fetch_policy import FetchOption, choose_fetch
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 384)
 HERE = 10 / 0.09
@@ -15,11 +15,11 @@ HERE = 10 / 0.09
 
 def pairs(
     compute: Callable[[int], float], bring: Callable[[int], float], extra: tuple[float, ...] = (0.0,)
-) -> list[Pair]:
-    return [Pair(n, compute(n) + more, bring(n) + more, n) for n in LENGTHS for more in extra]
+) -> list[PromptPair]:
+    return [PromptPair(n, compute(n) + more, bring(n) + more, n) for n in LENGTHS for more in extra]
 
 
-def straight(more: Callable[[int], float] = lambda n: 0.0) -> list[Pair]:
+def straight(more: Callable[[int], float] = lambda n: 0.0) -> list[PromptPair]:
     return pairs(lambda n: 12 + 0.1 * n + more(n), lambda n: 22 + 0.01 * n)
 
 
@@ -59,7 +59,7 @@ def test_a_disturbance_that_strikes_both_of_a_pair_moves_nothing() -> None:
 def test_the_interval_is_as_wide_as_the_pairs_are_apart() -> None:
     def interval(spread: float) -> tuple[float, float]:
         samples = [
-            Pair(n, 12 + 0.1 * n + spread * apart_ms, 22 + 0.01 * n, n)
+            PromptPair(n, 12 + 0.1 * n + spread * apart_ms, 22 + 0.01 * n, n)
             for n in LENGTHS
             for apart_ms in (-3.0, -1.5, -0.5, 0.0, 0.5, 1.5, 3.0)
         ]
@@ -71,16 +71,16 @@ def test_the_interval_is_as_wide_as_the_pairs_are_apart() -> None:
 
 
 def test_what_was_brought_only_in_part_did_not_come_from_where_it_should() -> None:
-    assert Pair(100, 1.0, 1.0, 96).came
-    assert not Pair(100, 1.0, 1.0, 80).came
+    assert PromptPair(100, 1.0, 1.0, 96).came
+    assert not PromptPair(100, 1.0, 1.0, 80).came
 
 
 def test_what_a_worker_says_of_both_ways_is_read_from_its_sentence() -> None:
-    brought = worth_bringing((Stretch(4, 0.0123, "nvme"),), 0, lambda start, end: 0.02)
-    assert read_saying(brought.reason, 64) == Saying(64, compute_ms=20.0, bring_ms=12.3)
-    left = worth_bringing((Stretch(4, 0.03, "nvme"),), 0, lambda start, end: 0.02)
-    assert read_saying(left.reason, 64) == Saying(64, compute_ms=20.0, bring_ms=30.0)
-    unknown = worth_bringing((Stretch(4, 0.03, "nvme"),), 0, lambda start, end: float("inf"))
+    brought = choose_fetch((FetchOption(4, 0.0123, "nvme"),), 0, lambda start, end: 0.02)
+    assert read_saying(brought.reason, 64) == CostEstimate(64, compute_ms=20.0, bring_ms=12.3)
+    left = choose_fetch((FetchOption(4, 0.03, "nvme"),), 0, lambda start, end: 0.02)
+    assert read_saying(left.reason, 64) == CostEstimate(64, compute_ms=20.0, bring_ms=30.0)
+    unknown = choose_fetch((FetchOption(4, 0.03, "nvme"),), 0, lambda start, end: float("inf"))
     assert read_saying(unknown.reason, 64) is None
 
 

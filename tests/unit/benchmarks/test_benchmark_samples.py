@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.overload import Ended, Result, checks_of
+from benchmarks.overload import OverloadResult, RequestOutcome, checks_of
 from benchmarks.samples import Curve
 from benchmarks.soak import checks_of as soak_checks
 from benchmarks.soak_clients import Soak, _read, questions
-from tandem.apps.chaos.live import parse_page, total
+from tandem.apps.chaos.live import parse_metrics, total
 
 PAGE = b"""# HELP tandem_sequences Sequences on a worker by state: running, waiting.
 # TYPE tandem_sequences gauge
@@ -38,7 +38,7 @@ def test_a_spike_is_no_slope_and_a_leak_is_one() -> None:
 
 
 def test_a_page_gives_its_samples() -> None:
-    found = parse_page(PAGE)
+    found = parse_metrics(PAGE)
     assert total(found, "tandem_sequences") == 5.0
     assert total(found, "tandem_sequences", "waiting") == 2.0
     assert total(found, "tandem_requests_running") == 7.0
@@ -81,7 +81,7 @@ def test_a_leak_a_wrong_answer_and_an_untyped_end_are_each_noticed() -> None:
 
 
 def test_an_overload_with_a_lost_request_or_slow_refusals_does_not_pass() -> None:
-    good = Result(capacity=10.0, offered=200.0, planned=200.0, goodput=10.0, retry_after=1)
+    good = OverloadResult(capacity=10.0, offered=200.0, planned=200.0, goodput=10.0, retry_after=1)
     assert all(check.met for check in checks_of(good))
     for name, value in (
         ("kinds", {"no end": 1}),
@@ -91,7 +91,7 @@ def test_an_overload_with_a_lost_request_or_slow_refusals_does_not_pass() -> Non
         ("rss_max_mb", 500.0),
         ("recovered_s", 60.0),
     ):
-        bad = Result(capacity=10.0, offered=200.0, planned=200.0, goodput=10.0, retry_after=1)
+        bad = OverloadResult(capacity=10.0, offered=200.0, planned=200.0, goodput=10.0, retry_after=1)
         setattr(bad, name, value)
         assert not all(check.met for check in checks_of(bad)), name
-    assert Ended(0.0, 0.0, 0.1, "queue_full").kind == "queue_full"
+    assert RequestOutcome(0.0, 0.0, 0.1, "queue_full").kind == "queue_full"

@@ -8,8 +8,8 @@ from benchmarks import calibration_published as published
 from benchmarks.calibration import concluded, decider_of, points
 from benchmarks.calibration_judge import Bar, Point, judged, judged_ratios, knee, medians
 from benchmarks.fleet.fleet import Fleet, FleetSettings, roles, simulate
-from benchmarks.fleet.peers.ask import PeerAsk, Seen
 from benchmarks.fleet.peers.llm_d import Weights
+from benchmarks.fleet.peers.policy import CandidateView, PeerContext
 from benchmarks.fleet.peers.published import FirstPrecise, LeastToCompute, among_holders
 from benchmarks.fleet.router import Knowledge
 from benchmarks.fleet.scenarios import ladder
@@ -100,13 +100,17 @@ def test_precise_scores_were_spread_between_the_pods_that_held_anything() -> Non
     assert among_holders([6, 12, 18]) == [0.0, 0.5, 1.0]
     assert among_holders([0, 0]) == [0.0, 0.0]
     policy = FirstPrecise(SeededEntropy(0), Weights(3, 2, 2))
-    seen = [Seen(hbm=150, waiting=1, kv_usage=0.7), Seen(kv_usage=0.3)]
-    assert policy.choose(PeerAsk(0, tuple(range(18)), 10, 180, seen)) == 0
+    seen = [CandidateView(hbm=150, waiting=1, kv_usage=0.7), CandidateView(kv_usage=0.3)]
+    assert policy.choose(PeerContext(0, tuple(range(18)), 10, 180, seen)) == 0
 
 
 def test_the_least_to_compute_counts_what_is_had_locally_or_by_anybody() -> None:
-    seen = [Seen(prefill_tokens=90), Seen(prefill_tokens=120, hbm=80), Seen(prefill_tokens=100)]
-    ask = PeerAsk(0, tuple(range(10)), 10, 100, seen)
+    seen = [
+        CandidateView(prefill_tokens=90),
+        CandidateView(prefill_tokens=120, hbm=80),
+        CandidateView(prefill_tokens=100),
+    ]
+    ask = PeerContext(0, tuple(range(10)), 10, 100, seen)
     assert LeastToCompute(SeededEntropy(0)).choose(ask) == 0
     assert LeastToCompute(SeededEntropy(0), local=True).choose(ask) == 1
     assert LeastToCompute(SeededEntropy(0), pooled=True).choose(ask) == 0

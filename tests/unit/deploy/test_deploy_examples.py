@@ -10,7 +10,7 @@ from control_plane.crds.definitions import definitions
 from control_plane.objects.installation import Installation, completed
 from control_plane.objects.pods import pod_template
 from control_plane.observe.observed import ModelFacts
-from control_plane.reconcile.fitting import memory_of, misfits
+from control_plane.reconcile.capacity_check import memory_of, pools_over_capacity
 from tandem.core.shape_reading import shape_of
 from tandem.core.sizing import RUNTIME_SHARE, fit
 from tandem.spec.pool import Pool, engine_of
@@ -126,7 +126,7 @@ def test_workers_fit_their_accelerators(name: str, service: ModelService, pool: 
 def test_the_operator_has_nothing_against_them(name: str) -> None:
     service = read_service(FOLDER / f"{name}.yaml")
     facts = ModelFacts(shape_of(CONFIGS[name]), "bfloat16", service.spec.engine.context_tokens or 1)
-    assert misfits(service, facts) == {}
+    assert pools_over_capacity(service, facts) == {}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

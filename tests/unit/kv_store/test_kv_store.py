@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from kv_store.collector import Collector, Holder, Line
-from kv_store.lender import Lender
-from kv_store.observer import first_of
+from kv_store.block_server import BlockServer
+from kv_store.replicator import Holder, ReplicationQueue, Replicator
 from kv_store.service import NoPool
 from kv_store.settings import CollectSettings, StoreSettings
+from kv_store.watcher import run_until_first_error
 from kv_transfer.export import Exporter
 from kv_transfer.tickets import Claims, issue
-from kv_transfer.tiers.dram import DramShelf
-from kv_transfer.tiers.filling import Filling
+from kv_transfer.tiers.dram import DramBackend
+from kv_transfer.tiers.inbound import InboundBlocks
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.open import TierIdentity, open_tiers
-from kv_transfer.tiers.tiers import Pinning
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.tiers.protocol import Pinning
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from kv_transfer.transport.protocol import Answer, Missing, Offer, PullOpen, reuse_lease
-from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.launches import LaunchContext, members_of
 from tandem.apps.cli.up_options import parse
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.engine.digest import Digester, bind
-from tandem.engine.hashing import HashingHere
+from tandem.engine.hashing import InlineHashing
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.settings import load_settings
 from tandem.process.system import SystemClock
@@ -49,7 +49,7 @@ def names_of(prefix: str, count: int) -> list[bytes]:
 
 
 def test_names_are_taken_when_they_are_due_in_order_and_per_worker() -> None:
-    line = Line(CollectSettings(after_s=1.0, batch_blocks=3))
+    line = ReplicationQueue(CollectSettings(after_s=1.0, batch_blocks=3))
     a, b = names_of("a", 5), names_of("b", 2)
     line.add(ONE, a[:2], 0.0)
     line.add(TWO, b, 0.1)
@@ -63,7 +63,7 @@ def test_names_are_taken_when_they_are_due_in_order_and_per_worker() -> None:
 
 
 def test_what_a_worker_evicts_or_leaves_with_is_not_asked_for() -> None:
-    line = Line(SETTINGS)
+    line = ReplicationQueue(SETTINGS)
     a, b = names_of("a", 3), names_of("b", 1)
     line.add(ONE, a, 0.0)
     line.add(TWO, b, 0.0)
@@ -76,7 +76,7 @@ def test_what_a_worker_evicts_or_leaves_with_is_not_asked_for() -> None:
 
 
 def test_a_line_that_is_too_long_gives_up_the_oldest() -> None:
-    line = Line(CollectSettings(after_s=0.0, waiting_max=3))
+    line = ReplicationQueue(CollectSettings(after_s=0.0, waiting_max=3))
     line.add(ONE, names_of("a", 5), 0.0)
     assert line.take(0.0) == (ONE, tuple(names_of("a", 5)[2:]))
 
@@ -89,12 +89,12 @@ class Shop:
     """A store's tiers with a worker to bring from; both ends of its transport."""
 
     tiers: LocalTiers
-    filling: Filling
-    lender: Lender
-    collector: Collector
+    filling: InboundBlocks
+    lender: BlockServer
+    collector: Replicator
     worker: TestSpace
     holder: Holder
-    fabric: MemoryFabric
+    fabric: MemoryNetwork
 
     async def brought(self, names: list[bytes]) -> None:
         self.collector.told(self.holder, names, ())
@@ -122,15 +122,15 @@ class Shop:
 
 @asynccontextmanager
 async def shop(folder: Path, dram: int = 16, nvme: bool = True) -> AsyncGenerator[Shop, None]:
-    layout, meter, clock, fabric = block_layout(BLOCK), PrometheusMeter(), SystemClock(), MemoryFabric()
+    layout, meter, clock, fabric = block_layout(BLOCK), PrometheusMeter(), SystemClock(), MemoryNetwork()
     settings = settings_for("both" if nvme else "dram", 64, folder, dram_bytes=dram * BLOCK)
     pool = NoPool(layout, STORE)
     tiers = open_tiers(settings, pool, clock, meter, KEYRING, TierIdentity("s", ROOT), SeededEntropy(2))
     upper, *lower = tiers.levels
-    assert isinstance(upper.shelf, DramShelf)
-    filling = Filling(upper, upper.shelf)
+    assert isinstance(upper.backend, DramBackend)
+    filling = InboundBlocks(upper, upper.backend)
     below = lower[0] if lower else None
-    lender = Lender(filling, below, layout, lambda: STORE, KEYRING, clock, 4 * BLOCK)
+    lender = BlockServer(filling, below, layout, lambda: STORE, KEYRING, clock, 4 * BLOCK)
     worker, serving, pulling = (
         TestSpace(layout, 64, WORKER),
         MemoryTransport(fabric, "w"),
@@ -150,9 +150,9 @@ async def shop(folder: Path, dram: int = 16, nvme: bool = True) -> AsyncGenerato
         clock,
         SeededEntropy(3),
         meter,
-        HashingHere(layout),
+        InlineHashing(layout),
     )
-    collector = Collector(filling, here, *parts)
+    collector = Replicator(filling, here, *parts)
     running = asyncio.get_running_loop().create_task(collector.run())
     try:
         await until(lambda: tiers.usable)
@@ -291,7 +291,7 @@ async def test_pinned_blocks_outlive_what_is_brought_later(tmp_path: Path) -> No
 
 def test_up_starts_a_store_that_finds_the_workers_by_the_file() -> None:
     service = parse(["--store", "--nvme-gb", "2", "--nvme-dir", "/disk"]).service
-    places = Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run"), 8000, None)
+    places = LaunchContext(Path("/run/fleet.json"), Path("/run/key"), Path("/run"), 8000, None)
     *_, store = members_of(service, places, 2, {})
     assert (store.name, store.role) == ("kv-store-0", "store")
     settings = load_settings(StoreSettings, store.command.argv[4:])
@@ -324,7 +324,7 @@ async def test_an_observer_that_is_stopped_while_its_link_breaks_ends() -> None:
         except asyncio.CancelledError:
             raise TandemError("link_lost", "the link broke at that moment") from None
 
-    task = asyncio.create_task(first_of(breaks(), breaks()))
+    task = asyncio.create_task(run_until_first_error(breaks(), breaks()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()

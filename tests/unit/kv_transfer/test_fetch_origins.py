@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kv_transfer.export import Exporter
-from kv_transfer.fetch import Bringing, Fetcher
+from kv_transfer.fetch import Fetcher, KvLoadSpec
 from kv_transfer.fetch_progress import FetchReport
-from kv_transfer.tiers.tiers import Lost, Restored
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.tiers.protocol import Lost, Restored
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from kv_transfer.transport.protocol import reuse_lease
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
@@ -85,7 +85,7 @@ class World:
 
     async def start(self) -> "World":
         self.path = Path()
-        self.fabric = MemoryFabric(self.path)
+        self.fabric = MemoryNetwork(self.path)
         self.clock = LoopClock(self.loop)
         self.spaces: dict[str, TestSpace] = {}
         self.ends: dict[str, MemoryTransport] = {}
@@ -138,7 +138,7 @@ def test_each_origin_brings_what_the_one_before_does_not_have() -> None:
         world.tiers.tiers = {names[0]: "dram", names[1]: "nvme", names[2]: "nvme"}
         world.has("u0", (*names[:2], *names[4:6]))
         world.has("u1", names[:9])
-        bringing = Bringing(9, (world.source("u0", 6), world.source("u1", 9, "store")))
+        bringing = KvLoadSpec(9, (world.source("u0", 6), world.source("u1", 9, "store")))
         report = await world.fetcher.fetch(reuse_job(names), None, bringing)
         world.right(names, range(9))
         assert {each.origin: each.blocks for each in report.brought} == {"dram": 1, "nvme": 2, "peer": 2, "store": 4}
@@ -162,7 +162,7 @@ def test_a_hand_off_brings_what_nobody_had_and_the_first_tokens() -> None:
         world.tiers.tiers = dict.fromkeys(names[:4], "dram")
         world.tiers.damaged = {names[2]: None}
         remote = remote_kv(world.spaces["p0"], world.receiver, ("mem://p0",))
-        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, Bringing(4))
+        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, KvLoadSpec(4))
         world.right(names, range(6))
         assert report.reason is None
         assert report.first is not None
@@ -179,12 +179,12 @@ def test_what_was_brought_is_told_where_nothing_is_left_for_the_hand_off(found: 
     async def main(world: World) -> None:
         names = tuple(name_of(index) for index in range(6))
         world.spaces["p0"].lease("lease", names)
-        bringing = Bringing(6)
+        bringing = KvLoadSpec(6)
         if found == "dram":
             world.tiers.tiers = dict.fromkeys(names, "dram")
         else:
             world.has("u0", names)
-            bringing = Bringing(6, (world.source("u0", 6),))
+            bringing = KvLoadSpec(6, (world.source("u0", 6),))
         told: list[FetchReport] = []
 
         def whole(report: FetchReport) -> None:
@@ -222,7 +222,7 @@ def test_a_source_that_dies_in_the_middle_costs_its_rest_only() -> None:
         world.has("u0", names)
         world.has("u1", names[:6])
         world.loop.call_later(0.0075, world.ends["u0"].kill)
-        bringing = Bringing(8, (world.source("u0", 8), world.source("u1", 6)))
+        bringing = KvLoadSpec(8, (world.source("u0", 8), world.source("u1", 6)))
         report = await world.fetcher.fetch(reuse_job(names), None, bringing)
         world.right(names, range(6))
         first, second = report.brought
@@ -239,7 +239,7 @@ def test_damaged_bytes_of_a_source_are_not_used() -> None:
         names = names_of(4)
         world.has("u0", names)
         world.spaces["u0"].overwrite(1)
-        report = await world.fetcher.fetch(reuse_job(names), None, Bringing(4, (world.source("u0", 4),)))
+        report = await world.fetcher.fetch(reuse_job(names), None, KvLoadSpec(4, (world.source("u0", 4),)))
         world.right(names, [0])
         assert (report.brought[0].reason or "").startswith("kv_corrupt")
 
@@ -252,7 +252,7 @@ def test_bringing_is_given_up_when_computing_would_have_been_done(patience_s: fl
         names = names_of(30)
         world.path.bytes_per_s = 2048 / 1.5  # Every block makes progress, all of them would take 45 s.
         world.has("u0", names)
-        bringing = Bringing(30, (world.source("u0", 30), world.source("u1", 30)), patience_s)
+        bringing = KvLoadSpec(30, (world.source("u0", 30), world.source("u1", 30)), patience_s)
         await world.fetcher.fetch(reuse_job(names), None, bringing)
         assert world.loop.time() - BEGIN_S == pytest.approx(2.0 + patience_s, abs=0.1)
         assert len(world.receiver.ended) == 1
@@ -266,7 +266,7 @@ def test_tiers_that_cannot_be_stopped_keep_their_slots_until_they_are() -> None:
         world.tiers.tiers = dict.fromkeys(names[:4], "nvme")
         world.tiers.stuck_after, world.tiers.close_s = 2, 20.0
         world.has("u0", names)
-        bringing = Bringing(6, (world.source("u0", 6),))
+        bringing = KvLoadSpec(6, (world.source("u0", 6),))
         fetching = asyncio.ensure_future(world.fetcher.fetch(reuse_job(names), None, bringing))
         await asyncio.sleep(2.5)
         world.right(names, [0, 1])
@@ -288,7 +288,7 @@ def test_tiers_that_stall_cost_a_hand_off_no_more_than_the_bound() -> None:
         world.tiers.tiers = dict.fromkeys(names, "nvme")
         world.tiers.stuck_after = 1
         remote = remote_kv(world.spaces["p0"], world.receiver, ("mem://p0",))
-        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, Bringing(4))
+        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, KvLoadSpec(4))
         world.right(names, range(4))
         assert report.reason is None
         assert world.loop.time() - BEGIN_S == pytest.approx(2.0, abs=0.1)
@@ -302,7 +302,7 @@ def test_cancelling_at_any_moment_frees_the_slots_and_the_holders(turns: int) ->
         names = names_of(5)
         world.tiers.tiers = dict.fromkeys(names[:2], "dram")
         world.has("u0", names)
-        bringing = Bringing(5, (world.source("u0", 5),))
+        bringing = KvLoadSpec(5, (world.source("u0", 5),))
         fetching = asyncio.ensure_future(world.fetcher.fetch(reuse_job(names), None, bringing))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -326,13 +326,13 @@ def test_when_the_time_is_over_no_further_holder_is_asked_or_blamed() -> None:
         world.tiers.tiers = dict.fromkeys(names[:2], "nvme")
         world.tiers.stuck_after, world.tiers.close_s = 0, 0.02
         world.has("u0", names)
-        bringing = Bringing(4, (world.source("u0", 4),), patience_s=0.0)
+        bringing = KvLoadSpec(4, (world.source("u0", 4),), patience_s=0.0)
         report = await world.fetcher.fetch(reuse_job(names), None, bringing)
         assert [each.origin for each in report.brought] == ["nvme"]
-        assert reuse_lease("u0") not in {**world.spaces["u0"].leases, **world.spaces["u0"].buried}
+        assert reuse_lease("u0") not in {**world.spaces["u0"].leases, **world.spaces["u0"].tombstoned}
         world.tiers.tiers.clear()
         again = replace(reuse_job(names), work_id=8)
-        report = await world.fetcher.fetch(again, None, Bringing(4, (world.source("u0", 4),)))
+        report = await world.fetcher.fetch(again, None, KvLoadSpec(4, (world.source("u0", 4),)))
         assert [(each.origin, each.blocks) for each in report.brought] == [("peer", 4)]
 
     on_virtual_time(main)
@@ -346,7 +346,7 @@ def test_a_cancelled_fetch_lets_go_of_a_holder_that_is_sending(after_ms: int) ->
         names = names_of(8)
         world.has("u0", names)
         fetching = asyncio.ensure_future(
-            world.fetcher.fetch(reuse_job(names), None, Bringing(8, (world.source("u0", 8),)))
+            world.fetcher.fetch(reuse_job(names), None, KvLoadSpec(8, (world.source("u0", 8),)))
         )
         await asyncio.sleep(after_ms / 1e3)
         assert not fetching.done()
@@ -367,7 +367,7 @@ def test_while_tiers_may_still_write_no_hand_off_begins() -> None:
         world.tiers.tiers = dict.fromkeys(names, "nvme")
         world.tiers.stuck_after, world.tiers.close_s = 1, 20.0
         remote = remote_kv(world.spaces["p0"], world.receiver, ("mem://p0",))
-        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, Bringing(4))
+        report = await world.fetcher.fetch(fetch_job(names, LAYOUT), remote, KvLoadSpec(4))
         assert report.reason == "transfer_failed: what was to bring other blocks could not be stopped"
         world.right(names, [0])
         assert world.receiver.freed == [(3, 5, 7)]

@@ -10,9 +10,9 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.fetch_progress import FetchProgress, FetchReport, Prefilled, routes
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport, PerfectPath
-from kv_transfer.transport.protocol import Alive, BlockSink, ExportSource, Landed, Missing, PullEvent, PullOpen
+from kv_transfer.fetch_progress import FetchProgress, FetchReport, PrefillStatus, routes
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport, PerfectPath
+from kv_transfer.transport.protocol import Alive, BlockReceived, BlockSink, ExportSource, Missing, PullEvent, PullOpen
 from kv_transfer.verify import Refusal, judge
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
@@ -81,7 +81,7 @@ class World:
     address: str = ""
 
     async def start(self) -> "World":
-        fabric = MemoryFabric(self.path)
+        fabric = MemoryNetwork(self.path)
         self.serving = MemoryTransport(fabric, "p0")
         self.address = await self.serving.serve(Exporter(self.holder, KEYRING, LoopClock(self.loop), DEADLINES))
         self.pulling = MemoryTransport(fabric, "d0")
@@ -313,7 +313,7 @@ class ScriptedPull:
         for index, name in enumerate(self._request.names[: self._bring]):
             handle = self._holder.look("lease", name)
             self._sink.block(index)[:] = self._holder.memory.block(handle.slot)  # type: ignore[union-attr]
-            yield Landed(index, handle)  # type: ignore[arg-type]
+            yield BlockReceived(index, handle)  # type: ignore[arg-type]
         raise self._error
 
     async def acknowledge(self) -> None:
@@ -461,7 +461,7 @@ def test_news_of_a_prompt_that_come_when_the_time_of_its_pull_is_over_harm_nobod
     """A router's command may come between the end of the time and the pull's next turn."""
 
     async def main(world: World) -> None:
-        prefilled, failed = Prefilled(), list[RuntimeError]()
+        prefilled, failed = PrefillStatus(), list[RuntimeError]()
         job = fetch_job(ready_lease(world.holder, 10), LAYOUT)
         world.path.bytes_per_s = 1.0
         world.path.silent = not opens

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tools import image_check, image_probe
-from tools.image_check import ROLES, Contents, ImageFailed, Run, Start
+from tools.image_check import ROLES, CommandCheck, Contents, ImageFailed, ServiceCheck
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CORE: Final = ROLES["core"]
@@ -128,7 +128,7 @@ def test_the_largest_packages_come_first() -> None:
 
 
 def test_a_service_has_to_answer_and_to_end_well() -> None:
-    tried = Start(("python", "-m", "router"), "http://127.0.0.1:8000/health")
+    tried = ServiceCheck(("python", "-m", "router"), "http://127.0.0.1:8000/health")
     assert image_check.start_problem(tried, {"ready_s": 0.4, "status": 0, "said": ""}) == ""
     assert "never answered (status 1): no port" in image_check.start_problem(
         tried, {"ready_s": None, "status": 1, "said": "no port\n"}
@@ -141,7 +141,7 @@ def test_what_the_builder_says_is_passed_on(tmp_path: Path) -> None:
     builder.write_text('#!/bin/sh\necho "no such runtime" >&2; exit 126\n')
     builder.chmod(0o755)
     options = image_check.options_of(["--builder", str(builder)])
-    tried = image_check.attempt(Run(("tandem", "--version"), "tandem "), "image:1", options)
+    tried = image_check.attempt(CommandCheck(("tandem", "--version"), "tandem "), "image:1", options)
     assert "ended with status 126: no such runtime" in tried.problem
     builder.write_text("#!/bin/sh\necho something else\n")
     assert "did not say 'tandem '" in image_check.attempt(CORE.tries[0], "image:1", options).problem

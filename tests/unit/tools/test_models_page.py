@@ -8,10 +8,12 @@ from tools.models.code_hash import bare, pins
 from tools.models.judge import tally, varied
 from tools.models.page import page
 from tools.models.prompts import BLOCK_TOKENS, CONTEXT_TOKENS, edges, further, swapped, twins
-from tools.models.reference import Said
-from tools.models.trial_types import Checked, Outcome, Tally, Twins
+from tools.models.reference import ReferenceAnswer
+from tools.models.trial_types import Checked, Outcome, PromptTally, Twins
 
-GOOD = Outcome("llama", 32, ("FullAttentionSpec",), Tally(4, 4), Twins(2, 2), Tally(4, 4), Twins(2, 2), vllm="0.32.0")
+GOOD = Outcome(
+    "llama", 32, ("FullAttentionSpec",), PromptTally(4, 4), Twins(2, 2), PromptTally(4, 4), Twins(2, 2), vllm="0.32.0"
+)
 
 
 def test_a_hash_counts_code_and_neither_comments_nor_docstrings() -> None:
@@ -44,19 +46,19 @@ def test_a_swap_moves_one_whole_block_and_keeps_the_rest() -> None:
         assert twin.block < len(twin.prompt) // BLOCK_TOKENS
 
 
-def said(*tokens: int, logprob: float = -1.0, gap: float = 1.0) -> Said:
-    return Said(tokens, (logprob,) * len(tokens), (gap,) * len(tokens))
+def said(*tokens: int, logprob: float = -1.0, gap: float = 1.0) -> ReferenceAnswer:
+    return ReferenceAnswer(tokens, (logprob,) * len(tokens), (gap,) * len(tokens))
 
 
 def test_what_is_equal_what_is_excused_and_what_is_wrong() -> None:
     prompts = [(1, 2, 3)]
-    assert tally("float32", prompts, [said(5, 6)], [said(5, 6)]) == Tally(1, 1, 0, 2)
-    assert tally("float32", prompts, [said(5, 7)], [said(5, 6, gap=1e-6)]) == Tally(1, 0, 1, 2)
+    assert tally("float32", prompts, [said(5, 6)], [said(5, 6)]) == PromptTally(1, 1, 0, 2)
+    assert tally("float32", prompts, [said(5, 7)], [said(5, 6, gap=1e-6)]) == PromptTally(1, 0, 1, 2)
     for ours in (said(5, 7), said(5), said(5, 6, logprob=-1.1)):
         (wrong,) = tally("float32", prompts, [ours], [said(5, 6)]).wrong
         assert wrong.startswith("3 prompt tokens: ")
-    assert not Tally(9, 8, 1).holds, "more than one of ten is no near-tie any more"
-    assert Tally(10, 9, 1).holds
+    assert not PromptTally(9, 8, 1).holds, "more than one of ten is no near-tie any more"
+    assert PromptTally(10, 9, 1).holds
 
 
 def test_answers_that_are_always_the_same_prove_nothing() -> None:
@@ -68,10 +70,16 @@ def test_answers_that_are_always_the_same_prove_nothing() -> None:
     "bad",
     [
         Outcome("llama"),
-        Outcome("llama", unified=Tally(4, 4), unified_twins=Twins(2, 1)),
-        Outcome("llama", unified=Tally(4, 4), unified_twins=Twins(2, 2), pair=Tally(4, 4), pair_twins=Twins(2, 0)),
-        Outcome("llama", unified=Tally(4, 3, wrong=("x",)), unified_twins=Twins(2, 2)),
-        Outcome("llama", unified=Tally(4, 4), unified_twins=Twins(2, 2), problem="x"),
+        Outcome("llama", unified=PromptTally(4, 4), unified_twins=Twins(2, 1)),
+        Outcome(
+            "llama",
+            unified=PromptTally(4, 4),
+            unified_twins=Twins(2, 2),
+            pair=PromptTally(4, 4),
+            pair_twins=Twins(2, 0),
+        ),
+        Outcome("llama", unified=PromptTally(4, 3, wrong=("x",)), unified_twins=Twins(2, 2)),
+        Outcome("llama", unified=PromptTally(4, 4), unified_twins=Twins(2, 2), problem="x"),
     ],
 )
 def test_a_model_is_good_only_with_all_of_it(bad: Outcome) -> None:
@@ -109,6 +117,6 @@ def test_the_catalogue_has_what_ci_tries_and_no_name_twice() -> None:
 
 def test_a_row_says_which_kernel_was_off() -> None:
     (entry,) = named("moonlight")
-    outcome = Outcome("moonlight", 16, (), Tally(4, 4), Twins(2, 2), Tally(4, 4), Twins(2, 2))
+    outcome = Outcome("moonlight", 16, (), PromptTally(4, 4), Twins(2, 2), PromptTally(4, 4), Twins(2, 2))
     text = page({"moonlight": record.Row("moonlight", "code", "2026-01-01", outcome=outcome)}, (entry,), "code")
     assert "float32; without vLLM's kernel rotary_embedding, which is wrong here |" in text

@@ -29,20 +29,20 @@ def test_a_fault_whose_code_has_moved_on_is_told() -> None:
     ("tally", "fails"),
     [
         # A few may be chance.
-        (sample.Tally(22, 18, 0), False),
-        (sample.Tally(0, 2, 0), False),
-        (sample.Tally(12, 28, 0), True),
-        (sample.Tally(0, 10, 0), True),
+        (sample.MutantTally(22, 18, 0), False),
+        (sample.MutantTally(0, 2, 0), False),
+        (sample.MutantTally(12, 28, 0), True),
+        (sample.MutantTally(0, 10, 0), True),
         # Lines that only larger tests run say nothing, nor does nothing.
-        (sample.Tally(6, 1, 33), False),
-        (sample.Tally(0, 0, 40), False),
+        (sample.MutantTally(6, 1, 33), False),
+        (sample.MutantTally(0, 0, 40), False),
     ],
 )
 def test_changed_lines_fail_where_it_is_sure_that_too_few_faults_were_noticed(
-    tally: sample.Tally, fails: bool
+    tally: sample.MutantTally, fails: bool
 ) -> None:
     assert (tally.run_share_at_most < 0.6) is fails
 
 
 def test_a_group_answers_for_lines_that_its_tests_do_not_run() -> None:
-    assert sample.Tally(6, 2, 2).share == 0.6
+    assert sample.MutantTally(6, 2, 2).share == 0.6

@@ -42,7 +42,7 @@ def test_what_only_reads_alike_stays() -> None:
 
 
 def test_words_are_replaced_wherever_code_has_them_and_in_no_string() -> None:
-    source = "pool.condemn(slot, condemn=1)  # condemn, `condemn`\nprint('condemn', f'condemn {pool.condemn}')\n"
+    source = "pool.condemn(slot, condemn=1)  # condemn, `invalidate`\nprint('condemn', f'condemn {pool.condemn}')\n"
     assert renamed(source, "other", TABLE) == (
         "pool.invalidate(slot, invalidate=1)  # condemn, `invalidate`\n"
         "print('condemn', f'condemn {pool.invalidate}')\n"

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tandem.apps.bench.client import Client, Target
-from tandem.apps.bench.wire import BadAnswer
+from tandem.apps.bench.wire import BadResponse
 
 _TURN_S: Final = 0.5
 """How long one misuse lasts at most."""
@@ -79,7 +79,7 @@ class Abusers:
                     came = await misuse()
             except TimeoutError:
                 came = "held"
-            except (OSError, BadAnswer):
+            except (OSError, BadResponse):
                 came = "closed"
             self.answered[came] += 1
             await asyncio.sleep(_PAUSE_S)

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from router.generation import Standing
-from tandem.apps.chaos.drill.asks import Shapes
-from tandem.apps.chaos.drill.caller import Caller
+from router.generation import RequestStatus
 from tandem.apps.chaos.drill.cells import STAGES
-from tandem.apps.chaos.drill.hearing import RUNNING, Heard
+from tandem.apps.chaos.drill.client import DrillClient
 from tandem.apps.chaos.drill.load import Load
+from tandem.apps.chaos.drill.requests import RequestShapes
+from tandem.apps.chaos.drill.response import RUNNING, StreamedResponse
 from tandem.core.errors import TandemError
 
 _TRIES: Final = 12
@@ -23,12 +23,12 @@ _FILL_MAX: Final = 80
 class Caught:
     """A request that was where it was wanted when the router was last asked. `missed` were not."""
 
-    heard: Heard
-    standing: Standing
+    heard: StreamedResponse
+    standing: RequestStatus
     missed: int
 
 
-async def catch(stage: str, load: Load, shapes: Shapes, caller: Caller, within_s: float) -> Caught:
+async def catch(stage: str, load: Load, shapes: RequestShapes, caller: DrillClient, within_s: float) -> Caught:
     """Raises `engine_failed` when no request could be caught."""
     for missed in range(_TRIES):
         if stage == "queue":
@@ -40,7 +40,7 @@ async def catch(stage: str, load: Load, shapes: Shapes, caller: Caller, within_s
     raise TandemError("engine_failed", f"none of {_TRIES} requests was seen in stage {stage!r}")
 
 
-async def _seen(stage: str, heard: Heard, caller: Caller, within_s: float) -> Standing | None:
+async def _seen(stage: str, heard: StreamedResponse, caller: DrillClient, within_s: float) -> RequestStatus | None:
     """Where the request is once it is in the stage; None when it was seen beyond it, or has ended."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -55,14 +55,14 @@ async def _seen(stage: str, heard: Heard, caller: Caller, within_s: float) -> St
     return None
 
 
-def is_in(stage: str, standing: Standing) -> bool:
+def is_in(stage: str, standing: RequestStatus) -> bool:
     """Whether a request is in the stage, and carried as a request of that stage should be. Pure."""
     if standing.stage != stage or (stage == "decode" and standing.tokens < _DECODED_MIN):
         return False
     return stage == "queue" or standing.prefill is not None or stage == "decode"
 
 
-async def _fill(load: Load, shapes: Shapes, caller: Caller) -> None:
+async def _fill(load: Load, shapes: RequestShapes, caller: DrillClient) -> None:
     """Ask for sequences until one more request has to wait for a place."""
     for _ in range(_FILL_MAX):
         heard = await load.begin(shapes.fill)

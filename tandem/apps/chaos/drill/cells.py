@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.generation import Standing
+from router.generation import RequestStatus
 from tandem.apps.cli.registry import MemberEntry
 from tandem.apps.cli.supervisor import ROUTER
 from tandem.core.errors import TandemError
@@ -38,7 +38,7 @@ def check_allowed(cells: Sequence[Cell], members: Sequence[MemberEntry], drills:
             raise TandemError("bad_setting", f"without prefill workers no request has a stage {cell.stage!r}")
 
 
-def victim(cell: Cell, number: int, standing: Standing, members: Sequence[MemberEntry]) -> MemberEntry:
+def victim(cell: Cell, number: int, standing: RequestStatus, members: Sequence[MemberEntry]) -> MemberEntry:
     """The process to strike in round `number` (from 0): one that carries the request, else each in its turn.
 
     `cut-link` alternates between the decode and the prefill worker of the request. `corrupt-kv` strikes where

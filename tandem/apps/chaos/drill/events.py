@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sent:
+class ServerSentEvent:
     """An event: its data, and the last id the stream has named so far (what a client returns with)."""
 
     event_id: str
     data: bytes
 
 
-class NumberedEvents:
+class ResumableEvents:
     """Splits a stream into events. `last_id` is where a stream that is gone on with begins."""
 
     def __init__(self, last_id: str = "") -> None:
@@ -19,7 +19,7 @@ class NumberedEvents:
         self._pending = b""
         self._data: list[bytes] = []
 
-    def feed(self, piece: bytes) -> list[Sent]:
+    def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """The events that this piece completes."""
         *lines, self._pending = (self._pending + piece).split(b"\n")
         events = []
@@ -30,6 +30,6 @@ class NumberedEvents:
             elif field == b"data":
                 self._data.append(value.strip())
             elif not field and self._data:
-                events.append(Sent(self._last_id, b"\n".join(self._data)))
+                events.append(ServerSentEvent(self._last_id, b"\n".join(self._data)))
                 self._data = []
         return events

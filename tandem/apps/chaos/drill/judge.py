@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tandem.apps.chaos.drill.hearing import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, Heard
+from tandem.apps.chaos.drill.response import BROKEN, DONE, REFUSED, RUNNING, WITHOUT_END, StreamedResponse
 
 
 @dataclass(frozen=True)
-class Right:
+class ExpectedAnswer:
     """The right answer: texts and finish reasons by choice, and the output tokens of all choices."""
 
     texts: Mapping[int, str]
@@ -20,7 +20,7 @@ class Right:
 
 
 @dataclass(frozen=True)
-class Faults:
+class Discrepancies:
     """What was wrong, counted: tokens, and requests without an end. `why` is a sentence, empty when all was right."""
 
     lost: int = 0
@@ -29,8 +29,8 @@ class Faults:
     without_end: int = 0
     why: str = ""
 
-    def __add__(self, other: "Faults") -> "Faults":
-        return Faults(
+    def __add__(self, other: "Discrepancies") -> "Discrepancies":
+        return Discrepancies(
             self.lost + other.lost,
             self.duplicated + other.duplicated,
             self.wrong + other.wrong,
@@ -39,50 +39,50 @@ class Faults:
         )
 
 
-def judge(heard: Heard, right: Right, may_break: bool) -> Faults:
+def judge(heard: StreamedResponse, right: ExpectedAnswer, may_break: bool) -> Discrepancies:
     """Compare an answer with the right one. With `may_break` a connection that broke is an end like any other, and
     what came before has to be a beginning of the right answer."""
     if heard.end in (WITHOUT_END, RUNNING):
-        return Faults(without_end=1, why=f"{_name(heard)} has no end: {heard.reason or 'still running'}")
+        return Discrepancies(without_end=1, why=f"{_name(heard)} has no end: {heard.reason or 'still running'}")
     broken = may_break and heard.end in (BROKEN, REFUSED)
-    faults = Faults()
+    faults = Discrepancies()
     for index in range(heard.ask.n):
         faults += compare(right.texts.get(index, ""), heard.texts.get(index, ""), ends=not broken)
     if broken:
         return _explained(faults, heard)
-    if heard.end == DONE and faults == Faults():
+    if heard.end == DONE and faults == Discrepancies():
         faults = _figures(heard, right)
     if heard.end != DONE:
-        faults += Faults(lost=0 if faults.lost else 1)
+        faults += Discrepancies(lost=0 if faults.lost else 1)
     return _explained(faults, heard)
 
 
-def _figures(heard: Heard, right: Right) -> Faults:
+def _figures(heard: StreamedResponse, right: ExpectedAnswer) -> Discrepancies:
     """Texts are right: so must be the counts and the reasons for which they end."""
     more = (heard.tokens or 0) - right.tokens
     reasons = sum(heard.finishes.get(index) != reason for index, reason in right.finishes.items())
-    return Faults(lost=max(0, -more), duplicated=max(0, more), wrong=reasons)
+    return Discrepancies(lost=max(0, -more), duplicated=max(0, more), wrong=reasons)
 
 
-def _explained(faults: Faults, heard: Heard) -> Faults:
-    if faults == Faults():
+def _explained(faults: Discrepancies, heard: StreamedResponse) -> Discrepancies:
+    if faults == Discrepancies():
         return faults
     how = heard.end + (f" ({heard.reason})" if heard.reason else "")
     counts = f"{faults.lost} lost, {faults.duplicated} duplicated, {faults.wrong} wrong"
-    return Faults(faults.lost, faults.duplicated, faults.wrong, 0, f"{_name(heard)}: {counts}; it is {how}")
+    return Discrepancies(faults.lost, faults.duplicated, faults.wrong, 0, f"{_name(heard)}: {counts}; it is {how}")
 
 
-def _name(heard: Heard) -> str:
+def _name(heard: StreamedResponse) -> str:
     return f"{heard.request_id} ({heard.ask.name}, n={heard.ask.n})"
 
 
-def compare(right: str, heard: str, *, ends: bool) -> Faults:
+def compare(right: str, heard: str, *, ends: bool) -> Discrepancies:
     """Two texts. Unless the answer `ends`, a beginning of the right text is right."""
     if heard == right or (not ends and right.startswith(heard)):
-        return Faults()
+        return Discrepancies()
     expected, came = right.split(), heard.split()
     if right.startswith(heard):
-        return Faults(lost=max(1, len(expected) - len(came)))
+        return Discrepancies(lost=max(1, len(expected) - len(came)))
     before = _common(expected, came)
     after = _common(expected[before:][::-1], came[before:][::-1])
     lost = duplicated = wrong = 0
@@ -98,7 +98,7 @@ def compare(right: str, heard: str, *, ends: bool) -> Faults:
             duplicated += stop - begin
         elif change == "insert":
             wrong += stop - begin
-    return Faults(lost, duplicated, wrong if lost or duplicated or wrong else 1)
+    return Discrepancies(lost, duplicated, wrong if lost or duplicated or wrong else 1)
 
 
 def _common(one: list[str], other: list[str]) -> int:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import count, cycle
 
 from tandem.apps.chaos.drill.abusers import Abusers
-from tandem.apps.chaos.drill.asks import Ask
-from tandem.apps.chaos.drill.caller import Caller
-from tandem.apps.chaos.drill.hearing import DONE, Heard
+from tandem.apps.chaos.drill.client import DrillClient
+from tandem.apps.chaos.drill.requests import DrillRequest
+from tandem.apps.chaos.drill.response import DONE, StreamedResponse
 
 
 class Load:
@@ -18,7 +18,7 @@ class Load:
     """
 
     def __init__(
-        self, caller: Caller, asks: Sequence[Ask], first: int, manners: Sequence[str], abusers: Abusers
+        self, caller: DrillClient, asks: Sequence[DrillRequest], first: int, manners: Sequence[str], abusers: Abusers
     ) -> None:
         self._abusers = abusers
         self._caller = caller
@@ -27,16 +27,16 @@ class Load:
         self._numbers = count(first)
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
-        self.heard: list[Heard] = []
+        self.heard: list[StreamedResponse] = []
 
     def stream(self, streams: int) -> None:
         """Begin that many streams."""
         for _ in range(streams):
             self._tasks.append(asyncio.create_task(self._stream(), name="drill load"))
 
-    async def begin(self, ask: Ask) -> Heard:
+    async def begin(self, ask: DrillRequest) -> StreamedResponse:
         """One more request, from here on running."""
-        begun: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
+        begun: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
 
         async def one() -> None:
             await self._ask(ask, begun)
@@ -73,8 +73,10 @@ class Load:
             if heard.end != DONE:
                 return
 
-    async def _ask(self, ask: Ask, begun: "asyncio.Future[Heard] | None", salt: str | None = None) -> Heard:
-        def began(heard: Heard) -> None:
+    async def _ask(
+        self, ask: DrillRequest, begun: "asyncio.Future[StreamedResponse] | None", salt: str | None = None
+    ) -> StreamedResponse:
+        def began(heard: StreamedResponse) -> None:
             self.heard.append(heard)
             if begun is not None:
                 begun.set_result(heard)

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.apps.chaos.drill.asks import Ask
-from tandem.apps.chaos.drill.caller import Caller
-from tandem.apps.chaos.drill.hearing import Heard
-from tandem.apps.chaos.drill.judge import Right, judge
-from tandem.apps.chaos.drill.pages import router_linked, worker_page, workers_of
+from tandem.apps.chaos.drill.client import DrillClient
+from tandem.apps.chaos.drill.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.drill.metrics import router_linked, scrape_worker, workers_of
+from tandem.apps.chaos.drill.requests import DrillRequest
+from tandem.apps.chaos.drill.response import StreamedResponse
 from tandem.apps.cli.registry import PlatformEntry, find
 
 _LOOK_S: Final = 0.05
@@ -20,8 +20,8 @@ _SLOWER_S: Final = 0.5
 class Probe:
     """A request that is answered in `usual_s` when all is well."""
 
-    ask: Ask
-    right: Right
+    ask: DrillRequest
+    right: ExpectedAnswer
     usual_s: float
 
     @property
@@ -29,12 +29,12 @@ class Probe:
         return max(_SLOWER * self.usual_s, self.usual_s + _SLOWER_S)
 
 
-class Convalescence:
+class RecoveryWatch:
     """Watches one platform. `missing` says, after the last look, what it still waited for."""
 
-    def __init__(self, url: str, caller: Caller, probe: Probe) -> None:
+    def __init__(self, url: str, caller: DrillClient, probe: Probe) -> None:
         self._url = url
-        self._probes: list[Heard] = []
+        self._probes: list[StreamedResponse] = []
         self._caller = caller
         self._probe = probe
         self.missing = ""
@@ -52,7 +52,7 @@ class Convalescence:
                 return None
             await asyncio.sleep(_LOOK_S)
 
-    def take_probes(self) -> list[Heard]:
+    def take_probes(self) -> list[StreamedResponse]:
         """What was asked to see whether requests are served, since the last call."""
         probes, self._probes = self._probes, []
         return probes
@@ -82,7 +82,7 @@ async def blocks_held(platform: PlatformEntry) -> dict[str, int | None]:
     """Blocks that are in use or leased, by the workers that hold any; None of one that does not tell."""
     held: dict[str, int | None] = {}
     for member in workers_of(platform.members):
-        page = await worker_page(member)
+        page = await scrape_worker(member)
         count = None if page is None else round(max(page.blocks_used, page.blocks_exported))
         if count != 0:
             held[member.name] = count

@@ -8,25 +8,25 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tandem.apps.chaos.drill.asks import Ask
-from tandem.apps.chaos.drill.caller import Caller
-from tandem.apps.chaos.drill.hearing import DONE, Heard
-from tandem.apps.chaos.drill.judge import Right, judge
+from tandem.apps.chaos.drill.client import DrillClient
+from tandem.apps.chaos.drill.judge import ExpectedAnswer, judge
+from tandem.apps.chaos.drill.requests import DrillRequest
+from tandem.apps.chaos.drill.response import DONE, StreamedResponse
 from tandem.core.errors import TandemError
 
 _AT_ONCE: Final = 8
 _AGAIN_EVERY: Final = 3
 
 
-async def take_references(caller: Caller, asks: Sequence[Ask]) -> Mapping[str, Right]:
+async def take_references(caller: DrillClient, asks: Sequence[DrillRequest]) -> Mapping[str, ExpectedAnswer]:
     """The right answer of every ask, by its name. One in three is asked again, in other company.
 
     Raises `engine_failed` when one is not answered or not answered alike, as then nothing could be judged.
     """
-    rights: dict[str, Right] = {}
+    rights: dict[str, ExpectedAnswer] = {}
     for heard in await _ask_all(caller, asks):
         _check_done(heard)
-        rights[heard.ask.name] = Right(heard.texts, heard.finishes, heard.tokens or 0)
+        rights[heard.ask.name] = ExpectedAnswer(heard.texts, heard.finishes, heard.tokens or 0)
     for heard in await _ask_all(caller, asks[_AGAIN_EVERY - 1 :: _AGAIN_EVERY]):
         faults = judge(heard, rights[heard.ask.name], may_break=False)
         if faults.why:
@@ -35,16 +35,16 @@ async def take_references(caller: Caller, asks: Sequence[Ask]) -> Mapping[str, R
     return rights
 
 
-async def _ask_all(caller: Caller, asks: Sequence[Ask]) -> list[Heard]:
+async def _ask_all(caller: DrillClient, asks: Sequence[DrillRequest]) -> list[StreamedResponse]:
     limit = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(ask: Ask) -> Heard:
+    async def one(ask: DrillRequest) -> StreamedResponse:
         async with limit:
             return await caller.ask(ask)
 
     return list(await asyncio.gather(*(one(ask) for ask in asks)))
 
 
-def _check_done(heard: Heard) -> None:
+def _check_done(heard: StreamedResponse) -> None:
     if heard.end != DONE:
         raise TandemError("engine_failed", f"{heard.ask.name} was not answered: it is {heard.end}, {heard.reason}")

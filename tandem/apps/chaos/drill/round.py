@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from tandem.apps.chaos.drill.abusers import Abusers
-from tandem.apps.chaos.drill.caller import LEAVES, PLAIN, RETURNS
 from tandem.apps.chaos.drill.catch import Caught, catch
 from tandem.apps.chaos.drill.cells import Cell, victim
-from tandem.apps.chaos.drill.hearing import BROKEN, DONE, REFUSED, Heard
-from tandem.apps.chaos.drill.judge import Faults, judge
+from tandem.apps.chaos.drill.client import LEAVES, PLAIN, RESUMES
+from tandem.apps.chaos.drill.injection import Injection, effective_within, inject
+from tandem.apps.chaos.drill.judge import Discrepancies, judge
 from tandem.apps.chaos.drill.load import Load
-from tandem.apps.chaos.drill.pages import router_linked, worker_page, workers_of
+from tandem.apps.chaos.drill.metrics import router_linked, scrape_worker, workers_of
 from tandem.apps.chaos.drill.recovery import blocks_left
+from tandem.apps.chaos.drill.response import BROKEN, DONE, REFUSED, StreamedResponse
 from tandem.apps.chaos.drill.result import Round
 from tandem.apps.chaos.drill.session import Session
-from tandem.apps.chaos.drill.strike import Blow, landed_within, strike
 from tandem.apps.cli.registry import find
 
 _TOLD_MAX: Final = 5
-_RETURNING: Final = (RETURNS, RETURNS, RETURNS, LEAVES)
+_RETURNING: Final = (RESUMES, RESUMES, RESUMES, LEAVES)
 _LOOK_S: Final = 0.02
 _REFUSED_WITHIN_S: Final = 3.0
 
@@ -53,21 +53,21 @@ class Drill:
             platform = find(session.url)
             struck = victim(self._cell, self._number, caught.standing, platform.members)
             refused = await self._refused(struck.name)
-            blow = strike(self._cell.kind, struck, platform)
+            blow = inject(self._cell.kind, struck, platform)
             since_s = await self._consequences(blow, refused)
-            recovering = session.convalescence.whole(since_s, bounds.recover_s, struck.pid if blow.kills else None)
+            recovering = session.recovery.whole(since_s, bounds.recover_s, struck.pid if blow.kills else None)
             recovery_s, _ = await asyncio.gather(recovering, self._load.ended())
         except BaseException:
             await self._load.abandon()
             raise
         if recovery_s is None:
-            missing = session.convalescence.missing
+            missing = session.recovery.missing
             self._problems.append(f"the platform was not whole within {bounds.recover_s:g} s: {missing}")
         return await self._judged(caught, blow, recovery_s)
 
     # -- the blow and what has to follow from it --
 
-    async def _consequences(self, blow: Blow, refused_before: float) -> float:
+    async def _consequences(self, blow: Injection, refused_before: float) -> float:
         """Wait until the blow has had its effect; gives the time from which recovery counts."""
         now = asyncio.get_running_loop().time
         match self._cell.kind:
@@ -79,7 +79,7 @@ class Drill:
                 await self._frozen(blow)
                 return now()
             case "cut-link" | "corrupt-kv":
-                if not await landed_within(blow, self._session.bounds.land_s):
+                if not await effective_within(blow, self._session.bounds.land_s):
                     self._problems.append(f"{blow.victim.name} did not carry out the fault: nothing was tried")
                 elif self._cell.kind == "corrupt-kv":
                     await self._damage_found(blow, refused_before)
@@ -93,7 +93,7 @@ class Drill:
         if held:
             self._problems.append(f"after the router's death {_sentence(held)}")
 
-    async def _frozen(self, blow: Blow) -> None:
+    async def _frozen(self, blow: Injection) -> None:
         """Let it stand still until its time is over; the router has to have noticed by then."""
         loop, bounds = asyncio.get_running_loop(), self._session.bounds
         members, noticed = find(self._session.url).members, False
@@ -108,7 +108,7 @@ class Drill:
         if not noticed:
             self._problems.append(f"in {bounds.freeze_s:g} s the router did not notice that a worker was frozen")
 
-    async def _damage_found(self, blow: Blow, refused_before: float) -> None:
+    async def _damage_found(self, blow: Injection, refused_before: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REFUSED_WITHIN_S
         while await self._refused(blow.victim.name) <= refused_before:
@@ -121,13 +121,13 @@ class Drill:
         """Pulled blocks that a worker did not use, over its life; 0 of the router."""
         if self._cell.kind != "corrupt-kv":
             return 0.0
-        page = await worker_page(find(self._session.url).member(name))
+        page = await scrape_worker(find(self._session.url).member(name))
         return page.blocks_refused if page is not None else 0.0
 
     # -- judging --
 
-    async def _judged(self, caught: Caught, blow: Blow, recovery_s: float | None) -> Round:
-        heard = [*self._load.heard, *self._session.convalescence.take_probes()]
+    async def _judged(self, caught: Caught, blow: Injection, recovery_s: float | None) -> Round:
+        heard = [*self._load.heard, *self._session.recovery.take_probes()]
         faults = self._faults(heard)
         bounds = self._session.bounds
         kept_s = bounds.lease_s if self._returning else 0.0
@@ -157,14 +157,14 @@ class Drill:
             problems=tuple(self._problems),
         )
 
-    def _faults(self, heard: Sequence[Heard]) -> Faults:
+    def _faults(self, heard: Sequence[StreamedResponse]) -> Discrepancies:
         may_break = self._cell.kind == "restart-router"
         each = [judge(one, self._session.rights[one.ask.name], may_break) for one in heard]
         told = [one.why for one in each if one.why]
         self._problems += told[:_TOLD_MAX]
         if len(told) > _TOLD_MAX:
             self._problems.append(f"and {len(told) - _TOLD_MAX} more requests")
-        return sum(each, Faults())
+        return sum(each, Discrepancies())
 
 
 def _sentence(held: dict[str, int | None]) -> str:

@@ -12,12 +12,12 @@ import msgspec
 from tandem.apps.bench.client import Client, Target, parse_target
 from tandem.apps.bench.content import TokenRange
 from tandem.apps.bench.probe import find_style
-from tandem.apps.chaos.drill.asks import Shapes, shapes
-from tandem.apps.chaos.drill.caller import Caller
-from tandem.apps.chaos.drill.judge import Right
-from tandem.apps.chaos.drill.recovery import Convalescence, Probe
+from tandem.apps.chaos.drill.client import DrillClient
+from tandem.apps.chaos.drill.judge import ExpectedAnswer
+from tandem.apps.chaos.drill.recovery import Probe, RecoveryWatch
 from tandem.apps.chaos.drill.reference import take_references
-from tandem.apps.cli.ask import ask, refusal
+from tandem.apps.chaos.drill.requests import RequestShapes, shapes
+from tandem.apps.cli.router_client import refusal, send_request
 from tandem.core.errors import TandemError
 
 _PROBES: Final = 3
@@ -58,10 +58,10 @@ class Session:
     target: Target
     model: str
     engine: str
-    caller: Caller
-    shapes: Shapes
-    rights: Mapping[str, Right]
-    convalescence: Convalescence
+    caller: DrillClient
+    shapes: RequestShapes
+    rights: Mapping[str, ExpectedAnswer]
+    recovery: RecoveryWatch
     bounds: Bounds
 
 
@@ -84,16 +84,16 @@ async def open_session(url: str, key: str, engine: str, bounds: Bounds) -> Async
             client, model.id, chat=False, text_only=True, vocabulary=TokenRange(), timeout_s=_FIRST_ANSWER_S
         )
     wanted = shapes(model.max_model_len, tokens_per_word)
-    async with aclosing(Caller(target, model.id, os.urandom(4).hex(), bounds.end_s)) as caller:
+    async with aclosing(DrillClient(target, model.id, os.urandom(4).hex(), bounds.end_s)) as caller:
         rights = await take_references(caller, wanted.all())
         usual_s = max([await _took_s(caller, wanted) for _ in range(_PROBES)])
         probe = Probe(wanted.probe, rights[wanted.probe.name], usual_s)
-        convalescence = Convalescence(url, caller, probe)
-        yield Session(url, target, model.id, engine, caller, wanted, rights, convalescence, bounds)
+        recovery = RecoveryWatch(url, caller, probe)
+        yield Session(url, target, model.id, engine, caller, wanted, rights, recovery, bounds)
 
 
 async def _only_model(target: Target) -> _Model:
-    status, body = await ask(target, "GET", "/v1/models")
+    status, body = await send_request(target, "GET", "/v1/models")
     if status != 200:
         raise TandemError("bad_setting", f"--url: no model list from there: {refusal(status, body)}")
     models = msgspec.json.decode(body, type=_Models).data
@@ -102,7 +102,7 @@ async def _only_model(target: Target) -> _Model:
     return models[0]
 
 
-async def _took_s(caller: Caller, wanted: Shapes) -> float:
+async def _took_s(caller: DrillClient, wanted: RequestShapes) -> float:
     now = asyncio.get_running_loop().time
     began = now()
     await caller.ask(wanted.probe)

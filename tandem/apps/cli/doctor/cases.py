@@ -76,7 +76,7 @@ def case_of(service: ModelService, pool: Pool, config: Config | None, host: Host
     return Case(service, pool, config, here, max(found, default=host.memory_bytes if here else None))
 
 
-def hands_over(case: Case) -> str | None:
+def no_handoff_reason(case: Case) -> str | None:
     """Why the pool's engines get no connector and no stage; None where they do, or may. Raises `bad_setting` for a
     role whose KV cannot be handed over."""
     engine = case.engine

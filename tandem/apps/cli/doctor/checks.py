@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from control_plane.reconcile.fitting import memory_of
+from control_plane.reconcile.capacity_check import memory_of
 from tandem.apps.cli.doctor.cases import (
     Case,
     Host,
     block_tokens,
     context_tokens,
-    hands_over,
     kv_token_bytes,
+    no_handoff_reason,
     stage_settings,
 )
 from tandem.apps.cli.doctor.findings import Finding, ok, problem, unchecked
@@ -35,7 +35,7 @@ def stage(case: Case) -> Finding:
     """Whether the memory for blocks that are handed over is large enough for a prompt of the whole context."""
     check = "stage"
     try:
-        why = hands_over(case)
+        why = no_handoff_reason(case)
         if why is not None:
             return ok(check, case.name, f"none: {why}")
         if case.config is None:
@@ -178,7 +178,7 @@ def ports(case_ports: Mapping[str, int], host: Host) -> Iterator[Finding]:
 
 def _without_stage(case: Case) -> bool:
     try:
-        return hands_over(case) is not None
+        return no_handoff_reason(case) is not None
     except TandemError:
         # What `stage` says of it is enough.
         return True

@@ -17,9 +17,9 @@ from tandem.apps.cli.doctor import checks
 from tandem.apps.cli.doctor.cases import Case, Host, case_of
 from tandem.apps.cli.doctor.engine_checks import Resolve, engine_findings
 from tandem.apps.cli.doctor.findings import Finding, healthy, text_of
-from tandem.apps.cli.model_here import model_config, model_directory
-from tandem.apps.cli.one_machine import source_here
+from tandem.apps.cli.local_model import model_config, model_directory
 from tandem.apps.cli.ports import check_free
+from tandem.apps.cli.single_node import local_source
 from tandem.core.errors import TandemError
 from tandem.devices.reading import read_topology
 from tandem.engine.vllm.dry_run import resolve
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="findings as JSON")
     given = parser.parse_args(arguments)
     service = read_service(given.dry_run)
-    directory = given.model or model_directory(source_here(service.spec.model.source))
+    directory = given.model or model_directory(local_source(service.spec.model.source))
     findings = examine(service, directory, host_of(service))
     if given.json:
         sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from control_plane.reconcile.accelerators import plain_name
-from control_plane.reconcile.fitting import memory_of
-from tandem.apps.cli.doctor.cases import Case, hands_over
+from control_plane.reconcile.capacity_check import memory_of
+from tandem.apps.cli.doctor.cases import Case, no_handoff_reason
 from tandem.apps.cli.doctor.findings import Finding, ok, problem, unchecked
 from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
@@ -130,7 +130,7 @@ def _kind(accelerator: str, known: Iterable[str]) -> str | None:
 def arguments_of(case: Case, model: Path, directory: Path) -> EngineArguments:
     """As a worker of the pool gives them, without adapters: these lie elsewhere. Raises `bad_setting`."""
     transfer = None
-    if hands_over(case) is None:
+    if no_handoff_reason(case) is None:
         transfer = {
             "kv_connector": "TandemConnector",
             "kv_connector_module_path": "tandem.engine.vllm.connector.vllm",

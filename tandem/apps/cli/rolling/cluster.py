@@ -10,8 +10,8 @@ import msgspec
 
 from control_plane.objects.installation import Installation
 from control_plane.objects.names import HANDOVER_MANAGER, REVISION, SPEC_MANAGER, STATUS_MANAGER, pool_labels
-from control_plane.observe.observed import Wish
-from control_plane.observe.reading import CHILDREN, Told, observe
+from control_plane.observe.observed import DesiredSpec
+from control_plane.observe.reading import CHILDREN, ReportedInputs, observe
 from control_plane.reconcile import Plan, reconcile
 from tandem.core.clock import Clock
 from tandem.kube.cluster import NotFound
@@ -41,7 +41,7 @@ class LocalWorker:
 
 
 @dataclass(frozen=True)
-class Looked:
+class ReconcileOutcome:
     """What one look came to: workers wanted by (pool, revision), percent of new requests by revision, and what there
     is to say. `settled` means that nothing is left to do, whether it went as wished or `failed`."""
 
@@ -70,19 +70,19 @@ class LocalCluster:
         await self._cluster.apply({**_named(MODEL_SERVICE, service.metadata.name), "spec": plain}, "user")
         return self._revision
 
-    async def look(self, workers: Sequence[LocalWorker]) -> Looked:
+    async def look(self, workers: Sequence[LocalWorker]) -> ReconcileOutcome:
         """One reconcile over these workers, carried out as far as it is about objects."""
         assert self._service is not None, "something is wanted first"
         await self._show(workers)
         stores = {kind: self._store(kind) for kind in (*CHILDREN, POD)}
         (obj,) = self._cluster.objects(MODEL_SERVICE)
-        observed = observe(obj, Wish(self._service, self._revision), stores, Told())
+        observed = observe(obj, DesiredSpec(self._service, self._revision), stores, ReportedInputs())
         plan = reconcile(observed, self._clock.wall(), _INSTALLATION)
         await self._carry_out(plan)
         (after,) = self._cluster.objects(MODEL_SERVICE)
         return self._looked(after, plan, workers)
 
-    def _looked(self, obj: Json, plan: Plan, workers: Sequence[LocalWorker]) -> Looked:
+    def _looked(self, obj: Json, plan: Plan, workers: Sequence[LocalWorker]) -> ReconcileOutcome:
         status = msgspec.convert(obj.get("status") or {}, ModelServiceStatus)
         wanted: dict[tuple[str, str], int] = {}
         for each in self._cluster.objects(DEPLOYMENT):
@@ -95,7 +95,7 @@ class LocalCluster:
         stalled = any(each.type == "Stalled" and each.status == "True" for each in status.conditions)
         as_wanted = {key: count for key, count in wanted.items() if count} == {k: n for k, n in there.items() if n}
         calm = plan.quiet and as_wanted and not any(worker.leaving for worker in workers)
-        return Looked(
+        return ReconcileOutcome(
             wanted,
             {each.name: each.weight for each in status.revisions},
             tuple(note.sentence for note in plan.notes),

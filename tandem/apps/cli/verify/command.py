@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.apps.bench.client import Target
-from tandem.apps.cli.verify.asking import Asker, Asking
+from tandem.apps.cli.verify.client import QuerySettings, VerifyClient
 from tandem.apps.cli.verify.compare import compare, judge
 from tandem.apps.cli.verify.options import VerifyOptions, parse
 from tandem.apps.cli.verify.progress import Bar
@@ -56,11 +56,11 @@ def _files(first: Side, second: Side) -> tuple[str, ...]:
 
 
 async def _ask(side: Side, options: VerifyOptions) -> tuple[Reply, ...]:
-    asking = Asking(options.tokens, options.top, options.at_once, options.timeout_s)
+    asking = QuerySettings(options.tokens, options.top, options.at_once, options.timeout_s)
 
     async def work(target: Target, model: str) -> tuple[Reply, ...]:
         with Bar(f"{side.name} {side.shown}", len(options.prompts)) as bar:
-            return await Asker(side.name, target, model, asking).all(options.prompts, bar.add)
+            return await VerifyClient(side.name, target, model, asking).all(options.prompts, bar.add)
 
     try:
         return await side.use(work, options.start_s, _say)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from tandem.apps.bench.client import parse_target
-from tandem.apps.cli.one_machine import read_here
+from tandem.apps.cli.single_node import read_local_service
 from tandem.apps.cli.up_options import parse as parse_up
 from tandem.apps.cli.verify.compare import AT_LEAST, AT_MOST, DEFAULTS
 from tandem.apps.cli.verify.prompts import Prompt, read_prompts
-from tandem.apps.cli.verify.sides import Running, Side, Started
+from tandem.apps.cli.verify.sides import ExistingEndpoint, LaunchedService, Side
 from tandem.core.errors import TandemError
 
 _FLAGS: Final = ("engine", "dtype", "device", "block-tokens", "kv-memory")
@@ -78,9 +78,9 @@ def side_of(name: str, text: str, model: str | None, key: str | None) -> Side:
     """An endpoint, a `ModelService` file, or a model directory or hub id with flags of `tandem up` behind commas.
     Raises `bad_setting`."""
     if text.startswith(("http://", "https://")):
-        return Running(name, parse_target(text, key or os.environ.get("OPENAI_API_KEY", "")), model)
+        return ExistingEndpoint(name, parse_target(text, key or os.environ.get("OPENAI_API_KEY", "")), model)
     if text.endswith((".yaml", ".yml")):
-        return Started(name, text, read_here(Path(text)))
+        return LaunchedService(name, text, read_local_service(Path(text)))
     source, *flags = text.split(",")
     up = ["--model", source, "--prefill", "0", "--decode", "1"]
     for flag in flags:
@@ -89,7 +89,7 @@ def side_of(name: str, text: str, model: str | None, key: str | None) -> Side:
             known = ", ".join(f"{each}=…" for each in _FLAGS)
             raise TandemError("bad_setting", f"{name}: {flag!r} after {source} is not one of {known}")
         up += [f"--{key_}", value]
-    return Started(name, text, parse_up(up).service)
+    return LaunchedService(name, text, parse_up(up).service)
 
 
 def _parser() -> argparse.ArgumentParser:

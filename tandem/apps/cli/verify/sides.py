@@ -10,7 +10,7 @@ import msgspec
 
 from tandem.apps.bench.client import Client, Target
 from tandem.apps.bench.probe import find_model
-from tandem.apps.cli.board import LineBoard
+from tandem.apps.cli.display import LineDisplay
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.supervisor import Supervisor
 from tandem.apps.cli.up import cleaning_up
@@ -48,7 +48,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True)
-class Running:
+class ExistingEndpoint:
     """An endpoint; without a model, the first it lists."""
 
     name: str
@@ -75,7 +75,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Started:
+class LaunchedService:
     """A service that is started for the comparison, and stopped after it."""
 
     name: str
@@ -97,7 +97,7 @@ class Started:
             return await work(platform.target, service.model_name)
 
         with cleaning_up(platform):
-            return await platform.run(LineBoard(lambda line: say(f"{self.name}: {line}")), serve)
+            return await platform.run(LineDisplay(lambda line: say(f"{self.name}: {line}")), serve)
 
     def directory(self) -> ModelDirectory | None:
         if self.service.spec.engine.type == "simulated":

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.vllm.connector.orders import StepOrders
-from tandem.engine.vllm.connector.vllm_rank import open_worker
-from tandem.engine.vllm.connector.vllm_scheduler import SchedulerSide
-from tandem.engine.vllm.connector.vllm_worker import WorkerSide
+from tandem.engine.vllm.connector.rank_config import open_worker
+from tandem.engine.vllm.connector.scheduler_side import TandemConnectorScheduler
+from tandem.engine.vllm.connector.worker_side import TandemConnectorWorker
 from tandem.engine.vllm.internals import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ class TandemConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self._scheduler: TandemConnectorScheduler | None = None
+        self._worker: TandemConnectorWorker | None = None
         if role == KVConnectorRole.SCHEDULER:
             cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
             # On a CPU vLLM turns both off for latents: a chunk there does not attend to what was before it.
             whole = not (cache.enable_prefix_caching or scheduler.enable_chunked_prefill)
-            self._scheduler = SchedulerSide(cache.block_size, whole=whole)
+            self._scheduler = TandemConnectorScheduler(cache.block_size, whole=whole)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -56,7 +56,7 @@ class TandemConnector(KVConnectorBase_V1):
         return False
 
     @property
-    def _scheduling(self) -> SchedulerSide:
+    def _scheduling(self) -> TandemConnectorScheduler:
         assert self._scheduler is not None, "the scheduler's role was asked of a worker"
         return self._scheduler
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
-from benchmarks.fleet.idle_reservations import Room, Shortage, giving_way
-from benchmarks.fleet.job import Job
+from benchmarks.fleet.idle_reservations import FreeCapacity, Shortage, preempted_handoffs
 from benchmarks.fleet.queueing import Waiting
 from benchmarks.fleet.router import Knowledge
 from benchmarks.fleet.step_time import StepTime
+from benchmarks.fleet.worker_request import WorkerRequest
 from benchmarks.fleet.worker_settings import WorkerSettings
 from benchmarks.fleet.workload import Request, Stage, Workload
 from tandem.engine.scheduler.step_rules import order_of
@@ -43,8 +43,8 @@ def request(number: int, tokens: int, output: int, at_s: float = 0.0, priority: 
     return Request(number, at_s, blocks, BLOCK, tokens, output, output, priority=priority)
 
 
-def job(number: int, *, prefill_only: bool = False, handed_over: bool = False, bring: int = 0) -> Job:
-    made = Job(request(number, 100, 5), prefill_only=prefill_only, handed_over=handed_over)
+def job(number: int, *, prefill_only: bool = False, handed_over: bool = False, bring: int = 0) -> WorkerRequest:
+    made = WorkerRequest(request(number, 100, 5), prefill_only=prefill_only, handed_over=handed_over)
     made.order, made.bring = order_of(0, number), bring
     return made
 
@@ -81,7 +81,7 @@ def test_a_hand_over_reserves_its_room_while_another_prompt_has_all_the_budget()
     reserved: list[float] = []
 
     class Watching(Fleet):
-        def reserved(self, job: Job, now: float) -> None:
+        def reserved(self, job: WorkerRequest, now: float) -> None:
             reserved.append(now)
             super().reserved(job, now)
 
@@ -156,10 +156,10 @@ def test_idle_reservations_make_room_for_who_is_ready_and_after_a_while_for_anyb
     idle, other, ready = job(1, handed_over=True), job(5, handed_over=True), job(6, handed_over=True)
     ready.ready = True
     idle.private = 100
-    free = Room(10, 5)
+    free = FreeCapacity(10, 5)
 
-    def given_way(waiting: Job, now: float, wanted: int = 90) -> list[Job]:
-        return giving_way([idle], Shortage(waiting, wanted), free, 2.0, now, lambda job: job.private)
+    def given_way(waiting: WorkerRequest, now: float, wanted: int = 90) -> list[WorkerRequest]:
+        return preempted_handoffs([idle], Shortage(waiting, wanted), free, 2.0, now, lambda job: job.private)
 
     assert given_way(other, 1.0) == []
     assert given_way(ready, 1.0) == [idle]

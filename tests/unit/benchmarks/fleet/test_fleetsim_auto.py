@@ -13,7 +13,7 @@ from benchmarks.fleet.goodput import Window, judge
 from benchmarks.fleet.ours import ours
 from benchmarks.fleet.scenarios import generated, sessions
 from benchmarks.fleet.workload import Request, Workload
-from router.split.values import Outlook, Seen, Split, Standing, WorkTimes
+from router.split.values import ObservedRequest, Outlook, Split, WorkerStatus, WorkTimes
 from tandem.core.slo import Slo
 
 SLO = Slo(2.0, 0.05)
@@ -34,14 +34,14 @@ class Scripted:
         self.split = Split(frozenset(), None, "at first")
         self.moves = 0
         self.outlooks: tuple[Outlook, ...] = ()
-        self.told: list[Seen] = []
+        self.told: list[ObservedRequest] = []
         self.answers: list[float] = []
         self.ended: dict[bool, int] = {True: 0, False: 0}
         self.times: list[WorkTimes] = []
-        self.standings: list[Sequence[Standing]] = []
+        self.standings: list[Sequence[WorkerStatus]] = []
         self.looked_s: list[float] = []
 
-    def seen(self, request: Seen) -> None:
+    def seen(self, request: ObservedRequest) -> None:
         self.told.append(request)
 
     @property
@@ -58,7 +58,7 @@ class Scripted:
         self.answers.append(tokens)
 
     def look(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+        self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]:
         assert slo == SLO
         self.looked_s.append(now)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.fleet.figures import quantile
+from benchmarks.fleet.metrics import quantile
 from benchmarks.fleet.pool import Pool
 from benchmarks.fleet.rates import Rates
 from benchmarks.fleet.step_time import StepTime, attended

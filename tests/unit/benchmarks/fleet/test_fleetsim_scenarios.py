@@ -10,15 +10,15 @@ import pytest
 from benchmarks import routing_judge as judge
 from benchmarks import routing_tasks
 from benchmarks.fleet.contenders import EQUAL_TERMS, OURS
-from benchmarks.fleet.figures import RunFigures, StageFigures
 from benchmarks.fleet.fleet import DeciderOf, FleetSettings, simulate
 from benchmarks.fleet.goodput import Judged, Quantiles
+from benchmarks.fleet.metrics import RunMetrics, StageMetrics
 from benchmarks.fleet.ours import ours
 from benchmarks.fleet.peers.catalogue import PEERS
 from benchmarks.fleet.scenarios import conversation, decode_bound, ladder
 from benchmarks.fleet.workload import Request, Workload
 from benchmarks.routing_report import by_rate, goodput, goodput_lines, overview, write_json
-from benchmarks.routing_tasks import SCENARIOS, Outcome, Task, carry_out
+from benchmarks.routing_tasks import SCENARIOS, RoutingTask, RunOutcome, carry_out
 from tandem.engine.simulated.presets import preset
 
 
@@ -67,14 +67,14 @@ def test_the_bench_plays_every_ladder_with_its_own_stages(
     """What is played is caught before it is simulated."""
     played: list[list[float]] = []
 
-    def caught(settings: FleetSettings, decider: DeciderOf, workload: Workload) -> RunFigures:
+    def caught(settings: FleetSettings, decider: DeciderOf, workload: Workload) -> RunMetrics:
         played.append([stage.rate for stage in workload.stages if not stage.warm_up])
         raise InterruptedError
 
     monkeypatch.setattr(routing_tasks, "simulate", caught)
     for quick in (False, True):
         with pytest.raises(InterruptedError):
-            carry_out(Task(shape.name, "random", 0, Path(), quick))
+            carry_out(RoutingTask(shape.name, "random", 0, Path(), quick))
     whole, quick_rates = played
     assert whole == [rate for rate, _ in shape.stages]
     assert quick_rates == [rate for rate in whole if rate in (15.0, 20.0, 40.0, 60.0)]
@@ -135,10 +135,10 @@ def test_the_decode_bound_mix_is_short_in_and_long_out() -> None:
 # ---- the bars ----
 
 
-def run(tokens: float, wait_s: float, seed: int = 0, **more: float) -> Outcome:
+def run(tokens: float, wait_s: float, seed: int = 0, **more: float) -> RunOutcome:
     """Two stages, at rates 15 and 20."""
-    stage = StageFigures(15.0, 9, tokens, tokens, wait_s, wait_s, wait_s, wait_s, 0.02, more.get("end_s", 10.0), 30.0)
-    figures = RunFigures(
+    stage = StageMetrics(15.0, 9, tokens, tokens, wait_s, wait_s, wait_s, wait_s, 0.02, more.get("end_s", 10.0), 30.0)
+    figures = RunMetrics(
         stages=(stage, replace(stage, rate=20.0)),
         hit_ratio=more.get("hit_ratio", 0.3),
         imbalance=more.get("imbalance", 1.1),
@@ -157,7 +157,9 @@ def run(tokens: float, wait_s: float, seed: int = 0, **more: float) -> Outcome:
     judged = Judged(
         10, 9, int(met), met / 30, tokens, times, Quantiles(0.02, 0.03, 0.04), Quantiles(0.02, 0.03, 0.04), ()
     )
-    return Outcome(Task("x", "", seed, Path(), False), figures, 1.0, (judged, replace(judged, met=int(met) // 2)))
+    return RunOutcome(
+        RoutingTask("x", "", seed, Path(), False), figures, 1.0, (judged, replace(judged, met=int(met) // 2))
+    )
 
 
 def found(tokens: float, wait_s: float, **more: float) -> judge.Medians:
@@ -272,7 +274,7 @@ def test_goodput_is_told_beside_the_best_peer_by_seed(tmp_path: Path) -> None:
 
 
 def test_a_run_is_judged_stage_by_stage_and_warm_ups_are_not() -> None:
-    outcome = carry_out(Task("decode-bound", "least loaded", 0, Path(), True))
+    outcome = carry_out(RoutingTask("decode-bound", "least loaded", 0, Path(), True))
     assert len(outcome.goodput) == len(outcome.figures.stages)
     for stage, judged in zip(outcome.figures.stages, outcome.goodput, strict=True):
         assert judged.offered == judged.ended == stage.requests

@@ -7,14 +7,14 @@ from functools import partial
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fleet.job import Job
 from benchmarks.fleet.step_time import StepTime
 from benchmarks.fleet.worker import Worker
+from benchmarks.fleet.worker_request import WorkerRequest
 from benchmarks.fleet.worker_settings import WorkerSettings
 from benchmarks.fleet.workload import Request
 from tandem.core.kv import RootIdentity, pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import Work
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.step_model import PromptCost, StepLoad, StepTimeModel
 from tandem.engine.settings import SchedulerSettings
@@ -53,8 +53,10 @@ def planned(bounds: SchedulerSettings, asked: Sequence[Asked]) -> list[Chunks]:
         for number, (step_number, prompt, output) in enumerate(asked):
             if step_number == at:
                 tokens = pack_tokens([300 + number] * prompt)
-                branches, stopping = (Branch(0, 1),), Stopping(output, ignore_eos=True)
-                scheduler.submit(Work(number, "local", tokens, branches, Sampling(), stopping, ROOT, 1e9), float(at))
+                branches, stopping = (ChildRequest(0, 1),), Stopping(output, ignore_eos=True)
+                scheduler.submit(
+                    EngineRequest(number, "local", tokens, branches, Sampling(), stopping, ROOT, 1e9), float(at)
+                )
         step, _ = scheduler.plan(float(at))
         assert step is not None
         told.append([(row.start, row.count) for row in step.rows])
@@ -65,13 +67,13 @@ def planned(bounds: SchedulerSettings, asked: Sequence[Asked]) -> list[Chunks]:
 class Nobody:
     """Hears what a worker tells."""
 
-    def first_token(self, job: Job, now: float) -> None: ...
+    def first_token(self, job: WorkerRequest, now: float) -> None: ...
 
-    def finished(self, job: Job, now: float) -> None: ...
+    def finished(self, job: WorkerRequest, now: float) -> None: ...
 
-    def reserved(self, job: Job, now: float) -> None: ...
+    def reserved(self, job: WorkerRequest, now: float) -> None: ...
 
-    def withdrawn(self, job: Job, now: float) -> None: ...
+    def withdrawn(self, job: WorkerRequest, now: float) -> None: ...
 
     def blocks(
         self, worker: int, tier: str, stored: tuple[int, ...], removed: tuple[int, ...], now: float
@@ -97,7 +99,7 @@ def simulated(of_worker: WorkerSettings, asked: Sequence[Asked]) -> list[Chunks]
                 size = of_worker.block_tokens
                 blocks = tuple(number << 20 | place for place in range(-(-prompt // size)))
                 request = Request(number, now, blocks, size, prompt, output, output)
-                worker.submit(Job(request, prefill_only=False, handed_over=False), now)
+                worker.submit(WorkerRequest(request, prefill_only=False, handed_over=False), now)
         if at:
             worker.advance()
         chunks = worker._planned[0].chunks if worker._planned else []

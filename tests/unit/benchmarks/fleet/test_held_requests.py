@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fleet.adapters import AdapterSettings
-from benchmarks.fleet.figures import quantile
 from benchmarks.fleet.fleet import Fleet
 from benchmarks.fleet.gaps import Gaps
+from benchmarks.fleet.metrics import quantile
 from benchmarks.fleet.ours import OursDecider, OursSettings
 from benchmarks.fleet.peers.catalogue import peer
 from benchmarks.fleet.router import Knowledge

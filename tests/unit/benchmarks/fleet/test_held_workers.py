@@ -7,8 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.fleet.figures import quantile
 from benchmarks.fleet.fleet import FleetSettings
+from benchmarks.fleet.metrics import quantile
 from benchmarks.fleet.routers import several
 from benchmarks.fleet.workload import Request
 from tests.worlds.held_cells import CHATS, Played, attained, play, requests_of, router, workers

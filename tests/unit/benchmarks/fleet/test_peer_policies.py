@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.fleet.fleet import Fleet, FleetSettings, roles
-from benchmarks.fleet.peers.ask import Peer, PeerAsk, PoolFacts, Seen
 from benchmarks.fleet.peers.blind import LeastLoaded, Random, RoundRobin
 from benchmarks.fleet.peers.catalogue import CURRENT, PEERS, current, peer
 from benchmarks.fleet.peers.decider import PeerDecider
@@ -13,6 +12,7 @@ from benchmarks.fleet.peers.dynamo import DynamoDecode, DynamoKv, DynamoPrefill,
 from benchmarks.fleet.peers.hashing import HashBlock
 from benchmarks.fleet.peers.llm_d import Approximate, Precise, Scored, TierWeights, Weights, best, queue_scores
 from benchmarks.fleet.peers.llm_d_current import AffinitySettings, AffinityThenLoad, kept, token_load_score
+from benchmarks.fleet.peers.policy import CandidateView, Peer, PeerContext, PoolFacts
 from benchmarks.fleet.peers.sglang import CacheAware, CacheAwareSettings
 from benchmarks.fleet.peers.vllm_router import KvAware, LongestPrefix
 from benchmarks.fleet.step_time import StepTime
@@ -23,12 +23,14 @@ from tandem.core.entropy import SeededEntropy
 BLOCK = 16
 
 
-def ask(blocks: Sequence[int], seen: Sequence[Seen], number: int = 0, now: float = 0.0, tail: int = 0) -> PeerAsk:
-    return PeerAsk(number, blocks, BLOCK, BLOCK * len(blocks) - tail, seen, now)
+def ask(
+    blocks: Sequence[int], seen: Sequence[CandidateView], number: int = 0, now: float = 0.0, tail: int = 0
+) -> PeerContext:
+    return PeerContext(number, blocks, BLOCK, BLOCK * len(blocks) - tail, seen, now)
 
 
-def loads(*in_flight: int) -> list[Seen]:
-    return [Seen(in_flight=each) for each in in_flight]
+def loads(*in_flight: int) -> list[CandidateView]:
+    return [CandidateView(in_flight=each) for each in in_flight]
 
 
 def entropy() -> SeededEntropy:
@@ -111,10 +113,10 @@ def test_dynamo_lower_tiers_count_less_and_requests_by_their_weight() -> None:
 
 def test_dynamo_counts_blocks_of_its_own_requests_once_and_only_while_they_run() -> None:
     policy = DynamoKv(2, entropy())
-    seen = [Seen(hbm=2 * BLOCK), Seen()]
+    seen = [CandidateView(hbm=2 * BLOCK), CandidateView()]
     assert policy.choose(ask((1, 2, 3, 4), seen, number=1)) == 0
     assert policy.choose(ask((1, 2, 3, 4), seen, number=2)) == 0, "shared blocks are in use already"
-    assert policy.choose(ask((5, 6, 7), [Seen(), Seen()], number=3)) == 1, "4 + 3 blocks against 3"
+    assert policy.choose(ask((5, 6, 7), [CandidateView(), CandidateView()], number=3)) == 1, "4 + 3 blocks against 3"
     policy.finished(1, 0)
     policy.finished(2, 0)
     policy.finished(3, 1)
@@ -124,21 +126,29 @@ def test_dynamo_counts_blocks_of_its_own_requests_once_and_only_while_they_run()
 def test_dynamo_prefill_backlog_counts_against_a_cached_prefix() -> None:
     prompt = tuple(range(10))
     policy = DynamoKv(2, entropy())
-    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK, prefill_tokens=7 * BLOCK), Seen()], number=1)) == 0
+    assert (
+        policy.choose(
+            ask(prompt, [CandidateView(hbm=8 * BLOCK, prefill_tokens=7 * BLOCK), CandidateView()], number=1)
+        )
+        == 0
+    )
     fresh = DynamoKv(2, entropy())
-    assert fresh.choose(ask(prompt, [Seen(hbm=8 * BLOCK, prefill_tokens=9 * BLOCK), Seen()], number=1)) == 1
+    assert (
+        fresh.choose(ask(prompt, [CandidateView(hbm=8 * BLOCK, prefill_tokens=9 * BLOCK), CandidateView()], number=1))
+        == 1
+    )
 
 
 def test_dynamo_workers_that_only_decode_are_chosen_by_load() -> None:
     policy = DynamoDecode(2, entropy())
-    first = policy.choose(ask((1, 2, 3), [Seen(), Seen()], number=1))
-    other = [Seen(hbm=2 * BLOCK), Seen(hbm=2 * BLOCK)]
+    first = policy.choose(ask((1, 2, 3), [CandidateView(), CandidateView()], number=1))
+    other = [CandidateView(hbm=2 * BLOCK), CandidateView(hbm=2 * BLOCK)]
     assert policy.choose(ask((7, 8), other, number=2)) == 1 - first
 
 
 def test_dynamo_workers_that_only_decode_share_no_blocks_and_give_no_credit() -> None:
     policy = DynamoDecode(2, entropy())
-    cached = [Seen(hbm=4 * BLOCK), Seen()]
+    cached = [CandidateView(hbm=4 * BLOCK), CandidateView()]
     first = policy.choose(ask((1, 2, 3, 4), cached, number=1))
     assert policy.choose(ask((1, 2, 3, 4), cached, number=2)) == 1 - first, "8 blocks against 4"
     assert policy.choose(ask((1,), cached, number=3)) in (0, 1)
@@ -152,10 +162,17 @@ def test_dynamo_prefill_workers_are_chosen_by_prompts_alone() -> None:
     prompt = tuple(range(10))
     policy = DynamoPrefill(entropy())
     # 7 + 10 - 8 against 10; 9 + 10 - 8 against 10. What runs there does not count.
-    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK, prefill_tokens=7 * BLOCK, in_flight=99), Seen()])) == 0
-    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK, prefill_tokens=9 * BLOCK), Seen()])) == 1
-    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK), Seen()])) == 0
-    assert policy.choose(ask(prompt, [Seen(hbm=8 * BLOCK), Seen()])) == 0, "the first one's blocks are not tracked"
+    assert (
+        policy.choose(
+            ask(prompt, [CandidateView(hbm=8 * BLOCK, prefill_tokens=7 * BLOCK, in_flight=99), CandidateView()])
+        )
+        == 0
+    )
+    assert policy.choose(ask(prompt, [CandidateView(hbm=8 * BLOCK, prefill_tokens=9 * BLOCK), CandidateView()])) == 1
+    assert policy.choose(ask(prompt, [CandidateView(hbm=8 * BLOCK), CandidateView()])) == 0
+    assert policy.choose(ask(prompt, [CandidateView(hbm=8 * BLOCK), CandidateView()])) == 0, (
+        "the first one's blocks are not tracked"
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,17 +200,17 @@ def test_dynamo_conditional_disaggregation_peeks_by_the_whole_formula_and_decode
     policy = DynamoDecode(2, entropy(), conditional=True)
     prompt = tuple(range(200))
     # Peeked: 200 - 150 + 200 blocks against 200 + 200. 50 blocks, a quarter of the prompt, are computed there.
-    warm = ask(prompt, [Seen(hbm=150 * BLOCK), Seen()], number=1)
+    warm = ask(prompt, [CandidateView(hbm=150 * BLOCK), CandidateView()], number=1)
     assert policy.choose(warm) == 0
     assert policy.local(warm, 0)
     # 80 of 200 blocks leave 1,920 tokens, .6 of it.
     fresh = DynamoDecode(2, entropy(), conditional=True)
-    cool = ask(prompt, [Seen(hbm=80 * BLOCK), Seen()], number=2)
+    cool = ask(prompt, [CandidateView(hbm=80 * BLOCK), CandidateView()], number=2)
     assert (fresh.choose(cool), fresh.local(cool, 0)) == (0, True)
     # 40 leave 2,560: computed apart. To decode: 200 - 40 blocks against 200, then 400 - 40 against 200.
     fresh = DynamoDecode(2, entropy(), conditional=True)
     for number, chosen in ((3, 0), (4, 1)):
-        cold = ask(prompt, [Seen(hbm=40 * BLOCK), Seen()], number=number)
+        cold = ask(prompt, [CandidateView(hbm=40 * BLOCK), CandidateView()], number=number)
         assert (fresh.choose(cold), fresh.local(cold, chosen)) == (chosen, False)
 
 
@@ -202,29 +219,31 @@ def test_dynamo_conditional_disaggregation_peeks_by_the_whole_formula_and_decode
 
 def test_vllm_kv_aware_the_least_tokens_to_compute_win_credits_by_tier() -> None:
     policy = KvAware(entropy())
-    assert policy.cost(1000, Seen()) == 1000
-    assert policy.cost(1000, Seen(hbm=500)) == 500
-    assert policy.cost(1000, Seen(dram=500)) == 600
-    assert policy.cost(1000, Seen(nvme=500)) == 850
-    assert policy.cost(1000, Seen(hbm=100, dram=100, nvme=100, prefill_tokens=300)) == 1300 - 100 - 80 - 30
+    assert policy.cost(1000, CandidateView()) == 1000
+    assert policy.cost(1000, CandidateView(hbm=500)) == 500
+    assert policy.cost(1000, CandidateView(dram=500)) == 600
+    assert policy.cost(1000, CandidateView(nvme=500)) == 850
+    assert policy.cost(1000, CandidateView(hbm=100, dram=100, nvme=100, prefill_tokens=300)) == 1300 - 100 - 80 - 30
     prompt = tuple(range(10))
-    assert policy.choose(ask(prompt, [Seen(hbm=64), Seen(dram=96)])) == 1
-    assert policy.choose(ask(prompt, [Seen(hbm=64), Seen(dram=64)])) == 0
+    assert policy.choose(ask(prompt, [CandidateView(hbm=64), CandidateView(dram=96)])) == 1
+    assert policy.choose(ask(prompt, [CandidateView(hbm=64), CandidateView(dram=64)])) == 0
 
 
 def test_vllm_kv_aware_without_evidence_goes_by_load_alone() -> None:
     policy = KvAware(entropy())
-    assert policy.choose(ask((1, 2), [Seen(prefill_tokens=10), Seen(prefill_tokens=20)])) == 0
+    assert policy.choose(ask((1, 2), [CandidateView(prefill_tokens=10), CandidateView(prefill_tokens=20)])) == 0
     assert policy.choose(ask((1, 2), loads(3, 2, 4))) == 1
 
 
 def test_vllm_longest_prefix_wins_whatever_waits_there() -> None:
     policy = LongestPrefix(speculative_s=0.0)
     prompt = (1, 2, 3, 4)
-    busy = Seen(hbm=2 * BLOCK, in_flight=500, prefill_tokens=100_000)
-    assert policy.choose(ask(prompt, [busy, Seen(hbm=BLOCK), Seen()])) == 0
-    assert policy.choose(ask(prompt, [busy, Seen(dram=3 * BLOCK), Seen()])) == 1
-    assert policy.choose(ask(prompt, [Seen(hbm=BLOCK), Seen(hbm=BLOCK), Seen()])) == 1, "the last of equals"
+    busy = CandidateView(hbm=2 * BLOCK, in_flight=500, prefill_tokens=100_000)
+    assert policy.choose(ask(prompt, [busy, CandidateView(hbm=BLOCK), CandidateView()])) == 0
+    assert policy.choose(ask(prompt, [busy, CandidateView(dram=3 * BLOCK), CandidateView()])) == 1
+    assert policy.choose(ask(prompt, [CandidateView(hbm=BLOCK), CandidateView(hbm=BLOCK), CandidateView()])) == 1, (
+        "the last of equals"
+    )
     assert policy.choose(ask(prompt, [*loads(3, 1, 1)])) == 1, "nobody has any: the first of the least loaded"
 
 
@@ -234,7 +253,7 @@ def test_vllm_longest_prefix_takes_what_it_sent_for_cached_for_two_seconds() -> 
     assert policy.choose(ask(prompt, loads(0, 1), now=0.0)) == 0
     assert policy.choose(ask(prompt, loads(9, 0), now=1.9)) == 0
     assert policy.choose(ask(prompt, loads(9, 0), now=2.1)) == 1, "nothing was lacking the second time"
-    assert policy.choose(ask((*prompt, 5), [Seen(hbm=4 * BLOCK), Seen()], now=3.0)) == 1, (
+    assert policy.choose(ask((*prompt, 5), [CandidateView(hbm=4 * BLOCK), CandidateView()], now=3.0)) == 1, (
         "4 told and 4 sent: the last"
     )
 
@@ -256,43 +275,49 @@ def test_llm_d_prefix_weighs_twice_the_queue() -> None:
     policy = Precise(entropy(), Weights(2, 1, 0), speculative_s=0.0)
     prompt = tuple(range(10))
     # 2 * .6 + 0 against 2 * 0 + 1; then 2 * .4 + 0 against 1.
-    assert policy.choose(ask(prompt, [Seen(hbm=6 * BLOCK, waiting=9), Seen()])) == 0
-    assert policy.choose(ask(prompt, [Seen(hbm=4 * BLOCK, waiting=9), Seen()])) == 1
+    assert policy.choose(ask(prompt, [CandidateView(hbm=6 * BLOCK, waiting=9), CandidateView()])) == 0
+    assert policy.choose(ask(prompt, [CandidateView(hbm=4 * BLOCK, waiting=9), CandidateView()])) == 1
 
 
 def test_llm_d_a_full_pool_counts_against_a_worker() -> None:
     policy = Precise(entropy(), Weights(3, 1, 1), speculative_s=0.0)
     prompt = tuple(range(10))
-    assert policy.choose(ask(prompt, [Seen(hbm=2 * BLOCK, kv_usage=0.5), Seen(kv_usage=0.0)])) == 0
-    assert policy.choose(ask(prompt, [Seen(hbm=2 * BLOCK, kv_usage=0.9), Seen(kv_usage=0.1)])) == 1
+    assert policy.choose(ask(prompt, [CandidateView(hbm=2 * BLOCK, kv_usage=0.5), CandidateView(kv_usage=0.0)])) == 0
+    assert policy.choose(ask(prompt, [CandidateView(hbm=2 * BLOCK, kv_usage=0.9), CandidateView(kv_usage=0.1)])) == 1
     load_only = Scored(entropy(), Weights(0, 1, 1))
-    assert load_only.choose(ask(prompt, [Seen(hbm=160, kv_usage=0.2), Seen(kv_usage=0.1)])) == 1
+    assert load_only.choose(ask(prompt, [CandidateView(hbm=160, kv_usage=0.2), CandidateView(kv_usage=0.1)])) == 1
 
 
 def test_llm_d_what_was_just_routed_counts_as_cached_for_two_seconds() -> None:
     policy = Precise(entropy(), Weights(2, 1, 0))
     prompt = tuple(range(4))
-    first = policy.choose(ask(prompt, [Seen(), Seen()], now=0.0))
-    assert list(policy.prefix_scores(ask(prompt, [Seen(), Seen()], now=1.9)))[first] == 1.0
-    assert list(policy.prefix_scores(ask(prompt, [Seen(), Seen()], now=2.1))) == [0.0, 0.0]
-    policy.choose(ask(prompt, [Seen(), Seen()], now=10.0))
-    longer = policy.prefix_scores(ask((*prompt, 8), [Seen(hbm=2 * BLOCK), Seen(hbm=2 * BLOCK)], now=10.5))
+    first = policy.choose(ask(prompt, [CandidateView(), CandidateView()], now=0.0))
+    assert list(policy.prefix_scores(ask(prompt, [CandidateView(), CandidateView()], now=1.9)))[first] == 1.0
+    assert list(policy.prefix_scores(ask(prompt, [CandidateView(), CandidateView()], now=2.1))) == [0.0, 0.0]
+    policy.choose(ask(prompt, [CandidateView(), CandidateView()], now=10.0))
+    longer = policy.prefix_scores(
+        ask((*prompt, 8), [CandidateView(hbm=2 * BLOCK), CandidateView(hbm=2 * BLOCK)], now=10.5)
+    )
     assert sorted(longer) == [0.4, 0.8]
 
 
 def test_llm_d_approximate_sees_the_head_only_and_forgets_the_oldest() -> None:
     weights = Weights(1, 0, 0)
     policy = Approximate(2, entropy(), weights, match_tokens_max=2 * BLOCK, lru_tokens=3 * BLOCK)
-    chosen = policy.choose(ask((1, 2, 3, 4), [Seen(), Seen()]))
-    assert list(policy.prefix_scores(ask((1, 2, 8, 9), [Seen(), Seen()])))[chosen] == 1.0
-    policy.routed(ask((5, 6), [Seen(), Seen()]), chosen)
-    assert list(policy.prefix_scores(ask((1, 2), [Seen(), Seen()])))[chosen] == 0.0
-    assert list(policy.prefix_scores(ask((5, 6), [Seen(), Seen()])))[chosen] == 1.0
+    chosen = policy.choose(ask((1, 2, 3, 4), [CandidateView(), CandidateView()]))
+    assert list(policy.prefix_scores(ask((1, 2, 8, 9), [CandidateView(), CandidateView()])))[chosen] == 1.0
+    policy.routed(ask((5, 6), [CandidateView(), CandidateView()]), chosen)
+    assert list(policy.prefix_scores(ask((1, 2), [CandidateView(), CandidateView()])))[chosen] == 0.0
+    assert list(policy.prefix_scores(ask((5, 6), [CandidateView(), CandidateView()])))[chosen] == 1.0
 
 
 def test_llm_d_blocks_count_by_their_tier() -> None:
     prompt = tuple(range(10))
-    seen = [Seen(hbm=2 * BLOCK, dram=5 * BLOCK), Seen(hbm=2 * BLOCK, dram=5 * BLOCK, nvme=BLOCK), Seen()]
+    seen = [
+        CandidateView(hbm=2 * BLOCK, dram=5 * BLOCK),
+        CandidateView(hbm=2 * BLOCK, dram=5 * BLOCK, nvme=BLOCK),
+        CandidateView(),
+    ]
     policy = Precise(entropy(), Weights(), 0.0, TierWeights())
     # (2 + .8 * 5) / 10; a tier that has no weight counts whole.
     assert list(policy.prefix_scores(ask(prompt, seen))) == pytest.approx([0.6, 0.7, 0.0])
@@ -303,11 +328,11 @@ def test_llm_d_blocks_count_by_their_tier() -> None:
 def test_llm_d_what_was_just_routed_counts_as_in_the_pool() -> None:
     policy = Precise(entropy(), Weights(3, 2, 2), 2.0, TierWeights())
     prompt = tuple(range(10))
-    assert policy.choose(ask(prompt[:4], [Seen(dram=4 * BLOCK), Seen()], now=0.0)) == 0
+    assert policy.choose(ask(prompt[:4], [CandidateView(dram=4 * BLOCK), CandidateView()], now=0.0)) == 0
     # 4 blocks in the pool soon, 2 in DRAM; and 6 in DRAM, one of them cut short by the prompt's end.
-    both = [Seen(dram=6 * BLOCK), Seen(dram=6 * BLOCK)]
+    both = [CandidateView(dram=6 * BLOCK), CandidateView(dram=6 * BLOCK)]
     assert list(policy.prefix_scores(ask(prompt, both, now=1.0))) == pytest.approx([0.56, 0.48])
-    short = ask(prompt[:6], [Seen(dram=6 * BLOCK - 8), Seen(dram=6 * BLOCK - 8)], now=1.0, tail=8)
+    short = ask(prompt[:6], [CandidateView(dram=6 * BLOCK - 8), CandidateView(dram=6 * BLOCK - 8)], now=1.0, tail=8)
     assert list(policy.prefix_scores(short)) == pytest.approx([(4 + 0.8 * 1.5) / 5.5, 0.8])
 
 
@@ -337,17 +362,17 @@ def test_llm_d_token_load_is_a_share_of_four_mebitokens() -> None:
 
 def test_llm_d_of_those_that_are_left_the_one_with_least_to_compute_wins() -> None:
     policy = AffinityThenLoad(2, Precise(entropy(), Weights(), 0.0), entropy())
-    cold, half = [Seen(), Seen()], [Seen(hbm=5 * BLOCK), Seen()]
+    cold, half = [CandidateView(), CandidateView()], [CandidateView(hbm=5 * BLOCK), CandidateView()]
     first = policy.choose(ask(tuple(range(10)), cold, number=1))
     assert policy.choose(ask(tuple(range(10, 18)), cold, number=2)) == 1 - first, "160 in flight"
     # 160 in flight on one, 128 on the other. 9 of 10 blocks: to whom has them, whatever waits there.
-    warm = [Seen(), Seen()]
-    warm[first] = Seen(hbm=9 * BLOCK)
+    warm = [CandidateView(), CandidateView()]
+    warm[first] = CandidateView(hbm=9 * BLOCK)
     assert policy.choose(ask(tuple(range(10)), warm, number=3)) == first
     assert policy._in_flight[first] == 160 + 16
     # Half of the prompt is not enough to stay: 176 + 80 against 128 + 160; with first tokens 16 + 80 against 160.
-    half = [Seen(), Seen()]
-    half[first] = Seen(hbm=5 * BLOCK)
+    half = [CandidateView(), CandidateView()]
+    half[first] = CandidateView(hbm=5 * BLOCK)
     assert policy.choose(ask(tuple(range(10)), half, number=4)) == first
     assert policy.choose(ask(tuple(range(20, 30)), cold, number=5)) == 1 - first, "256 + 160 against 128 + 160"
     for number, chosen in ((1, first), (2, 1 - first), (3, first), (4, first), (5, 1 - first)):
@@ -435,7 +460,7 @@ def test_todays_peers_are_in_the_catalogue_and_differ_by_layout() -> None:
 
 def test_hashing_keeps_a_prefix_together_and_spreads_others() -> None:
     second = HashBlock(1)
-    seen = [Seen() for _ in range(8)]
+    seen = [CandidateView() for _ in range(8)]
     chosen = [second.choose(ask((0, family, number), seen)) for family in range(40) for number in (100, 200)]
     assert chosen[::2] == chosen[1::2]
     assert len(set(chosen)) > 5
@@ -444,8 +469,8 @@ def test_hashing_keeps_a_prefix_together_and_spreads_others() -> None:
 
 
 def test_hashing_moves_only_what_a_new_worker_wins() -> None:
-    before = [HashBlock(0).choose(ask((key,), [Seen()] * 7)) for key in range(200)]
-    after = [HashBlock(0).choose(ask((key,), [Seen()] * 8)) for key in range(200)]
+    before = [HashBlock(0).choose(ask((key,), [CandidateView()] * 7)) for key in range(200)]
+    after = [HashBlock(0).choose(ask((key,), [CandidateView()] * 8)) for key in range(200)]
     moved = [new for old, new in zip(before, after, strict=True) if old != new]
     assert set(moved) == {7}
     assert 10 < len(moved) < 45

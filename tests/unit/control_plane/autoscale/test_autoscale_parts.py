@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.autoscale import PoolLoad, PoolScaling, ServiceLoad
-from control_plane.autoscale.allotment import Share, allot
+from control_plane.autoscale.assignment import Share, assign_workers
 from control_plane.autoscale.coupling import RolePool, rate_in_all
 from control_plane.autoscale.cron import parse
 from control_plane.autoscale.history import Recommended, stabilised
 from control_plane.autoscale.learning import WARM_UP_S, Measured, WorkerSample
-from control_plane.autoscale.need import kv_need
+from control_plane.autoscale.required_replicas import required_for_kv
 from control_plane.autoscale.roles import Scalable
 from control_plane.autoscale.traffic import Mean, Traffic, Trend
 from tandem.core.errors import TandemError
@@ -209,7 +209,7 @@ def test_the_metric_never_asks_for_anything_else(replicas: int, load: float, wan
 @given(st.floats(0, 200), st.lists(st.tuples(st.floats(0.2, 4), st.integers(0, 5), st.integers(5, 20)), min_size=2))
 def test_pools_of_a_role_share_what_it_needs(need: float, sizes: list[tuple[float, int, int]]) -> None:
     shares = [Share(str(number), worth, least, most) for number, (worth, least, most) in enumerate(sizes)]
-    allotted = allot(need, shares)
+    allotted = assign_workers(need, shares)
     carried = sum(allotted[share.name] * share.worth for share in shares)
     room = sum(share.most * share.worth for share in shares)
     assert all(share.least <= allotted[share.name] <= share.most for share in shares)
@@ -228,8 +228,8 @@ def test_who_starts_for_too_long_is_not_counted_on() -> None:
 
 def test_kv_memory_is_to_be_three_quarters_full() -> None:
     """Brim-full pools make sequences wait, and preempt them."""
-    assert kv_need(3.0, 1.0) == pytest.approx(4.0)
-    assert kv_need(3.0, 1.5) == pytest.approx(6.0)
+    assert required_for_kv(3.0, 1.0) == pytest.approx(4.0)
+    assert required_for_kv(3.0, 1.5) == pytest.approx(6.0)
 
 
 def test_a_role_carries_what_its_workers_do_without_the_spares() -> None:

@@ -10,18 +10,18 @@ import yaml
 from control_plane.__main__ import flags
 from control_plane.crds.definitions import definitions
 from control_plane.objects.installation import Installation
+from control_plane.observe.desired_spec import read_desired_spec
 from control_plane.observe.gates import read_gate
 from control_plane.observe.observed import ModelFacts
-from control_plane.observe.pods import WorkerLoad, read_pod
-from control_plane.observe.wishes import read_wish
-from control_plane.operator.applying import fingerprint, holds, signature, signed
+from control_plane.observe.pods import PodLoad, read_pod
+from control_plane.operator.apply_diff import fingerprint, holds, signature, signed
 from control_plane.operator.health import RolloutHealth
 from control_plane.operator.model_facts import ANNOTATION, HubFacts, annotated, facts_of, hub_id
-from control_plane.operator.routers import places_of_pods, places_of_urls
+from control_plane.operator.routers import endpoints_of_pods, endpoints_of_urls
 from control_plane.operator.schema_check import check_schemas
 from control_plane.operator.settings import OperatorSettings
-from control_plane.reconcile.conditions import conditions, saying
-from control_plane.reconcile.fitting import memory_of, misfits, unchecked
+from control_plane.reconcile.capacity_check import memory_of, pools_over_capacity, pools_unchecked
+from control_plane.reconcile.conditions import condition_update, conditions
 from control_plane.rollout import Health
 from tandem.core.errors import TandemError
 from tandem.core.sizing import Shape
@@ -69,33 +69,34 @@ def pools(tensor: int, type_: str, **engine: Any) -> ModelService:
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
     facts = ModelFacts(LLAMA_70B, "bfloat16", 8192)
-    (why,) = misfits(pools(1, "h100-sxm"), facts).values()
+    (why,) = pools_over_capacity(pools(1, "h100-sxm"), facts).values()
     assert "141.11 GB" in why
     assert "hold KV of 0 tokens" in why
-    assert misfits(pools(4, "h100-sxm"), facts) == {}
+    assert pools_over_capacity(pools(4, "h100-sxm"), facts) == {}
 
 
 def test_ranks_have_to_divide_the_heads() -> None:
-    (why,) = misfits(pools(3, "h100-sxm"), ModelFacts(LLAMA_70B)).values()
+    (why,) = pools_over_capacity(pools(3, "h100-sxm"), ModelFacts(LLAMA_70B)).values()
     assert why == "tensor parallelism 3 does not divide the 64 attention heads"
 
 
 def test_what_nobody_knows_is_not_refused() -> None:
-    assert misfits(pools(1, "h100-sxm"), None) == {}
-    assert misfits(pools(1, "something-new"), ModelFacts(LLAMA_70B)) == {}
-    assert misfits(pools(1, "h100-sxm", quantization="unheard-of"), ModelFacts(LLAMA_70B)) == {}
+    assert pools_over_capacity(pools(1, "h100-sxm"), None) == {}
+    assert pools_over_capacity(pools(1, "something-new"), ModelFacts(LLAMA_70B)) == {}
+    assert pools_over_capacity(pools(1, "h100-sxm", quantization="unheard-of"), ModelFacts(LLAMA_70B)) == {}
 
 
 def test_what_is_missing_is_said_instead() -> None:
     service, known = pools(1, "h100-sxm"), ModelFacts(LLAMA_70B)
-    assert unchecked(service, known) == {}
-    assert "config.json" in unchecked(service, None)["all"]
-    assert unchecked(service, ModelFacts(None, unread="it has wings")) == {"all": "it has wings"}
-    assert "accelerator.memory" in unchecked(pools(1, "something-new"), known)["all"]
+    assert pools_unchecked(service, known) == {}
+    assert "config.json" in pools_unchecked(service, None)["all"]
+    assert pools_unchecked(service, ModelFacts(None, unread="it has wings")) == {"all": "it has wings"}
+    assert "accelerator.memory" in pools_unchecked(pools(1, "something-new"), known)["all"]
     assert (
-        "unheard-of" in unchecked(pools(1, "h100-sxm", quantization="unheard-of"), ModelFacts(LLAMA_70B, None))["all"]
+        "unheard-of"
+        in pools_unchecked(pools(1, "h100-sxm", quantization="unheard-of"), ModelFacts(LLAMA_70B, None))["all"]
     )
-    assert misfits(service, ModelFacts(None, unread="it has wings")) == {}
+    assert pools_over_capacity(service, ModelFacts(None, unread="it has wings")) == {}
 
 
 GEMMA_27B = Shape(62, 5376, 32, 16, 128, 21504, 262208, tied_embeddings=True, window=1024, windowed_layers=52)
@@ -103,15 +104,15 @@ GEMMA_27B = Shape(62, 5376, 32, 16, 128, 21504, 262208, tied_embeddings=True, wi
 
 def test_layers_with_a_window_keep_what_lies_in_it() -> None:
     facts = ModelFacts(GEMMA_27B, "bfloat16", 131_072)
-    assert misfits(pools(1, "NVIDIA-H100-80GB-HBM3"), facts) == {}
-    (why,) = misfits(pools(1, "NVIDIA-H100-80GB-HBM3", kvTransfer="always"), facts).values()
+    assert pools_over_capacity(pools(1, "NVIDIA-H100-80GB-HBM3"), facts) == {}
+    (why,) = pools_over_capacity(pools(1, "NVIDIA-H100-80GB-HBM3", kvTransfer="always"), facts).values()
     assert "one sequence of 131072 tokens needs 66.57 GB" in why
 
 
 def test_quantized_weights_are_smaller() -> None:
     facts = ModelFacts(LLAMA_70B, "bfloat16", 8192)
-    assert misfits(pools(2, "h100", quantization="fp8"), facts) == {}
-    assert misfits(pools(1, "h100", quantization="awq"), facts) == {}
+    assert pools_over_capacity(pools(2, "h100", quantization="fp8"), facts) == {}
+    assert pools_over_capacity(pools(1, "h100", quantization="awq"), facts) == {}
 
 
 @pytest.mark.parametrize(
@@ -148,18 +149,18 @@ def test_memory_goes_by_the_type(type_: str, gigabytes: float | None) -> None:
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
-    first = conditions((), [saying("Ready", False, "Progressing", "2 pods")], 1, 100.0)
-    second = conditions(first, [saying("Ready", False, "Paused", "1 pod")], 2, 200.0)
-    third = conditions(second, [saying("Ready", True, "Complete")], 2, 300.0)
+    first = conditions((), [condition_update("Ready", False, "Progressing", "2 pods")], 1, 100.0)
+    second = conditions(first, [condition_update("Ready", False, "Paused", "1 pod")], 2, 200.0)
+    third = conditions(second, [condition_update("Ready", True, "Complete")], 2, 300.0)
     assert second[0].last_transition_time == first[0].last_transition_time
     assert (second[0].reason, second[0].observed_generation) == ("Paused", 2)
     assert third[0].last_transition_time != first[0].last_transition_time
 
 
 def test_a_longer_time_alone_is_not_said_again() -> None:
-    first = conditions((), [saying("Stalled", True, "Late", "nothing for 310 s")], 1, 100.0)
-    assert conditions(first, [saying("Stalled", True, "Late", "nothing for 311 s")], 1, 101.0) == first
-    other = conditions(first, [saying("Stalled", True, "Late", "2 pods for 311 s")], 1, 101.0)
+    first = conditions((), [condition_update("Stalled", True, "Late", "nothing for 310 s")], 1, 100.0)
+    assert conditions(first, [condition_update("Stalled", True, "Late", "nothing for 311 s")], 1, 101.0) == first
+    other = conditions(first, [condition_update("Stalled", True, "Late", "2 pods for 311 s")], 1, 101.0)
     assert other[0].message == "2 pods for 311 s"
 
 
@@ -209,7 +210,7 @@ def test_a_pod_tells_since_when_it_is_ready_or_finds_no_node() -> None:
     assert waiting is not None
     assert waiting.unplaced_s == waiting.created_s + 60
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:02:00Z"}
-    serving = read_pod({"metadata": metadata, "status": {"conditions": [ready]}}, {"p": WorkerLoad(3, 9, 0.5)})
+    serving = read_pod({"metadata": metadata, "status": {"conditions": [ready]}}, {"p": PodLoad(3, 9, 0.5)})
     assert serving is not None
     assert (serving.ready, serving.ready_s, serving.running) == (True, serving.created_s + 120, 3)
     assert read_pod({"metadata": metadata, "status": {"phase": "Failed"}}, {}) is None
@@ -219,10 +220,10 @@ def test_a_pod_tells_since_when_it_is_ready_or_finds_no_node() -> None:
 def test_what_cannot_be_read_is_a_problem_and_no_error() -> None:
     plain = yaml.safe_load(SMALLEST)
     plain["metadata"]["namespace"] = "n"
-    assert read_wish(plain, Installation()).problem is None
-    assert "pools" in (read_wish({**plain, "spec": {}}, Installation()).problem or "")
+    assert read_desired_spec(plain, Installation()).problem is None
+    assert "pools" in (read_desired_spec({**plain, "spec": {}}, Installation()).problem or "")
     plain["status"] = {"conditions": "of a newer control plane"}
-    assert read_wish(plain, Installation()).problem is None
+    assert read_desired_spec(plain, Installation()).problem is None
 
 
 # -- Health ---------------------------------------------------------------------------------------------------------
@@ -344,12 +345,12 @@ def test_flags_are_as_people_write_them() -> None:
 
 
 def test_routers_are_given_or_found() -> None:
-    assert [place.authority for place in places_of_urls(["http://10.0.0.1:8000"]).values()] == ["10.0.0.1:8000"]
+    assert [place.authority for place in endpoints_of_urls(["http://10.0.0.1:8000"]).values()] == ["10.0.0.1:8000"]
     pods = [
         {"metadata": {"name": "r-1"}, "status": {"phase": "Running", "podIP": "10.0.0.2"}},
         {"metadata": {"name": "r-2"}, "status": {"phase": "Pending"}},
     ]
-    found = places_of_pods(pods, 8000, secure=True)
+    found = endpoints_of_pods(pods, 8000, secure=True)
     assert {name: (place.authority, place.secure) for name, place in found.items()} == {
         "r-1": ("10.0.0.2:8000", True)
     }
@@ -379,6 +380,6 @@ async def test_another_schema_is_logged_and_served(caplog: pytest.LogCaptureFixt
 def test_good_services_have_a_revision(name: str) -> None:
     plain = yaml.safe_load(GOOD[name])
     plain["metadata"].setdefault("namespace", "n")
-    wish = read_wish(plain, Installation())
+    wish = read_desired_spec(plain, Installation())
     assert wish.problem is None
     assert len(wish.revision) == 10

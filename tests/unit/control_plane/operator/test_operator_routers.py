@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from control_plane.operator.routers import RouterReports, serving
 from control_plane.reconcile.service_status import HEARD_WITHIN_S
-from control_plane.reports.books import Books
+from control_plane.reports.aggregator import ReportAggregate
 from control_plane.reports.poller import Poller
 from control_plane.reports.wire import read_report
 from tandem.apps.simulation.loop import run
@@ -142,7 +142,7 @@ def test_routers_that_take_requests_tell_to_which_revisions_they_give_them() -> 
         {"service": "llm/chat", "namespace": "llm", "revision": "unknown", "weight": null},
         {"service": "llm/other", "namespace": "llm", "revision": "else", "weight": 1}]}"""
     poller = Poller(dict, LoopClock.__new__(LoopClock))
-    poller.books = Books().round(("a", "b"), {"a": read_report(b"{}", listed)}, 1.0)
+    poller.books = ReportAggregate().round(("a", "b"), {"a": read_report(b"{}", listed)}, 1.0)
     pods = [pod("a"), pod("b"), pod("c", ready=False), pod("d", leaving=True), {"metadata": {"name": "e"}}]
     reports = RouterReports(poller, lambda: sorted(serving(pods)))
     assert reports.routers(("llm", "chat")) == {"a": frozenset({"new"}), "b": frozenset()}

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.operator.applier import Applier
-from control_plane.operator.status_pace import INTERIM_AFTER_S, interim
+from control_plane.operator.status_throttle import INTERIM_AFTER_S, interim
 from control_plane.reconcile import Plan
-from control_plane.reconcile.plan import Note
+from control_plane.reconcile.plan import PlannedEvent
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.metrics import NullMeter
 from tandem.kube.kinds import MODEL_SERVICE, Json, Ref
@@ -121,7 +121,7 @@ def test_an_event_comes_with_the_status_that_it_is_about() -> None:
         applier = Applier(cluster, clock, Recorder(cluster, clock, "t", "t"), NullMeter())
 
         async def look(wanted: Json, sentence: str) -> None:
-            note = Note(obj, "Normal", "Progressing", sentence)
+            note = PlannedEvent(obj, "Normal", "Progressing", sentence)
             (there,) = cluster.objects(MODEL_SERVICE)
             await applier.carry_out(KEY, Plan(statuses=(service(wanted),), notes=(note,)), lambda ref: there)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.reports.books import Books
+from control_plane.reports.aggregator import ReportAggregate
 from control_plane.reports.wire import (
     RevisionCounts,
     RevisionsAnswer,
@@ -65,7 +65,7 @@ EVENTS = st.lists(
 def test_totals_are_what_was_heard_of_every_incarnation(events: list[tuple[str, int, int]]) -> None:
     routers = {f"r{number}": Router(f"i{number}") for number in range(3)}
     listed, all_routers = dict(routers), list(routers.values())
-    books, now, before = Books(), 0.0, dict[tuple[str, str], Health]()
+    books, now, before = ReportAggregate(), 0.0, dict[tuple[str, str], Health]()
     for kind, which, detail in events:
         name, now = f"r{which}", now + 1
         if kind == "serve":
@@ -102,7 +102,7 @@ def gauges(queued: int, incarnation: str = "i") -> RouterReport:
 
 
 def test_a_silent_router_keeps_its_gauges_for_a_while_and_one_that_is_gone_does_not() -> None:
-    books = Books().round(("r0", "r1"), {"r0": gauges(3, "i0"), "r1": gauges(4, "i1")}, 0.0)
+    books = ReportAggregate().round(("r0", "r1"), {"r0": gauges(3, "i0"), "r1": gauges(4, "i1")}, 0.0)
     assert books.demand("llm/a").queued_prompt_tokens == 70
     assert books.complete
     silent = books.round(("r0", "r1"), {"r0": gauges(3, "i0")}, 10.0)
@@ -114,8 +114,8 @@ def test_a_silent_router_keeps_its_gauges_for_a_while_and_one_that_is_gone_does_
     gone = books.round(("r0",), {"r0": gauges(3, "i0")}, 1.0)
     assert gone.demand("llm/a").queued_requests == 3
     assert gone.complete
-    assert not Books().round((), {}, 0.0).complete, "without routers nobody can say that nothing waits"
-    assert not Books().round(("new",), {}, 0.0).complete
+    assert not ReportAggregate().round((), {}, 0.0).complete, "without routers nobody can say that nothing waits"
+    assert not ReportAggregate().round(("new",), {}, 0.0).complete
 
 
 def worker(epoch: str, queued: int, running: int = 1) -> RouterReport:
@@ -124,12 +124,12 @@ def worker(epoch: str, queued: int, running: int = 1) -> RouterReport:
 
 
 def test_a_worker_that_several_routers_see_counts_once() -> None:
-    books = Books().round(("r0", "r1"), {"r0": worker("e", 100), "r1": worker("e", 300)}, 0.0)
+    books = ReportAggregate().round(("r0", "r1"), {"r0": worker("e", 100), "r1": worker("e", 300)}, 0.0)
     load = books.workers()["pod-1"].load
     assert load is not None
     assert load.queued_prompt_tokens == 300
     # One router has not heard of the restart yet: whoever told last is right, however busy the old one was.
-    books = Books().round(("r0", "r1"), {"r0": worker("old", 900)}, 0.0)
+    books = ReportAggregate().round(("r0", "r1"), {"r0": worker("old", 900)}, 0.0)
     books = books.round(("r0", "r1"), {"r1": worker("new", 0, 0)}, 5.0)
     assert books.workers()["pod-1"].epoch == "new"
 
@@ -139,7 +139,7 @@ def test_routers_without_an_incarnation_are_told_apart() -> None:
         name: RouterReport((), RevisionsAnswer("", (RevisionCounts("llm/a", "llm", "v", count, 0, 0),)))
         for name, count in (("r0", 5), ("r1", 9))
     }
-    books = Books().round(reports, reports, 0.0).round(reports, reports, 1.0)
+    books = ReportAggregate().round(reports, reports, 0.0).round(reports, reports, 1.0)
     assert books.health("llm/a", "v") == Health(14, 0, 0)
 
 

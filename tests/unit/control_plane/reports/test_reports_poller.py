@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from control_plane.reports import http_get
-from control_plane.reports.books import Books
-from control_plane.reports.http_get import Place, get
+from control_plane.reports.aggregator import ReportAggregate
+from control_plane.reports.http_get import Endpoint, get
 from control_plane.reports.poller import Poller
 from control_plane.reports.wire import read_report
-from router.dispatch.standings import RevisionListing, ServiceListing, Standings
+from router.dispatch.serving_status import RevisionListing, ServiceListing, ServingStatus
 from router.fleet.listing import LoadListing, WorkerListing
 from tandem.core.errors import TandemError
 from tandem.process.system import SystemClock
@@ -79,7 +79,7 @@ def answers(queued: int) -> dict[str, bytes]:
         output_tokens=900,
         unplaced=0,
     )
-    standings = Standings("list", f"i{queued}", (revision,), (service,))
+    standings = ServingStatus("list", f"i{queued}", (revision,), (service,))
     return {
         "/v1/workers": msgspec.json.encode({"object": "list", "data": [WORKER]}),
         "/v1/revisions": msgspec.json.encode(standings),
@@ -87,7 +87,7 @@ def answers(queued: int) -> dict[str, bytes]:
 
 
 @asynccontextmanager
-async def serving(bodies: dict[str, bytes], tail: str = "", head: str = "HTTP/1.1 200 OK") -> AsyncIterator[Place]:
+async def serving(bodies: dict[str, bytes], tail: str = "", head: str = "HTTP/1.1 200 OK") -> AsyncIterator[Endpoint]:
     """A server of fixed answers; `tail` may be `hang`, `break` or `chunked`."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ async def serving(bodies: dict[str, bytes], tail: str = "", head: str = "HTTP/1.
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
-        yield Place("127.0.0.1", server.sockets[0].getsockname()[1])
+        yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
 
 
 async def test_routers_are_asked_at_once_and_folded() -> None:
@@ -166,16 +166,16 @@ async def test_nobody_there_and_too_much_are_typed(monkeypatch: pytest.MonkeyPat
 
 async def test_a_round_of_nothing_is_a_round() -> None:
     books = await Poller(dict, SystemClock()).poll()
-    assert books == Books(at=books.at)
+    assert books == ReportAggregate(at=books.at)
     assert not books.complete
 
 
 def test_places_and_answers_that_are_none_are_refused() -> None:
-    assert Place.parse("https://[::1]:8000") == Place("::1", 8000, secure=True)
-    assert Place("::1", 8000).authority == "[::1]:8000"
+    assert Endpoint.parse("https://[::1]:8000") == Endpoint("::1", 8000, secure=True)
+    assert Endpoint("::1", 8000).authority == "[::1]:8000"
     for url in ("10.0.0.1:8000", "http://host", "ftp://host:1", "http://host:99999"):
         with pytest.raises(TandemError) as raised:
-            Place.parse(url)
+            Endpoint.parse(url)
         assert raised.value.code == "bad_setting"
     with pytest.raises(TandemError) as raised:
         read_report(b"[]", b"{}")

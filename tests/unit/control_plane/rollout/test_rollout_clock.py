@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.rollout import PoolGoal, Progress, RolloutPlan, RolloutSpec, RolloutState, step
+from control_plane.rollout import PoolTarget, Progress, RolloutPlan, RolloutSpec, RolloutState, step
 from tests.worlds.rollout_world import NEVER_READY, POOLS, RolloutWorld, seen, updating
 
 DEADLINE_S = 300.0
@@ -75,7 +75,7 @@ def test_a_service_that_never_starts_is_said_to_be_late_once_and_then_left_alone
     now: float, again: float | None
 ) -> None:
     """Nothing more comes with time alone: an operator that looks each second only keeps the API server busy."""
-    world = RolloutWorld(RolloutSpec(NEVER_READY, (PoolGoal("decode", 6),), progress_deadline_s=DEADLINE_S))
+    world = RolloutWorld(RolloutSpec(NEVER_READY, (PoolTarget("decode", 6),), progress_deadline_s=DEADLINE_S))
     world.apply(world.decide())
     world.now = now
     plan = world.decide()
@@ -177,7 +177,7 @@ def test_a_scaler_puts_off_no_deadline() -> None:
 
 def test_a_pod_that_comes_and_goes_puts_off_no_deadline() -> None:
     """A new revision whose pods crash after a while would be tried for ever."""
-    spec = RolloutSpec("two", (PoolGoal("decode", 6),), progress_deadline_s=DEADLINE_S)
+    spec = RolloutSpec("two", (PoolTarget("decode", 6),), progress_deadline_s=DEADLINE_S)
     state, since = RolloutState("one", {"one": 100}), []
     for turn in range(6):
         new = seen(decode=1) if turn % 2 else seen(decode=0, starting=1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from control_plane.rollout import PoolGoal, RolloutPlan, RolloutSpec
+from control_plane.rollout import PoolTarget, RolloutPlan, RolloutSpec
 from tests.worlds.rollout_world import GOOD, NEVER_READY, REFUSED, SLOW, WRONG, RolloutWorld
 
 Event = tuple[str, int, int]
@@ -16,10 +16,10 @@ ENOUGH_S = 6000.0
 
 
 @st.composite
-def pool_goals(draw: st.DrawFn) -> tuple[PoolGoal, ...]:
+def pool_goals(draw: st.DrawFn) -> tuple[PoolTarget, ...]:
     names = draw(st.sampled_from([("decode", "prefill"), ("unified",), ("a", "b", "c")]))
     sizes, few = st.integers(1, 9), st.integers(0, 2)
-    return tuple(PoolGoal(name, draw(sizes), draw(few), draw(few)) for name in names)
+    return tuple(PoolTarget(name, draw(sizes), draw(few), draw(few)) for name in names)
 
 
 @st.composite
@@ -138,9 +138,11 @@ def test_any_crash_and_scaler_never_loses_the_service(
 
 @settings(max_examples=25)
 @given(pool_goals(), st.integers(0, 100))
-@example((PoolGoal("decode", 9, 2), PoolGoal("prefill", 2, 2)), 100)
-@example((PoolGoal("decode", 7, 0, 1), PoolGoal("prefill", 3, 0, 2)), 50)
-def test_undisturbed_rollout_keeps_capacity_and_ratio_at_every_step(pools: tuple[PoolGoal, ...], weight: int) -> None:
+@example((PoolTarget("decode", 9, 2), PoolTarget("prefill", 2, 2)), 100)
+@example((PoolTarget("decode", 7, 0, 1), PoolTarget("prefill", 3, 0, 2)), 50)
+def test_undisturbed_rollout_keeps_capacity_and_ratio_at_every_step(
+    pools: tuple[PoolTarget, ...], weight: int
+) -> None:
     world = running(RolloutSpec("one", pools, progress_deadline_s=DEADLINE_S))
     world.spec = replace(world.spec, revision="two", weight=weight)
     for _ in range(100):

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from control_plane.rollout import Health, PoolGoal, RolloutSpec, pool_goal
+from control_plane.rollout import Health, PoolTarget, RolloutSpec, pool_target
 from control_plane.rollout.regression import regression
 from control_plane.rollout.weights import percentages
 from tests.worlds.rollout_world import NEVER_READY, POOLS, REFUSED, SLOW, WRONG, RolloutWorld, updating
@@ -51,7 +51,7 @@ def test_pods_are_taken_only_after_routers_were_told() -> None:
 
 
 def test_a_revision_becomes_the_stable_one_only_after_the_old_pods_are_gone() -> None:
-    world = updating(pools=(PoolGoal("prefill", 2, 2), PoolGoal("decode", 6, 6)))
+    world = updating(pools=(PoolTarget("prefill", 2, 2), PoolTarget("decode", 6, 6)))
     world.apply(world.decide())
     world.now += 60
     for _ in range(2):
@@ -173,7 +173,7 @@ def test_scaling_to_zero_stops_traffic_first_and_waking_serves_again() -> None:
     ("surge", "unavailable", "pods"), [("25%", "25%", (2, 1)), (1, 0, (1, 0)), ("0%", "100%", (0, 6))]
 )
 def test_percentages_err_towards_capacity(surge: int | str, unavailable: int | str, pods: tuple[int, int]) -> None:
-    goal = pool_goal("decode", 6, surge, unavailable)
+    goal = pool_target("decode", 6, surge, unavailable)
     assert (goal.surge, goal.unavailable) == pods
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from control_plane.rollout import (
     Failure,
-    PoolGoal,
     PoolPods,
+    PoolTarget,
     RevisionObserved,
     RolloutPlan,
     RolloutSpec,
@@ -16,7 +16,7 @@ from control_plane.rollout import (
 )
 from tests.worlds.rollout_world import POOLS, WRONG, seen, updating
 
-ASLEEP = (PoolGoal("prefill", 0), PoolGoal("decode", 0))
+ASLEEP = (PoolTarget("prefill", 0), PoolTarget("decode", 0))
 WHOLE = seen(prefill=2, decode=6)
 
 
@@ -59,7 +59,7 @@ def test_a_revision_takes_over_awake_only() -> None:
     ("prefill", "decode", "stable"), [(2, 6, "two"), (2, 5, "two"), (2, 4, "one"), (1, 5, "one"), (0, 6, "one")]
 )
 def test_a_revision_takes_over_with_what_must_be_available(prefill: int, decode: int, stable: str) -> None:
-    pools = (PoolGoal("prefill", 2), PoolGoal("decode", 6, 1, 1))
+    pools = (PoolTarget("prefill", 2), PoolTarget("decode", 6, 1, 1))
     observed = {"two": seen(prefill=prefill, decode=decode)}
     assert step(RolloutState("one"), RolloutSpec("two", pools), observed, 0.0).state.stable == stable
 
@@ -165,7 +165,7 @@ def test_a_revision_whose_answers_fail_serves_on_while_nothing_else_does() -> No
 
 def test_pools_start_in_their_ratio_when_one_has_room_for_all() -> None:
     """Decode pods without the prefill pods that feed them hold accelerators and serve nobody."""
-    pools = (PoolGoal("prefill", 4, 1), PoolGoal("decode", 8, 8))
+    pools = (PoolTarget("prefill", 4, 1), PoolTarget("decode", 8, 8))
     observed = {"one": seen(prefill=4, decode=8)}
     plan = step(RolloutState("one", {"one": 100}), RolloutSpec("two", pools), observed, 0.0)
     assert {pool: plan.replicas[pool, "two"] for pool in ("prefill", "decode")} == {"prefill": 1, "decode": 2}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import grpc.aio
 import msgspec
 
-from control_plane.reports.books import Books
-from control_plane.reports.http_get import Place
+from control_plane.reports.aggregator import ReportAggregate
+from control_plane.reports.http_get import Endpoint
 from control_plane.reports.poller import Poller
 from control_plane.reports.service import PoolObserved, ServiceObserved, WorkerPod, samples, service_load
 from control_plane.reports.wire import (
@@ -18,9 +18,9 @@ from control_plane.reports.wire import (
     WorkerLoad,
     WorkerReport,
 )
-from control_plane.scaler import Board, ScalerSettings, ScalingLoop, serve
-from control_plane.scaler.board import PoolName
-from control_plane.scaler.keeper import Keeper
+from control_plane.scaler import MetricCache, ScalerSettings, ScalingLoop, serve
+from control_plane.scaler.metric_cache import PoolName
+from control_plane.scaler.state import ScalingState
 from tandem.process.system import SystemClock
 from tandem.spec.service import Spec
 from tests.unit.control_plane.reports.test_reports_poller import serving
@@ -56,7 +56,7 @@ def report(running: int = 0, queued: int = 0, arrived: int = 0, step_s: float = 
 
 
 def test_cluster_and_routers_are_joined() -> None:
-    books = Books().round(("r0",), {"r0": report(running=20, queued=3, arrived=9)}, 0.0)
+    books = ReportAggregate().round(("r0",), {"r0": report(running=20, queued=3, arrived=9)}, 0.0)
     load = service_load(llama(2, ready_s=None), books, NOON + 20)
     assert load.pools["decode"].wanted == 2
     assert load.pools["decode"].starting_s == (120.0,)
@@ -71,16 +71,16 @@ def test_cluster_and_routers_are_joined() -> None:
 def test_what_only_workers_tell_of_keeps_nobody_awake() -> None:
     told = report(running=2)
     idle = RouterReport(told.workers, RevisionsAnswer("i", (), (ServiceCounts("llm/llama", "llm"),)))
-    books = Books().round(("r0",), {"r0": idle}, 0.0)
+    books = ReportAggregate().round(("r0",), {"r0": idle}, 0.0)
     assert not service_load(llama(), books, NOON).busy
     # While a router has not told, they may be its requests.
-    books = Books().round(("r0", "r1"), {"r0": idle}, 0.0)
+    books = ReportAggregate().round(("r0", "r1"), {"r0": idle}, 0.0)
     assert service_load(llama(), books, NOON).busy
 
 
 def test_speeds_are_learned_from_warm_pods_and_starts_from_all() -> None:
-    keeper, warm = Keeper(), llama(ready_s=300.0)
-    books = Books()
+    keeper, warm = ScalingState(), llama(ready_s=300.0)
+    books = ReportAggregate()
     for look in range(20):
         books = books.round(("r0",), {"r0": report(10 + look, step_s=0.014 + 0.0005 * (10 + look))}, 2.0 * look)
         keeper.look(warm, books, NOON + 2 * look)
@@ -89,7 +89,7 @@ def test_speeds_are_learned_from_warm_pods_and_starts_from_all() -> None:
     assert round(speed.decode.sequences_within(0.04)) == 52
     assert speed.cold_start_s == 100.0
     cold = llama(ready_s=-30.0)
-    keeper = Keeper()
+    keeper = ScalingState()
     for look in range(20):
         keeper.look(cold, books, NOON + 31 + look)
     measured = keeper.measured("llm", "llama")
@@ -119,10 +119,10 @@ def auto_fleet(prefills: int) -> tuple[ServiceObserved, RouterReport]:
 def test_requests_that_auto_workers_compute_for_each_other_count_once() -> None:
     for prefills in range(4):
         observed, told = auto_fleet(prefills)
-        load = service_load(observed, Books().round(("r0",), {"r0": told}, 0.0), NOON)
+        load = service_load(observed, ReportAggregate().round(("r0",), {"r0": told}, 0.0), NOON)
         assert load.sequences == 8 * (4 - prefills)
         assert load.prefilling == 2 * prefills
-        steps = samples(observed, Books().round(("r0",), {"r0": told}, 0.0), NOON)["all"]
+        steps = samples(observed, ReportAggregate().round(("r0",), {"r0": told}, 0.0), NOON)["all"]
         assert [each.running > 0 for each in steps] == [number >= prefills for number in range(4)]
 
 
@@ -149,9 +149,9 @@ def bodies(told: RouterReport) -> dict[str, bytes]:
 
 async def test_a_sleeping_service_is_woken_over_the_stream_and_put_to_sleep_again() -> None:
     clock, said, cluster = LaterClock(), bodies(report()), Cluster([llama(0, least=0)])
-    board = Board(clock)
+    board = MetricCache(clock)
     async with serving(said) as place:
-        routers: dict[str, Place] = {"r0": place}
+        routers: dict[str, Endpoint] = {"r0": place}
         loop = ScalingLoop(Poller(lambda: routers, clock), lambda: cluster.services, board, clock, every_s=0.02)
         task = asyncio.create_task(loop.run())
         server = await serve(board, clock, ScalerSettings("127.0.0.1:0"))
@@ -187,14 +187,14 @@ async def test_services_without_autoscaling_are_left_alone() -> None:
     plain = llama()
     pools = tuple(msgspec.structs.replace(pool, autoscaling=None, replicas=2) for pool in plain.spec.pools)
     plain = replace(plain, spec=msgspec.structs.replace(plain.spec, pools=pools))
-    loop = ScalingLoop(Poller(dict, clock), lambda: [plain], Board(clock), clock)
+    loop = ScalingLoop(Poller(dict, clock), lambda: [plain], MetricCache(clock), clock)
     await loop.once()
     assert loop.looks == {}
 
 
 def test_each_start_is_counted_once_however_often_it_is_looked_at() -> None:
     """A start that waited for a node is one of several, not all of them."""
-    keeper, books = Keeper(), Books()
+    keeper, books = ScalingState(), ReportAggregate()
     pods = {
         name: WorkerPod(NOON - 1000, NOON - 1000 + took_s)
         for name, took_s in (("a", 400.0), ("b", 90.0), ("c", 80.0))

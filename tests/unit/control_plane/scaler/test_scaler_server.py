@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 
 from control_plane.autoscale import History, PoolScaling, Scaling
-from control_plane.scaler import Board, ScalerServer, ScalerSettings, serve
+from control_plane.scaler import MetricCache, ScalerServer, ScalerSettings, serve
 from control_plane.scaler import server as scaler_server
-from control_plane.scaler.board import STALE_S, PoolName
+from control_plane.scaler.metric_cache import STALE_S, PoolName
 from protos import externalscaler_pb2 as wire
 from protos import externalscaler_pb2_grpc as stubs
 from tandem.core.errors import TandemError
@@ -47,7 +47,7 @@ def scaling(prefill: int, decode: int, active: bool = True, load: float = 0.5) -
     return Scaling(pools, active, "why", History())
 
 
-def post(board: Board, made: Scaling, prefill: int = 1, decode: int = 1) -> None:
+def post(board: MetricCache, made: Scaling, prefill: int = 1, decode: int = 1) -> None:
     board.keep([("llm", "llama"), ("llm", "new")])
     board.publish("llm", "llama", made, {"prefill": prefill, "decode": decode})
 
@@ -59,7 +59,7 @@ def reference(pool: str = "decode", service: str = "llama", namespace: str = "ll
 
 
 @asynccontextmanager
-async def asked(board: Board, clock: SystemClock, settings: ScalerSettings = SETTINGS) -> AsyncIterator[Any]:
+async def asked(board: MetricCache, clock: SystemClock, settings: ScalerSettings = SETTINGS) -> AsyncIterator[Any]:
     server = await serve(board, clock, settings)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -70,7 +70,7 @@ async def asked(board: Board, clock: SystemClock, settings: ScalerSettings = SET
 
 async def test_every_call_of_a_poll_is_answered_and_rounds_up_to_the_decision() -> None:
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     async with asked(board, clock) as keda:
         for wanted, decided in ((1, 3), (3, 3), (12, 11), (11, 12), (5, 1)):
             post(board, scaling(2, decided), decode=wanted)
@@ -90,7 +90,7 @@ async def test_every_call_of_a_poll_is_answered_and_rounds_up_to_the_decision() 
 
 async def test_a_pool_is_found_by_the_name_of_its_scaled_object_too() -> None:
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(2, 3))
     async with asked(board, clock) as keda:
         bare = wire.ScaledObjectRef(name="llama-prefill", namespace="llm")
@@ -100,7 +100,7 @@ async def test_a_pool_is_found_by_the_name_of_its_scaled_object_too() -> None:
 
 async def test_what_cannot_be_answered_has_a_status_of_its_own() -> None:
     clock = TurnedClock()
-    board = Board(clock)
+    board = MetricCache(clock)
 
     async def status(request: wire.ScaledObjectRef) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -131,7 +131,7 @@ async def test_what_cannot_be_answered_has_a_status_of_its_own() -> None:
 
 async def test_changes_are_pushed_at_once() -> None:
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(0, 0, active=False))
     async with asked(board, clock) as keda:
         stream = keda.StreamIsActive(reference())
@@ -151,7 +151,7 @@ async def test_changes_are_pushed_at_once() -> None:
 
 async def test_a_stream_waits_for_the_first_decision_and_ends_when_the_service_goes() -> None:
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     board.keep([("llm", "llama")])
     async with asked(board, clock) as keda:
         stream = keda.StreamIsActive(reference())
@@ -168,7 +168,7 @@ async def test_a_stream_waits_for_the_first_decision_and_ends_when_the_service_g
 
 async def test_a_stream_ends_after_a_while_so_that_it_is_opened_anew() -> None:
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(1, 1))
     async with asked(board, clock, ScalerSettings("127.0.0.1:0", stream_s=0.2)) as keda:
         stream = keda.StreamIsActive(reference())
@@ -178,7 +178,7 @@ async def test_a_stream_ends_after_a_while_so_that_it_is_opened_anew() -> None:
 
 async def test_clients_that_go_away_leave_nothing_behind() -> None:
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(1, 1))
     server = await serve(board, clock, ScalerSettings("127.0.0.1:0", streams_max=16))
     for _ in range(5):
@@ -195,7 +195,7 @@ async def test_clients_that_go_away_leave_nothing_behind() -> None:
 async def test_connections_above_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaler_server, "_CONNECTIONS_MAX", 2)
     clock = SystemClock()
-    server = await serve(Board(clock), clock, SETTINGS)
+    server = await serve(MetricCache(clock), clock, SETTINGS)
     kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -209,7 +209,7 @@ async def test_connections_above_the_bound_are_closed(monkeypatch: pytest.Monkey
 async def test_a_client_that_falls_silent_is_given_up() -> None:
     """Its connection stays open and nobody reads it, as when a node is cut off."""
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(1, 1))
     server = await serve(board, clock, ScalerSettings("127.0.0.1:0", ping_s=0.4))
     frozen = asyncio.Event()
@@ -247,7 +247,7 @@ async def test_a_client_that_falls_silent_is_given_up() -> None:
 async def test_only_clients_of_the_same_authority_are_answered(tmp_path: Path) -> None:
     ours, theirs = _certificates(tmp_path / "ours"), _certificates(tmp_path / "theirs")
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(1, 1))
     server = await serve(board, clock, SETTINGS, ours)
     try:
@@ -271,7 +271,7 @@ async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> Non
 
     put(first)
     clock = SystemClock()
-    board = Board(clock)
+    board = MetricCache(clock)
     post(board, scaling(1, 1))
     server = await serve(board, clock, SETTINGS, used)
     try:
@@ -305,15 +305,15 @@ async def _is_active(server: ScalerServer, tls: TlsSettings | None) -> Any:
 
 async def test_a_port_that_is_taken_is_named() -> None:
     clock = SystemClock()
-    server = await serve(Board(clock), clock, SETTINGS)
+    server = await serve(MetricCache(clock), clock, SETTINGS)
     with pytest.raises(TandemError, match="cannot listen on") as raised:
-        await serve(Board(clock), clock, ScalerSettings(f"127.0.0.1:{server.port}"))
+        await serve(MetricCache(clock), clock, ScalerSettings(f"127.0.0.1:{server.port}"))
     assert raised.value.code == "bad_setting"
     await server.close(0.2)
 
 
 async def test_a_change_between_two_looks_is_not_missed() -> None:
-    board = Board(SystemClock())
+    board = MetricCache(SystemClock())
     post(board, scaling(1, 1))
     version = board.version
     post(board, scaling(0, 0, active=False))

@@ -16,7 +16,7 @@ from kv_transfer.index.redis_settings import RedisSettings
 from kv_transfer.index.redis_wire import encoded
 from tandem.apps.simulation.loop import LoopClock
 from tandem.apps.simulation.redis_data import RedisData
-from tandem.apps.simulation.redis_scripts import told_by
+from tandem.apps.simulation.redis_scripts import reported_by
 from tandem.process.metrics import PrometheusMeter
 from tests.worlds.redis_heard import URL, Asked, Heard, on_stage
 from tests.worlds.redis_stage import hello
@@ -58,7 +58,7 @@ class Worker:
         data: RedisData = self.node.server.data
         now = int(LoopClock(self.node.loop).wall() * 1000)
         found: dict[str, dict[bytes, None]] = {"hbm": {}, "dram": {}, "nvme": {}}
-        for told in told_by(data, b"t:", now).values():
+        for told in reported_by(data, b"t:", now).values():
             for tier, names in told.items():
                 found[tier].update(names)
         return found

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.tiers.pool_pins import PoolPins
+from kv_transfer.tiers.protocol import Pinning
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.tiers import Pinning
 from tandem.engine.memory import HostMemory
 from tandem.engine.protocol import BlockMemory
 from tandem.engine.scheduler.blocks import BlockPool

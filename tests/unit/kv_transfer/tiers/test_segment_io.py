@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from kv_transfer.tiers.backend import BlockRead, BlockReadFailed, Item, Wanted
 from kv_transfer.tiers.disk import SystemDisk
-from kv_transfer.tiers.landing import Landing
 from kv_transfer.tiers.mac import Seals
 from kv_transfer.tiers.record import ALIGN, SegmentHead, shape_of
 from kv_transfer.tiers.segment_io import Segment, SegmentIo
-from kv_transfer.tiers.shelf import Brought, Failed, Item, Wanted
+from kv_transfer.tiers.slot_writer import SlotWriter
 from tandem.engine.digest import Digester
 from tandem.engine.memory import HostMemory
 from tests.contract.block_space import block_layout, content
@@ -35,8 +35,8 @@ class Place:
         self.memory.block(slot)[:] = block
         return Item(name, "", slot, Digester(LAYOUT).content_words(block))
 
-    def read(self, name: bytes, index: int = 0, slot: int = 4) -> Brought | Failed:
-        (outcome,) = self.io.read(self.segment, index, [Wanted(0, name, index, slot)], self.memory, Landing())
+    def read(self, name: bytes, index: int = 0, slot: int = 4) -> BlockRead | BlockReadFailed:
+        (outcome,) = self.io.read(self.segment, index, [Wanted(0, name, index, slot)], self.memory, SlotWriter())
         return outcome
 
 
@@ -54,9 +54,9 @@ def test_another_prompts_block_is_not_restored_under_this_name(place: Place) -> 
     """It is genuine, and lies where this one is thought to be: only its name tells."""
     assert place.io.write(place.segment, 0, [place.item(OTHER, 0)], place.memory) == []
     place.memory.block(4)[:] = bytes(BLOCK)
-    assert place.read(MINE) == Failed(0, "swapped")
+    assert place.read(MINE) == BlockReadFailed(0, "swapped")
     assert bytes(place.memory.block(4)) == bytes(BLOCK), "nothing has landed"
-    assert isinstance(place.read(OTHER), Brought)
+    assert isinstance(place.read(OTHER), BlockRead)
     assert bytes(place.memory.block(4)) == content(OTHER, BLOCK)
 
 
@@ -66,8 +66,8 @@ def test_a_block_that_was_damaged_in_memory_is_not_sealed(place: Place, slots: t
     place.memory.block(slots[-1])[9] ^= 4
     assert place.io.write(place.segment, 0, items, place.memory) == [len(slots) - 1]
     outcomes = [place.read(item.name, number) for number, item in enumerate(items)]
-    assert isinstance(outcomes[-1], Failed)
-    assert all(isinstance(outcome, Brought) for outcome in outcomes[:-1])
+    assert isinstance(outcomes[-1], BlockReadFailed)
+    assert all(isinstance(outcome, BlockRead) for outcome in outcomes[:-1])
 
 
 @pytest.mark.parametrize("slots", [(0,), (0, 1)], ids=["one", "side by side"])
@@ -77,7 +77,7 @@ def test_what_was_in_the_buffer_before_does_not_land_behind_a_block(place: Place
         file.seek(ALIGN)
         file.write(b"\xaa" * (8 * STRIDE))
     wanted = [Wanted(number, MINE, number, 4) for number in range(8)]
-    assert len(place.io.read(place.segment, 0, wanted, place.memory, Landing())) == 8
+    assert len(place.io.read(place.segment, 0, wanted, place.memory, SlotWriter())) == 8
     place.io.write(place.segment, 0, [place.item(named(slot), slot) for slot in slots], place.memory)
     data = place.path.read_bytes()
     for number in range(len(slots)):

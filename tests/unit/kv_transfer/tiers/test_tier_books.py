@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv_transfer.tiers.backoff import Backoff
-from kv_transfer.tiers.books import Copy, TierBook
-from kv_transfer.tiers.pins import PinBook
+from kv_transfer.tiers.index import Copy, TierIndex
+from kv_transfer.tiers.pins import PinTable
+from kv_transfer.tiers.protocol import Pinning
 from kv_transfer.tiers.quotas import Quotas
 from kv_transfer.tiers.speed import Speed
-from kv_transfer.tiers.tiers import Pinning
 
 NAMES = st.integers(0, 30).map(lambda number: bytes([number]) * 16)
 TENANTS = st.sampled_from(["a", "b", "c"])
@@ -22,8 +22,8 @@ def tenant_of(name: bytes) -> str:
     return "abc"[name[0] % 3]
 
 
-def filled(count: int, blocks: int | None = None, quota: int | None = None) -> TierBook:
-    book = TierBook(blocks or count, Quotas(quota or blocks or count), lambda name: False)
+def filled(count: int, blocks: int | None = None, quota: int | None = None) -> TierIndex:
+    book = TierIndex(blocks or count, Quotas(quota or blocks or count), lambda name: False)
     for number in range(count):
         book.reserve(bytes([number]) * 16, "")
         book.settle(bytes([number]) * 16, number)
@@ -64,7 +64,7 @@ def test_a_reservation_is_neither_found_nor_evicted() -> None:
 
 
 def test_a_quota_evicts_the_tenants_own_only() -> None:
-    book = TierBook(10, Quotas(3), lambda name: False)
+    book = TierIndex(10, Quotas(3), lambda name: False)
     for number in range(4):
         book.reserve(b"b%015d" % number, "b")
         book.settle(b"b%015d" % number, number)
@@ -121,8 +121,8 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.pins = PinBook(Quotas(3), 6)
-        self.book = TierBook(10, Quotas(6), lambda name: self.pins.pinned(name, self.now))
+        self.pins = PinTable(Quotas(3), 6)
+        self.book = TierIndex(10, Quotas(6), lambda name: self.pins.pinned(name, self.now))
         self.model = Model()
         self.places = 0
         self.doomed: list[Copy] = []
@@ -240,7 +240,7 @@ TestBooks = Books.TestCase
 
 
 def test_pins_end_by_themselves() -> None:
-    pins = PinBook(Quotas(4), 4)
+    pins = PinTable(Quotas(4), 4)
     assert pins.pin((b"a" * 16,), Pinning(0, 10.0), 0.0) == 1
     assert pins.pinned(b"a" * 16, 9.9)
     assert not pins.pinned(b"a" * 16, 10.0)
@@ -249,7 +249,7 @@ def test_pins_end_by_themselves() -> None:
 
 
 def test_a_higher_priority_displaces_the_tenants_own_lowest() -> None:
-    pins = PinBook(Quotas(2), 4)
+    pins = PinTable(Quotas(2), 4)
     pins.pin((b"x" * 16,), Pinning(0, 10.0, "other"), 0.0)
     pins.pin((b"a" * 16,), Pinning(1, 50.0, "t"), 0.0)
     pins.pin((b"b" * 16,), Pinning(1, 20.0, "t"), 0.0)
@@ -265,14 +265,14 @@ def test_a_higher_priority_displaces_the_tenants_own_lowest() -> None:
 
 
 def test_a_pin_is_only_strengthened() -> None:
-    pins = PinBook(Quotas(2), 2)
+    pins = PinTable(Quotas(2), 2)
     pins.pin((b"a" * 16,), Pinning(2, 50.0), 0.0)
     pins.pin((b"a" * 16,), Pinning(1, 10.0), 0.0)
     assert pins.pinned(b"a" * 16, 49.0)
     assert pins.count("") == 1
 
 
-def renewed(pins: PinBook, name: bytes, priority: int, ttl_s: float) -> None:
+def renewed(pins: PinTable, name: bytes, priority: int, ttl_s: float) -> None:
     """Pin once, and renew as often as a prompt does that many requests begin with."""
     for _ in range(200):
         assert pins.pin((name,), Pinning(priority, ttl_s), 0.0) == 1
@@ -281,7 +281,7 @@ def renewed(pins: PinBook, name: bytes, priority: int, ttl_s: float) -> None:
 
 def test_beside_a_pin_that_is_renewed_over_and_over_others_still_end() -> None:
     """Else what has ended counts against the quota, and new pins are refused for it."""
-    pins = PinBook(Quotas(3), 3)
+    pins = PinTable(Quotas(3), 3)
     pins.pin((b"a" * 16,), Pinning(0, 1000.0), 0.0)
     pins.pin((b"b" * 16,), Pinning(0, 10.0), 0.0)
     renewed(pins, b"a" * 16, 0, 1000.0)
@@ -292,7 +292,7 @@ def test_beside_a_pin_that_is_renewed_over_and_over_others_still_end() -> None:
 
 def test_beside_a_pin_that_is_renewed_over_and_over_the_least_important_goes_first() -> None:
     """Else a prefix of low priority stays where one of higher priority is refused."""
-    pins = PinBook(Quotas(3), 3)
+    pins = PinTable(Quotas(3), 3)
     pins.pin((b"a" * 16,), Pinning(2, 10.0), 0.0)
     pins.pin((b"b" * 16,), Pinning(1, 5000.0), 0.0)
     renewed(pins, b"c" * 16, 2, 1000.0)
@@ -304,7 +304,7 @@ def test_beside_a_pin_that_is_renewed_over_and_over_the_least_important_goes_fir
 @given(st.lists(st.tuples(st.integers(0, 9), TENANTS, st.integers(0, 3), st.floats(0.1, 9)), max_size=60))
 @settings(max_examples=100, deadline=None)
 def test_pins_never_exceed_their_bounds(asked: list[tuple[int, str, int, float]]) -> None:
-    pins = PinBook(Quotas(3), 5)
+    pins = PinTable(Quotas(3), 5)
     for step, (number, tenant, priority, ttl_s) in enumerate(asked):
         names = tuple(f"{tenant}{number + i}".encode().ljust(16) for i in range(3))
         accepted = pins.pin(names, Pinning(priority, ttl_s, tenant), float(step))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kv_transfer.tiers.crew import Crew
+from kv_transfer.tiers.thread_pool import ThreadPool
 from tests.worlds.tier_stage import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -18,7 +18,7 @@ def threads(name: str) -> list[threading.Thread]:
 
 async def test_threads_that_have_nothing_to_do_end_with_their_crew() -> None:
     """Tiers are opened anew with every engine: threads that stayed would become more and more."""
-    crew = Crew(2, "crew-idle")
+    crew = ThreadPool(2, "crew-idle")
     lane = crew.lane()
     assert await asyncio.gather(*(lane.submit(lambda number=number: number) for number in range(5))) == [
         0,
@@ -35,7 +35,7 @@ async def test_threads_that_have_nothing_to_do_end_with_their_crew() -> None:
 
 async def test_what_was_handed_in_before_the_end_is_still_done() -> None:
     """Such as removing a file that nothing was written to, which is handed in last."""
-    crew, going, done = Crew(1, "crew-end"), threading.Event(), list[int]()
+    crew, going, done = ThreadPool(1, "crew-end"), threading.Event(), list[int]()
     lane = crew.lane()
     lane.submit(lambda: going.wait(30))
     ended = [lane.submit(lambda number=number: done.append(number)) for number in range(3)]
@@ -50,7 +50,7 @@ async def test_what_was_handed_in_before_the_end_is_still_done() -> None:
 
 async def test_a_thread_whose_disk_does_not_answer_holds_up_no_end() -> None:
     """A worker that shuts down does not wait for a disk for ever, and says meanwhile how long it has not answered."""
-    crew, going = Crew(1, "crew-stuck"), threading.Event()
+    crew, going = ThreadPool(1, "crew-stuck"), threading.Event()
     crew.lane().submit(lambda: going.wait(30))
     await until(lambda: crew.busy_for_s() > 0.0)
     await crew.close(0.0)
@@ -59,7 +59,7 @@ async def test_a_thread_whose_disk_does_not_answer_holds_up_no_end() -> None:
 
 
 async def test_a_long_restore_does_not_keep_a_short_one_waiting() -> None:
-    crew, going, order = Crew(1, "crew-turns"), threading.Event(), list[str]()
+    crew, going, order = ThreadPool(1, "crew-turns"), threading.Event(), list[str]()
 
     def noting(what: str) -> Callable[[], None]:
         return lambda: order.append(what)
@@ -75,7 +75,7 @@ async def test_a_long_restore_does_not_keep_a_short_one_waiting() -> None:
 
 
 async def test_what_was_given_up_before_its_turn_is_never_done_and_others_are() -> None:
-    crew, going, order = Crew(1, "crew-given-up"), threading.Event(), list[str]()
+    crew, going, order = ThreadPool(1, "crew-given-up"), threading.Event(), list[str]()
     crew.lane().submit(lambda: going.wait(30))
     given_up, other = crew.lane(), crew.lane()
     futures = [given_up.submit(lambda: order.append("given up")) for _ in range(2)]
@@ -94,7 +94,7 @@ async def test_the_end_of_a_job_that_nobody_waits_for_any_more_is_no_error() -> 
     """A reader that has left is no failure an operator should see in the log."""
     told = list[dict[str, object]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    crew, going = Crew(1, "crew-left"), threading.Event()
+    crew, going = ThreadPool(1, "crew-left"), threading.Event()
     lane = crew.lane()
     left = lane.submit(lambda: going.wait(30))
     await until(lambda: crew.busy_for_s() > 0.0)

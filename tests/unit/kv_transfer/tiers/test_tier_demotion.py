@@ -96,14 +96,14 @@ async def test_one_batch_that_fails_as_none_should_does_not_end_all_copying(
         write_through=True,
     )
     tiers = memory_tiers(settings, pool, SystemClock(), NullMeter())
-    shelf = next(level.shelf for level in tiers.levels if level.tier == broken)
+    backend = next(level.backend for level in tiers.levels if level.tier == broken)
     fault = RuntimeError("the shelf is broken")
 
     async def fails(*_arguments: object) -> NoReturn:
         monkeypatch.undo()
         raise fault
 
-    monkeypatch.setattr(shelf, "write", fails)
+    monkeypatch.setattr(backend, "write", fails)
     names = [named(index) for index in range(3)]
     async with asyncio.timeout(20.0):
         for name in names:

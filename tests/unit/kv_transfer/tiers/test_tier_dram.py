@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.tiers.dram import DramShelf
+from kv_transfer.tiers.backend import BlockRead, Item, Wanted
+from kv_transfer.tiers.dram import DramBackend
 from kv_transfer.tiers.local import LocalTiers
-from kv_transfer.tiers.memory_shelf import MemoryDisk
+from kv_transfer.tiers.memory_backend import MemoryDisk
 from kv_transfer.tiers.passes import PIECE_BYTES
-from kv_transfer.tiers.shelf import Brought, Item, Wanted
-from kv_transfer.tiers.tiers import Lost, Restored
+from kv_transfer.tiers.protocol import Lost, Restored
 from tandem.process.metrics import PrometheusMeter
 from tandem.process.system import SystemClock
 from tests.contract.block_space import block_layout, content
@@ -22,15 +22,15 @@ NAMES = [named(i) for i in range(8)]
 
 
 @asynccontextmanager
-async def dram(folder: Path, block_bytes: int = BLOCK) -> AsyncGenerator[tuple[Stage, DramShelf], None]:
+async def dram(folder: Path, block_bytes: int = BLOCK) -> AsyncGenerator[tuple[Stage, DramBackend], None]:
     """DRAM alone, and its shelf, into whose memory a test can reach."""
     pool, meter, clock = Pool(block_layout(block_bytes), 16), PrometheusMeter(), SystemClock()
     settings = settings_for("dram", 16, folder)
-    shelf = DramShelf(16, pool.layout, 2, settings.stall_s)
-    tiers = LocalTiers(pool, (shelf,), clock, meter, settings)
+    backend = DramBackend(16, pool.layout, 2, settings.stall_s)
+    tiers = LocalTiers(pool, (backend,), clock, meter, settings)
     tiers.open()
     try:
-        yield Stage("dram", pool, tiers, meter, MemoryDisk(), folder), shelf
+        yield Stage("dram", pool, tiers, meter, MemoryDisk(), folder), backend
     finally:
         await tiers.close()
     assert not pool.held
@@ -45,10 +45,10 @@ def place_of(b: Stage, name: bytes) -> int:
 
 @pytest.mark.parametrize("at", [0, 777, BLOCK - 1])
 async def test_a_byte_that_flipped_in_dram_is_a_miss_and_forgotten(tmp_path: Path, at: int) -> None:
-    async with dram(tmp_path) as (b, shelf):
+    async with dram(tmp_path) as (b, backend):
         await b.keep(NAMES)
-        assert shelf.memory is not None
-        shelf.memory.block(place_of(b, NAMES[2]))[at] ^= 16
+        assert backend.memory is not None
+        backend.memory.block(place_of(b, NAMES[2]))[at] ^= 16
         outcomes = await b.restore(NAMES)
         assert outcomes[2] == Lost(2, "digest")
         assert all(isinstance(outcome, Restored) for number, outcome in enumerate(outcomes) if number != 2)
@@ -60,11 +60,11 @@ async def test_a_byte_that_flipped_in_dram_is_a_miss_and_forgotten(tmp_path: Pat
 
 async def test_a_byte_that_flips_in_any_piece_of_a_large_block_is_noticed(tmp_path: Path) -> None:
     size = 3 * PIECE_BYTES
-    async with dram(tmp_path, size) as (b, shelf):
+    async with dram(tmp_path, size) as (b, backend):
         await b.keep(NAMES[:4])
-        assert shelf.memory is not None
+        assert backend.memory is not None
         for number in range(3):
-            shelf.memory.block(place_of(b, NAMES[number]))[number * PIECE_BYTES + 5] ^= 1
+            backend.memory.block(place_of(b, NAMES[number]))[number * PIECE_BYTES + 5] ^= 1
         outcomes = await b.restore(NAMES[:4])
         assert outcomes[:3] == [Lost(number, "digest") for number in range(3)]
         assert isinstance(outcomes[3], Restored)
@@ -99,25 +99,25 @@ async def test_a_whole_block_in_the_place_of_another_is_noticed(tmp_path: Path) 
 
 @pytest.mark.parametrize("flipped", [False, True])
 async def test_a_place_that_somebody_else_filled_is_compared_with_its_words(tmp_path: Path, flipped: bool) -> None:
-    async with dram(tmp_path) as (b, shelf):
+    async with dram(tmp_path) as (b, backend):
         level, name = b.tiers.levels[0], NAMES[0]
         await b.keep([name])
         b.tiers.forget([name], "test")
         assert level.reserve(name, "")
-        place = shelf.take()
-        assert shelf.memory is not None
-        shelf.memory.block(place)[:] = content(name, BLOCK)
-        shelf.filled(place, name, b.pool.words(name))
+        place = backend.take()
+        assert backend.memory is not None
+        backend.memory.block(place)[:] = content(name, BLOCK)
+        backend.filled(place, name, b.pool.words(name))
         level.settle(name, place)
-        shelf.memory.block(place)[1] ^= int(flipped)
+        backend.memory.block(place)[1] ^= int(flipped)
         outcomes = await b.restore([name])
         assert outcomes == [Lost(0, "digest")] if flipped else b.good([name], outcomes)
 
 
-def shelf_of(blocks: int, size: int, threads: int) -> tuple[DramShelf, Pool]:
+def shelf_of(blocks: int, size: int, threads: int) -> tuple[DramBackend, Pool]:
     """A shelf by itself."""
     pool = Pool(block_layout(size), 2)
-    return DramShelf(blocks, pool.layout, threads, 5.0), pool
+    return DramBackend(blocks, pool.layout, threads, 5.0), pool
 
 
 @pytest.mark.parametrize(
@@ -133,30 +133,30 @@ async def test_a_restore_is_shared_among_all_threads_and_told_as_it_comes(
     size: int, count: int, threads: int, told: list[int]
 ) -> None:
     """With one share the other threads have nothing to do; with few the first blocks come as late as the last."""
-    shelf, pool = shelf_of(1, size, threads)
+    backend, pool = shelf_of(1, size, threads)
     pool.compute(NAMES[:1])
-    (place,) = await shelf.write([Item(NAMES[0], "", 0, pool.words(NAMES[0]))], pool.memory, lambda: None)
+    (place,) = await backend.write([Item(NAMES[0], "", 0, pool.words(NAMES[0]))], pool.memory, lambda: None)
     assert isinstance(place, int)
     wanted = [Wanted(index, NAMES[0], place, 1) for index in range(count)]
-    batches = [batch async for batch in shelf.read(wanted, pool.memory).results()]
+    batches = [batch async for batch in backend.read(wanted, pool.memory).results()]
     assert [len(batch) for batch in batches] == told
     assert [outcome for batch in batches for outcome in batch] == [
-        Brought(index, pool.words(NAMES[0])) for index in range(count)
+        BlockRead(index, pool.words(NAMES[0])) for index in range(count)
     ]
-    await shelf.close(10.0)
+    await backend.close(10.0)
 
 
 async def test_a_damaged_block_takes_no_place() -> None:
     """Else every one costs a block of DRAM for good, until there is none for what is whole."""
-    shelf, pool = shelf_of(1, BLOCK, 1)
+    backend, pool = shelf_of(1, BLOCK, 1)
     pool.compute(NAMES[:2])
     pool.memory.block(0)[9] ^= 4
     damaged, whole = (Item(name, "", slot, pool.words(name)) for slot, name in enumerate(NAMES[:2]))
     for _ in range(2):
-        assert await shelf.write([damaged], pool.memory, lambda: None) == ["digest"]
-    (place,) = await shelf.write([whole], pool.memory, lambda: None)
+        assert await backend.write([damaged], pool.memory, lambda: None) == ["digest"]
+    (place,) = await backend.write([whole], pool.memory, lambda: None)
     assert isinstance(place, int)
-    assert shelf.words(place) == whole.words
-    shelf.free(place)
-    assert await shelf.write([whole], pool.memory, lambda: None) == [place], "one that is free is used again"
-    await shelf.close(10.0)
+    assert backend.words(place) == whole.words
+    backend.free(place)
+    assert await backend.write([whole], pool.memory, lambda: None) == [place], "one that is free is used again"
+    await backend.close(10.0)

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kv_transfer.tiers.books import TierBook
-from kv_transfer.tiers.level import Level
-from kv_transfer.tiers.memory_shelf import MemoryDisk, MemoryShelf
+from kv_transfer.tiers.backend import Item
+from kv_transfer.tiers.index import TierIndex
+from kv_transfer.tiers.memory_backend import MemoryBackend, MemoryDisk
 from kv_transfer.tiers.memory_tiers import DRAM_PACE
 from kv_transfer.tiers.quotas import Quotas
-from kv_transfer.tiers.shelf import Item
 from kv_transfer.tiers.speed import Speed
+from kv_transfer.tiers.tier import Tier
 from tandem.core.metrics import NullMeter
 from tandem.engine.digest import Digester
 from tandem.engine.protocol import BlockMemory
@@ -18,7 +18,7 @@ from tests.contract.block_space import block_layout
 from tests.worlds.tier_stage import BLOCK, Pool, named
 
 
-class SilentShelf(MemoryShelf):
+class SilentShelf(MemoryBackend):
     """It says nothing of the last block."""
 
     async def write(
@@ -30,10 +30,10 @@ class SilentShelf(MemoryShelf):
 async def test_a_shelf_that_says_nothing_of_a_block_is_an_error() -> None:
     """Unnoticed, the block would be neither there nor to be had again, and its room lost until the worker ends."""
     pool = Pool(block_layout(BLOCK), 4)
-    shelf = SilentShelf("dram", 4, Digester(pool.layout), BLOCK, DRAM_PACE, MemoryDisk())
-    book, speed = TierBook(4, Quotas(4), lambda name: False), Speed(1e9, 1e-4, BLOCK)
-    level = Level(shelf, book, speed, BLOCK, NullMeter(), lambda tier, stored, removed: None)
-    shelf.open(level)
+    backend = SilentShelf("dram", 4, Digester(pool.layout), BLOCK, DRAM_PACE, MemoryDisk())
+    book, speed = TierIndex(4, Quotas(4), lambda name: False), Speed(1e9, 1e-4, BLOCK)
+    level = Tier(backend, book, speed, BLOCK, NullMeter(), lambda tier, stored, removed: None)
+    backend.open(level)
     names = [named(number) for number in range(3)]
     pool.compute(names)
     items = [Item(name, "", slot, pool.words(name)) for slot, name in enumerate(names)]

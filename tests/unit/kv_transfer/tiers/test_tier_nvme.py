@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
+from kv_transfer.tiers.backend import Item, Record
 from kv_transfer.tiers.disk import SystemDisk, aligned_buffer
 from kv_transfer.tiers.local import LocalTiers
 from kv_transfer.tiers.mac import Seals, available
-from kv_transfer.tiers.memory_shelf import MemoryDisk
-from kv_transfer.tiers.nvme import NvmeShelf
+from kv_transfer.tiers.memory_backend import MemoryDisk
+from kv_transfer.tiers.nvme import NvmeBackend
+from kv_transfer.tiers.protocol import Lost, Pinning, Restored
 from kv_transfer.tiers.record import ALIGN, shape_of
-from kv_transfer.tiers.shelf import Item, Record
-from kv_transfer.tiers.tiers import Lost, Pinning, Restored
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import Layout
 from tandem.engine.digest import Digester
@@ -58,8 +58,8 @@ async def failing(
     meter, clock, disk = PrometheusMeter(), SystemClock(), FailingDisk(folder)
     pool = Pool(layout or block_layout(BLOCK), 64)
     shape, seals = shape_of(pool.layout, ROOT), Seals(KEYRING)
-    shelf = NvmeShelf(disk, shape, Digester(pool.layout), seals, settings, clock, SeededEntropy(1), meter)
-    tiers = LocalTiers(pool, (shelf,), clock, meter, settings)
+    backend = NvmeBackend(disk, shape, Digester(pool.layout), seals, settings, clock, SeededEntropy(1), meter)
+    tiers = LocalTiers(pool, (backend,), clock, meter, settings)
     tiers.open()
     made = Stage("nvme", pool, tiers, meter, MemoryDisk(), folder)
     tiers.watch(made.told)
@@ -488,7 +488,7 @@ async def test_a_failed_write_takes_no_place(tmp_path: Path) -> None:
     layout, settings = block_layout(BLOCK), settings_for("nvme", 32, tmp_path, stall_s=30.0, retry_s=0.001)
     disk, owner, digester = FailingDisk(tmp_path), _Owner(), Digester(layout)
     shape, entropy = shape_of(layout, ROOT), SeededEntropy(1)
-    shelf = NvmeShelf(disk, shape, digester, Seals(KEYRING), settings, SystemClock(), entropy, PrometheusMeter())
+    backend = NvmeBackend(disk, shape, digester, Seals(KEYRING), settings, SystemClock(), entropy, PrometheusMeter())
     memory = HostMemory(BLOCK, 8)
 
     async def write(prompt: str) -> list[int | str]:
@@ -497,21 +497,21 @@ async def test_a_failed_write_takes_no_place(tmp_path: Path) -> None:
             name = named(slot, prompt)
             memory.block(slot)[:] = content(name, BLOCK)
             items.append(Item(name, "", slot, digester.content_words(content(name, BLOCK))))
-        placed = list(await shelf.write(items, memory, lambda: None))
+        placed = list(await backend.write(items, memory, lambda: None))
         for item, place in zip(items, placed, strict=True):
             if isinstance(place, int):
                 owner.names[item.name] = place
         return placed
 
-    shelf.open(owner)
+    backend.open(owner)
     try:
         await until(lambda: owner.open)
         await write("first")
         disk.fail = {"write": errno.ENOSPC}
         assert set(await write("failed")) == {"disk_full"}
-        assert set(shelf._log.names()) == set(owner.names) == {named(slot, "first") for slot in range(8)}
+        assert set(backend._log.names()) == set(owner.names) == {named(slot, "first") for slot in range(8)}
     finally:
-        await shelf.close(1.0)
+        await backend.close(1.0)
 
 
 async def test_a_disk_that_fails_to_write_is_done_without_and_tried_again(tmp_path: Path) -> None:

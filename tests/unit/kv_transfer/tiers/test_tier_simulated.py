@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.tiers.memory_shelf import ShelfPace
+from kv_transfer.tiers.memory_backend import SimulatedSpeed
 from kv_transfer.tiers.memory_tiers import DRAM_PACE, NVME_PACE, memory_tiers
 from kv_transfer.tiers.settings import TierSettings
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
@@ -16,7 +16,7 @@ SIZE = 64 << 10
 NAMES = [named(number) for number in range(16)]
 
 
-def restored(settings: TierSettings, dram: ShelfPace, nvme: ShelfPace) -> tuple[float, list[int]]:
+def restored(settings: TierSettings, dram: SimulatedSpeed, nvme: SimulatedSpeed) -> tuple[float, list[int]]:
     """How long a restore of sixteen blocks takes, and how many are told together."""
 
     async def main(loop: VirtualLoop) -> tuple[float, list[int]]:
@@ -48,6 +48,6 @@ def test_simulated_tiers_are_as_fast_as_a_hosts(tier: str, rate: float, latency_
 
 def test_a_simulated_tier_tells_what_has_come_every_two_milliseconds() -> None:
     """As a real one does: computing begins before the last block is there."""
-    took_s, counts = restored(TierSettings(dram_bytes=16 * SIZE), ShelfPace(SIZE / 0.0004, 0.0), NVME_PACE)
+    took_s, counts = restored(TierSettings(dram_bytes=16 * SIZE), SimulatedSpeed(SIZE / 0.0004, 0.0), NVME_PACE)
     assert counts == [5, 5, 5, 1]
     assert took_s == pytest.approx(16 * 0.0004, rel=0.001)

@@ -8,14 +8,14 @@ import msgspec
 
 from kv_transfer.tickets import Claims, issue
 from kv_transfer.tiers.local import LocalTiers
-from kv_transfer.tiers.memory_shelf import MemoryDisk
+from kv_transfer.tiers.memory_backend import MemoryDisk
 from kv_transfer.tiers.memory_tiers import memory_tiers
+from kv_transfer.tiers.protocol import OffloadCandidate, Tiers
 from kv_transfer.tiers.settings import TierSettings
-from kv_transfer.tiers.tiers import Offer, Tiers
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from kv_transfer.transport.protocol import reuse_lease
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
-from tandem.core.kv import chain_names, payer, tenant_root
+from tandem.core.kv import chain_names, quota_tenant, tenant_root
 from tandem.core.messages import AttemptReport, Hello, KvDelta, KvSnapshot, Pin, Source, Submit, Tune, Unpin
 from tandem.core.metrics import NullMeter
 from tandem.engine.protocol import NO_CHANGE, BlockSpace, EngineInfo, KvChange, Listener, StepReport
@@ -23,8 +23,8 @@ from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.link.memory_link import MemoryLinks
 from tandem.worker.attempts import Attempt, AttemptTable
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.identity import root_name
-from tandem.worker.parts import Parts
 from tandem.worker.service import WorkerService
 from tests.worlds.worker_stage import (
     KEYRING,
@@ -50,7 +50,7 @@ class Worker:
     """One worker with its tiers, and a router's end of a link with it."""
 
     service: WorkerService
-    parts: Parts
+    parts: WorkerDeps
     tiers: list[LocalTiers]
     router: Router
 
@@ -65,15 +65,15 @@ class Stage:
 
     def __init__(self, loop: VirtualLoop, names: str, dram: MemoryDisk) -> None:
         self.clock = LoopClock(loop)
-        self.links, self.fabric = MemoryLinks(), MemoryFabric()
+        self.links, self.fabric = MemoryLinks(), MemoryNetwork()
         self.dram = dram
-        self.services: dict[str, tuple[WorkerService, Parts, list[LocalTiers]]] = {}
+        self.services: dict[str, tuple[WorkerService, WorkerDeps, list[LocalTiers]]] = {}
         for name in names.split():
             self.services[name.rstrip("+")] = self._make(name.rstrip("+"), name.endswith("+"))
         self.workers: dict[str, Worker] = {}
         self.handles = 0
 
-    def _make(self, name: str, tiered: bool) -> tuple[WorkerService, Parts, list[LocalTiers]]:
+    def _make(self, name: str, tiered: bool) -> tuple[WorkerService, WorkerDeps, list[LocalTiers]]:
         made = parts(self.clock, name, MODEL)
         opened: list[LocalTiers] = []
 
@@ -181,13 +181,13 @@ def late(listener: Listener) -> Listener:
 
 
 def test_blocks_that_the_space_has_after_the_end_of_their_work_are_kept_for_its_tenant() -> None:
-    offered = list[Offer]()
+    offered = list[OffloadCandidate]()
 
     async def body(s: Stage) -> None:
         (tiers,) = s.workers["u"].tiers
         offer = tiers.offer
 
-        def ended(offers: Sequence[Offer]) -> None:
+        def ended(offers: Sequence[OffloadCandidate]) -> None:
             assert not offers or s.workers["u"].service.host.attempts == 0, "the space has them only now"
             offered.extend(offers)
             offer(offers)
@@ -197,7 +197,7 @@ def test_blocks_that_the_space_has_after_the_end_of_their_work_are_kept_for_its_
         await s.settle("u")
         names = chain_names(tenant_root(root_name(s.services["u"][1].engine.info), "acme"), prompt(TURN), 16)
         assert {one.name for one in offered} >= {*names}
-        assert {one.tenant for one in offered} == {payer("acme")}
+        assert {one.tenant for one in offered} == {quota_tenant("acme")}
         await s.evict("u")
         report = await s.ask("u", prompt(TURN + 40), tenant_salt="acme")
         assert report.tokens_by_tier == {"dram": TURN}

@@ -6,8 +6,8 @@ import pytest
 
 from router.api.openai.schema import ChatMessage, ChatRequest, FunctionSpec, Tool
 from router.api.parsers.dialect import Dialect, ParserSettings, dialect_of
-from router.api.parsers.speech import Speech
-from router.api.wants import opened, wants
+from router.api.parsers.output import ParserSpec
+from router.api.request_features import opened, request_features
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError
@@ -60,10 +60,10 @@ def test_tags_that_are_special_tokens_are_asked_for_with_tools_alone() -> None:
         model="m", messages=plain.messages, tools=[Tool("function", FunctionSpec("f"))], parallel_tool_calls=False
     )
     model = ServedModel("m", 100, ())
-    assert not wants(plain, model, dialect).special_text
-    wanted = wants(tooled, model, dialect)
+    assert not request_features(plain, model, dialect).special_text
+    wanted = request_features(tooled, model, dialect)
     assert wanted.special_text
-    assert wanted.speech == Speech("mistral", ("f",), single=True)
+    assert wanted.speech == ParserSpec("mistral", ("f",), single=True)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_tags_that_are_special_tokens_are_asked_for_with_tools_alone() -> None:
 )
 def test_the_prompt_may_have_begun_the_reasoning(prompt: str, begun: bool) -> None:
     packed = pack_tokens(list(prompt.encode()))
-    assert opened(Speech(reasoning=True), packed, lambda token: bytes((token,))).opened is begun
+    assert opened(ParserSpec(reasoning=True), packed, lambda token: bytes((token,))).opened is begun

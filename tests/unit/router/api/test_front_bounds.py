@@ -11,7 +11,7 @@ import pytest
 from router.api.body_budget import BodyBudget, BodyShare
 from router.api.errors import explain
 from router.api.rest.body import read_body
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.generation import Generation, Sink
 from router.http_server.connections_max import ConnectionsMax, connections_within
 from router.http_server.server import HttpServer
@@ -40,7 +40,7 @@ def test_a_request_is_refused_when_too_many_bytes_are_in_hand() -> None:
         assert answer.error["code"] == "queue_full"
         assert answer.headers["retry-after"] == "1"
 
-    on_stage(test, settings=FrontSettings(bodies_bytes_max=20))
+    on_stage(test, settings=ApiSettings(bodies_bytes_max=20))
 
 
 def test_a_body_that_drips_is_given_up_however_steadily_it_comes() -> None:
@@ -50,7 +50,7 @@ def test_a_body_that_drips_is_given_up_however_steadily_it_comes() -> None:
             return {"type": "http.request", "body": b".", "more_body": True}
 
         with pytest.raises(TandemError) as late:
-            await read_body(drip, None, FrontSettings(), BodyShare(BodyBudget(1 << 20)))
+            await read_body(drip, None, ApiSettings(), BodyShare(BodyBudget(1 << 20)))
         assert late.value.code == "deadline_exceeded"
         return loop.time()
 
@@ -67,7 +67,7 @@ def test_a_stream_that_nobody_ends_is_ended_here_with_an_error_event() -> None:
         *before, last = answer.events()
         assert "Hello" in [event["choices"][0]["delta"].get("content") for event in before]
         assert last["error"]["code"] == "deadline_exceeded"
-        assert stage.clock.now() == pytest.approx(3.0 + FrontSettings().settle_s)
+        assert stage.clock.now() == pytest.approx(3.0 + ApiSettings().settle_s)
         assert stage.script.only.cancelled == "deadline_exceeded"
 
     on_stage(test, Script(one_word))

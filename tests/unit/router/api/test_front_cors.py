@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from tandem.process.settings import build_settings
 from tests.worlds.front_stage import Stage, chat_body, on_stage
 
@@ -23,7 +23,7 @@ def test_without_the_setting_nothing_is_said() -> None:
 
 @pytest.mark.parametrize(("origins", "allowed"), [(f"https://a.example,{PAGE}", PAGE), ("*", "*")])
 def test_pages_of_these_origins_may_ask(origins: str, allowed: str) -> None:
-    settings = build_settings(FrontSettings, {"cors_origins": origins})
+    settings = build_settings(ApiSettings, {"cors_origins": origins})
 
     async def test(stage: Stage) -> None:
         asking = {"origin": PAGE, "access-control-request-method": "POST"}
@@ -49,4 +49,4 @@ def test_pages_of_others_may_not() -> None:
             assert asked.status == 405
             assert "access-control-allow-origin" not in (await stage.get("/v1/models", origin=origin)).headers
 
-    on_stage(test, settings=FrontSettings(cors_origins=(PAGE,)))
+    on_stage(test, settings=ApiSettings(cors_origins=(PAGE,)))

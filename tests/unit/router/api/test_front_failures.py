@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.generation import Generation, Sink, Usage
-from router.http_server.outlet import OutletLimits
+from router.http_server.response_writer import ResponseWriterLimits
 from tandem.core.errors import TandemError
 from tests.worlds.front_stage import MODEL, Script, Stage, chat_body, on_stage, silent, until
 
@@ -119,7 +119,7 @@ def test_one_failed_prompt_fails_the_request_and_frees_the_others() -> None:
 
 
 def test_a_client_that_does_not_read_is_ended_and_holds_nobody_up() -> None:
-    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=2000, stall_s=30.0, farewell_s=2.0))
+    settings = ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=2000, stall_s=30.0, farewell_s=2.0))
 
     async def test(stage: Stage) -> None:
         client = stage.client()
@@ -142,7 +142,7 @@ def test_a_client_that_does_not_read_is_ended_and_holds_nobody_up() -> None:
 
 
 def test_a_client_that_never_reads_again_is_cut_off() -> None:
-    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=2000, stall_s=30.0, farewell_s=2.0))
+    settings = ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=2000, stall_s=30.0, farewell_s=2.0))
 
     async def test(stage: Stage) -> None:
         client = stage.client()
@@ -161,7 +161,7 @@ def test_a_client_that_never_reads_again_is_cut_off() -> None:
 
 
 def test_an_answer_that_ended_while_the_client_did_not_read_is_whole_when_it_reads_again() -> None:
-    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=20_000, stall_s=30.0, farewell_s=2.0))
+    settings = ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=20_000, stall_s=30.0, farewell_s=2.0))
 
     async def test(stage: Stage) -> None:
         client = stage.client()
@@ -185,7 +185,7 @@ def test_an_answer_that_ended_while_the_client_did_not_read_is_whole_when_it_rea
 
 
 def test_an_answer_that_ends_in_the_turn_in_which_the_client_becomes_too_slow_is_whole_or_an_error() -> None:
-    settings = FrontSettings(outlet=OutletLimits(buffer_bytes=2_000, stall_s=30.0, farewell_s=2.0))
+    settings = ApiSettings(outlet=ResponseWriterLimits(buffer_bytes=2_000, stall_s=30.0, farewell_s=2.0))
 
     async def test(stage: Stage) -> None:
         client = stage.client()

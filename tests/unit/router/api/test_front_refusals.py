@@ -12,7 +12,7 @@ import pytest
 from router.api.auth import Keys, load_keys
 from router.api.openai.schema import ChatRequest
 from router.api.openai.unsupported import UNSUPPORTED
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from tandem.core.errors import TandemError
 from tests.worlds.front_stage import MODEL, Script, Stage, chat_body, on_stage
 
@@ -226,7 +226,7 @@ def test_a_prompt_that_just_fits_is_served() -> None:
 
 @pytest.mark.parametrize("piece", [0, 64])
 def test_a_body_over_the_limit_is_413_and_not_read_to_its_end(piece: int) -> None:
-    settings = FrontSettings(body_bytes_max=1000, linger_bytes_max=2000)
+    settings = ApiSettings(body_bytes_max=1000, linger_bytes_max=2000)
 
     async def test(stage: Stage) -> None:
         client = stage.client()

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.parsers.speech import Voice
+from router.api.parsers.output import OutputParser
 from router.generation import Generation, Sink, Usage
 from tandem.core.kv import unpack_tokens
 from tests.worlds.front_stage import MODEL, Answer, Script, Stage, chat_body, on_stage
@@ -380,7 +380,7 @@ def test_a_plain_request_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     def unwanted(*_: object) -> None:
         raise AssertionError("a reader was made")
 
-    monkeypatch.setattr(Voice, "__init__", unwanted)
+    monkeypatch.setattr(OutputParser, "__init__", unwanted)
     for stream in (False, True):
         script = ToolScript(saying("x"))
         answer = ask(script, stream=stream)

@@ -15,7 +15,7 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc as stubs
 from router.api.auth import Keys, load_keys
 from router.api.idempotency import Claim, IdempotencyKeys, IdempotencySettings, fingerprint
-from router.api.settings import FrontSettings
+from router.api.settings import ApiSettings
 from router.generation import Generation, Sink
 from tandem.core.errors import TandemError
 from tests.worlds.front_server import serving
@@ -199,4 +199,4 @@ async def test_the_key_is_metadata_over_grpc() -> None:
 
 
 def test_the_window_is_a_setting() -> None:
-    assert FrontSettings().idempotency.window_s == 600.0
+    assert ApiSettings().idempotency.window_s == 600.0

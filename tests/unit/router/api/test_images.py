@@ -16,7 +16,7 @@ from router.api.openai import images as module
 from router.api.openai import parameters
 from router.api.openai.images import images
 from router.api.openai.schema import ChatRequest
-from router.dispatch.seal import images_digest
+from router.dispatch.resume_token import images_digest
 from router.generation import ServedModel
 from tandem.core.errors import TandemError
 from tandem.core.images import IMAGES_MAX, PIXELS_MAX, Size, size_of

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.parsers.delta import ParsedDelta
 from router.api.parsers.json_text import JsonText
-from router.api.parsers.said import Said
-from router.api.parsers.speech import Speech, Voice
+from router.api.parsers.output import OutputParser, ParserSpec
 
 Found = tuple[str, str, list[tuple[str, str]]]
 """Content, reasoning, and (name, arguments) of every call."""
 
-HERMES = Speech(calls="hermes", names=("f", "g"))
-LLAMA = Speech(calls="llama3_json", names=("f", "g"))
-MISTRAL = Speech(calls="mistral", names=("f", "g"))
-ARRAY = Speech(calls="array", names=("f", "g"))
-NAMED = Speech(calls="named", names=("f",), single=True)
-THINK = Speech(reasoning=True)
-OPENED = Speech(reasoning=True, opened=True)
-BOTH = Speech(calls="hermes", names=("f", "g"), reasoning=True)
+HERMES = ParserSpec(calls="hermes", names=("f", "g"))
+LLAMA = ParserSpec(calls="llama3_json", names=("f", "g"))
+MISTRAL = ParserSpec(calls="mistral", names=("f", "g"))
+ARRAY = ParserSpec(calls="array", names=("f", "g"))
+NAMED = ParserSpec(calls="named", names=("f",), single=True)
+THINK = ParserSpec(reasoning=True)
+OPENED = ParserSpec(reasoning=True, opened=True)
+BOTH = ParserSpec(calls="hermes", names=("f", "g"), reasoning=True)
 ALL = (HERMES, LLAMA, MISTRAL, ARRAY, NAMED, THINK, OPENED, BOTH)
 FORMATS = (HERMES, LLAMA, MISTRAL, BOTH)
 
@@ -30,20 +30,20 @@ FORMATS = (HERMES, LLAMA, MISTRAL, BOTH)
 class Reader:
     """Gathers what a voice says."""
 
-    def __init__(self, speech: Speech) -> None:
-        self.voice = Voice(speech, "request", 0)
+    def __init__(self, speech: ParserSpec) -> None:
+        self.output_parser = OutputParser(speech, "request", 0)
         self.content = self.reasoning = ""
         self.calls: list[tuple[str, str]] = []
         self.ids: list[str] = []
 
     def feed(self, text: str) -> None:
-        said = Said()
-        self.voice.feed(text, said)
+        said = ParsedDelta()
+        self.output_parser.feed(text, said)
         self._take(said)
 
     def finish(self) -> Found:
-        said = Said()
-        self.voice.finish(said)
+        said = ParsedDelta()
+        self.output_parser.finish(said)
         self._take(said)
         return self.found
 
@@ -51,7 +51,7 @@ class Reader:
     def found(self) -> Found:
         return self.content, self.reasoning, list(self.calls)
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: ParsedDelta) -> None:
         self.content += said.content
         self.reasoning += said.reasoning
         for piece in said.calls:
@@ -65,7 +65,7 @@ class Reader:
             self.calls[-1] = name, arguments + piece.arguments
 
 
-def read(speech: Speech, pieces: Sequence[str]) -> Found:
+def read(speech: ParserSpec, pieces: Sequence[str]) -> Found:
     reader = Reader(speech)
     for piece in pieces:
         reader.feed(piece)
@@ -127,7 +127,7 @@ WELL = [
 
 
 @pytest.mark.parametrize(("speech", "text", "content", "calls"), WELL)
-def test_calls_are_found(speech: Speech, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_calls_are_found(speech: ParserSpec, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert read(speech, [text]) == (content, "", calls)
     assert read(speech, list(text)) == (content, "", calls)
 
@@ -156,7 +156,7 @@ def test_calls_are_found(speech: Speech, text: str, content: str, calls: list[tu
         (THINK, "<thin ice"),
     ],
 )
-def test_what_is_no_call_is_content_to_the_last_character(speech: Speech, text: str) -> None:
+def test_what_is_no_call_is_content_to_the_last_character(speech: ParserSpec, text: str) -> None:
     assert read(speech, [text]) == (text, "", [])
 
 
@@ -187,7 +187,7 @@ def test_a_call_that_breaks_off_goes_on_as_content(text: str, content: str, call
         (BOTH, "Yes </think> no", ("Yes </think> no", "", [])),
     ],
 )
-def test_reasoning_is_told_apart(speech: Speech, text: str, found: Found) -> None:
+def test_reasoning_is_told_apart(speech: ParserSpec, text: str, found: Found) -> None:
     assert read(speech, [text]) == found
     assert read(speech, list(text)) == found
 
@@ -202,14 +202,16 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=14).
 
 
 @given(st.sampled_from(ALL), TEXTS, st.lists(st.integers(0, 10_000), max_size=8))
-def test_nothing_depends_on_how_text_is_cut(speech: Speech, text: str, places: list[int]) -> None:
+def test_nothing_depends_on_how_text_is_cut(speech: ParserSpec, text: str, places: list[int]) -> None:
     whole = read(speech, [text])
     assert read(speech, cut(text, places)) == whole
     assert read(speech, list(text)) == whole
 
 
 @given(st.sampled_from(ALL), TEXTS, st.lists(st.integers(0, 10_000), max_size=4))
-def test_what_was_said_so_far_does_not_depend_on_cuts_either(speech: Speech, text: str, places: list[int]) -> None:
+def test_what_was_said_so_far_does_not_depend_on_cuts_either(
+    speech: ParserSpec, text: str, places: list[int]
+) -> None:
     """A client that comes back at any place goes on exactly where it was."""
     one_by_one, in_pieces = Reader(speech), Reader(speech)
     so_far = []
@@ -225,14 +227,14 @@ def test_what_was_said_so_far_does_not_depend_on_cuts_either(speech: Speech, tex
 
 
 @given(st.sampled_from(FORMATS), TEXTS)
-def test_without_calls_and_reasoning_all_of_the_text_is_content(speech: Speech, text: str) -> None:
+def test_without_calls_and_reasoning_all_of_the_text_is_content(speech: ParserSpec, text: str) -> None:
     content, reasoning, calls = read(speech, [text])
     if not calls and not reasoning and "<think>" not in text:
         assert content == text
 
 
 @given(st.sampled_from(WELL), st.integers(0, 400), st.sampled_from(["", "}", '"', "x", ",", "<", "\\"]))
-def test_a_damaged_call_loses_no_character(well: tuple[Speech, str, str, object], at: int, instead: str) -> None:
+def test_a_damaged_call_loses_no_character(well: tuple[ParserSpec, str, str, object], at: int, instead: str) -> None:
     """Whatever is neither content nor arguments is syntax of the format, names or the space around."""
     speech, text, _, _ = well
     at %= len(text)
@@ -298,7 +300,7 @@ def test_json_is_told_from_what_is_none(text: str) -> None:
 
 
 def test_only_the_first_call_is_told_where_one_is_wanted() -> None:
-    speech = Speech(calls="hermes", single=True)
+    speech = ParserSpec(calls="hermes", single=True)
     text = (
         '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call><tool_call>{"name":"g","arguments":{}}</tool_call>.'
     )
@@ -306,9 +308,9 @@ def test_only_the_first_call_is_told_where_one_is_wanted() -> None:
 
 
 def test_ids_are_the_request_s_own_and_the_same_whenever_they_are_drawn() -> None:
-    def ids(speech: Speech, source: str, sequence: int) -> list[str]:
-        voice, said = Voice(speech, source, sequence), Said()
-        voice.feed('[TOOL_CALLS][{"name":"f"},{"name":"f"}]' if speech is MISTRAL else TWO, said)
+    def ids(speech: ParserSpec, source: str, sequence: int) -> list[str]:
+        output_parser, said = OutputParser(speech, source, sequence), ParsedDelta()
+        output_parser.feed('[TOOL_CALLS][{"name":"f"},{"name":"f"}]' if speech is MISTRAL else TWO, said)
         return [piece.id for piece in said.calls]
 
     first = ids(HERMES, "r1", 0)

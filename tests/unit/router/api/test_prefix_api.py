@@ -10,10 +10,10 @@ import pytest
 
 from router.api.auth import Keys, load_keys
 from router.api.chat_templates.render import SimpleRenderer
-from router.api.prefixes.prefix_text import chat_prefix
-from router.api.prefixes.prefixes import PrefixSettings
-from router.api.settings import FrontSettings
-from router.generation import BlockShape, Generation, Kept, Sink, Usage
+from router.api.prefixes.pinned import PrefixSettings
+from router.api.prefixes.text import chat_prefix
+from router.api.settings import ApiSettings
+from router.generation import BlockShape, Generation, PrefixReplica, Sink, Usage
 from tandem.core.errors import TandemError
 from tandem.core.kv import chain_names, tenant_root, unpack_tokens
 from tests.worlds.front_stage import MODEL, Inline, Script, Stage, on_stage, until
@@ -30,21 +30,21 @@ class Keeping:
     """A `Keeper` whose holders have what they were told to keep."""
 
     def __init__(self) -> None:
-        self.unpinned: list[tuple[Kept, bytes, str]] = []
+        self.unpinned: list[tuple[PrefixReplica, bytes, str]] = []
         self.gone: list[str] = []
         self.keeps = True
 
     def shape(self, model: str) -> BlockShape | None:
         return BlockShape(BLOCK, BLOCK_BYTES, self.keeps)
 
-    def names(self, holder: Kept, generation: Generation) -> bytes:
+    def names(self, holder: PrefixReplica, generation: Generation) -> bytes:
         root = tenant_root(b"r" * 16, generation.tenant_salt)
         return b"".join(chain_names(root, generation.prompt, BLOCK)[: holder.blocks])
 
-    def still(self, holders: Sequence[Kept], names: bytes) -> tuple[Kept, ...]:
+    def still(self, holders: Sequence[PrefixReplica], names: bytes) -> tuple[PrefixReplica, ...]:
         return tuple(holder for holder in holders if holder.worker_id not in self.gone)
 
-    def unpin(self, holder: Kept, names: bytes, tenant_salt: str) -> None:
+    def unpin(self, holder: PrefixReplica, names: bytes, tenant_salt: str) -> None:
         self.unpinned.append((holder, names, tenant_salt))
 
 
@@ -54,7 +54,7 @@ def kept_by(*workers: str) -> Callable[[Generation, Sink], None]:
     def play(generation: Generation, sink: Sink) -> None:
         sink.output(0, 1, (65,), "A", (), "length", None)
         free = [worker for worker in workers if (worker, 1) not in generation.avoid]
-        kept = Kept((free or list(workers))[0], 1, generation.prompt_tokens // BLOCK)
+        kept = PrefixReplica((free or list(workers))[0], 1, generation.prompt_tokens // BLOCK)
         sink.done(Usage(generation.prompt_tokens, 1, 4, {"hbm": 4}, (kept,)))
 
     return play
@@ -292,7 +292,7 @@ def test_the_bound_of_one_router_holds_for_all_tenants_together() -> None:
         assert (await stage.post(PATH, body("second text."))).status == 429
         assert (await stage.post(PATH, body("first text.."))).status == 200
 
-    settings = FrontSettings(prefixes=PrefixSettings(prefixes_max=1))
+    settings = ApiSettings(prefixes=PrefixSettings(prefixes_max=1))
     on_stage(test, **pinning("p1"), settings=settings)
 
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from router.api.auth import load_keys
-from router.api.standing import furthest_behind
-from router.generation import Running, Standing
+from router.api.status import furthest_behind
+from router.generation import RequestStatus, Running
 from router.settings import PlacementSettings, RouterSettings
-from tandem.apps.cli.ask import Ended, read_standing
-from tandem.apps.cli.ask import Running as Told
-from tandem.apps.cli.explain import standing_line
+from tandem.apps.cli.explain import status_line
+from tandem.apps.cli.router_client import EndedStatus, parse_status
+from tandem.apps.cli.router_client import RunningStatus as Told
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names
 from tests.worlds.front_stage import Script, Stage, chat_body, on_stage, silent, until
@@ -62,7 +62,7 @@ async def stages_of(client: Client, running: Running) -> list[str]:
 def test_a_request_goes_through_its_stages_in_order() -> None:
     async def body(world: World) -> None:
         client, running = begin(world)
-        assert running.standing() == Standing("prefill", "p1", "d1", 0, 1)
+        assert running.standing() == RequestStatus("prefill", "p1", "d1", 0, 1)
         watching = asyncio.ensure_future(stages_of(client, running))
         await asyncio.sleep(world.workers["p1"].prefill_s / 2)
         assert running.standing().stage == "prefill"
@@ -113,7 +113,7 @@ def test_blocks_that_decode_has_already_are_not_waited_for() -> None:
 def test_a_request_that_decode_computes_itself_names_no_prefill_worker() -> None:
     async def body(world: World) -> None:
         client, running = begin(world)
-        assert running.standing() == Standing("prefill", None, "u1", 0, 1)
+        assert running.standing() == RequestStatus("prefill", None, "u1", 0, 1)
         world.index.stored("u1", names_of(client))
         assert await stages_of(client, running) == ["prefill", "decode"]
 
@@ -124,7 +124,7 @@ def test_a_request_that_waits_for_a_worker_is_in_the_queue() -> None:
     async def body(world: World) -> None:
         first, _ = begin(world)
         second, running = begin(world)
-        assert running.standing() == Standing("queue", None, None, 0, 0)
+        assert running.standing() == RequestStatus("queue", None, None, 0, 0)
         await first.ended.wait()
         await second.ended.wait()
 
@@ -153,9 +153,9 @@ def test_after_a_loss_the_stages_begin_again_with_what_was_accepted() -> None:
 
 
 def test_of_several_prompts_the_one_that_is_furthest_behind_counts() -> None:
-    each = [Standing("decode", "p", "d", 9, 1), Standing("transfer", "p2", "d2", 0, 2)]
-    assert furthest_behind(each, 9) == Standing("transfer", "p2", "d2", 9, 2)
-    assert furthest_behind([], 0) == Standing("queue", None, None, 0, 0)
+    each = [RequestStatus("decode", "p", "d", 9, 1), RequestStatus("transfer", "p2", "d2", 0, 2)]
+    assert furthest_behind(each, 9) == RequestStatus("transfer", "p2", "d2", 9, 2)
+    assert furthest_behind([], 0) == RequestStatus("queue", None, None, 0, 0)
 
 
 @pytest.fixture
@@ -185,13 +185,13 @@ def test_a_running_request_tells_where_it_is_to_its_tenant_only(key_file: Path) 
             "tokens": 0,
             "attempts": 1,
         }
-        assert read_standing(told.body) == Told("transfer", "p1", "d1", 0, 1)
+        assert parse_status(told.body) == Told("transfer", "p1", "d1", 0, 1)
         assert (await stage.get("/v1/requests/mine", authorization="Bearer sk-b")).status == 404
         client.leave()
         await asking
         ended = await stage.get("/v1/requests/mine", authorization="Bearer sk-a")
         assert ended.json()["status"] == "ended"
-        assert isinstance(read_standing(ended.body), Ended)
+        assert isinstance(parse_status(ended.body), EndedStatus)
 
     on_stage(test, Script(silent), keys=load_keys(key_file))
 
@@ -211,16 +211,16 @@ def test_a_cache_salt_keeps_blocks_apart_within_a_tenant() -> None:
 @pytest.mark.parametrize(
     ("standing", "line"),
     [
-        (Standing("queue", None, None, 0, 0), "stage queue, waiting for a worker, 0 tokens so far"),
+        (RequestStatus("queue", None, None, 0, 0), "stage queue, waiting for a worker, 0 tokens so far"),
         (
-            Standing("prefill", None, "d", 0, 1),
+            RequestStatus("prefill", None, "d", 0, 1),
             "stage prefill, on d, which computes the prompt itself, 0 tokens so far",
         ),
         (
-            Standing("decode", "p", "d", 7, 2),
+            RequestStatus("decode", "p", "d", 7, 2),
             "stage decode, prefill on p, decode on d, 7 tokens so far, attempt 2",
         ),
     ],
 )
-def test_explain_says_where_a_running_request_is(standing: Standing, line: str) -> None:
-    assert standing_line(standing) == line
+def test_explain_says_where_a_running_request_is(standing: RequestStatus, line: str) -> None:
+    assert status_line(standing) == line

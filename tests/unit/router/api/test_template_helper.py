@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from router.api.chat_templates import template_helper
+from router.api.chat_templates import supervisor as template_helper
+from router.api.chat_templates.backoff import TemplateBackoff
 from router.api.chat_templates.chat_template import Message, Tools
-from router.api.chat_templates.template_helper import HelperTemplates
-from router.api.chat_templates.template_lease import GivenUp
+from router.api.chat_templates.supervisor import HelperTemplates
 from router.api.chat_templates.templates import AMPLE, Bounds, InlineTemplates, Template
 from tandem.core.errors import TandemError
 from tandem.model.directory import open_model
@@ -319,7 +319,7 @@ def test_a_process_that_cannot_be_started_is_an_error_of_this_request(monkeypatc
 def test_the_process_dies_with_the_router_even_when_it_is_stopped() -> None:
     program = (
         "import os, signal, sys, time\n"
-        "from router.api.chat_templates.template_helper import HelperTemplates\n"
+        "from router.api.chat_templates.supervisor import HelperTemplates\n"
         "from tandem.process.system import SystemClock\n"
         "templates = HelperTemplates(SystemClock())\n"
         "templates.prepare()\n"
@@ -342,7 +342,7 @@ def test_the_process_dies_with_the_router_even_when_it_is_stopped() -> None:
 
 
 def test_templates_are_given_up_for_longer_each_time_and_only_for_conversations_of_that_size() -> None:
-    given_up = GivenUp()
+    given_up = TemplateBackoff()
     assert given_up.left_s(10, 0.0) == 0.0
     given_up.give_up(100, 0.0, "slow")
     assert (given_up.left_s(1, 10.0), given_up.left_s(1 << 30, 30.0)) == (20.0, 0.0)

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.auth import Caller, tenant_salt
-from router.api.door import salt_of
-from tandem.core.kv import chain_names, pack_tokens, payer, tenant_root
+from router.api.core import salt_of
+from tandem.core.kv import chain_names, pack_tokens, quota_tenant, tenant_root
 
 KEY = b"0123456789abcdef"
 ROOT = b"r" * 16
@@ -35,7 +35,7 @@ def test_a_tenant_pays_for_all_of_its_salts_and_for_nobody_elses(
     one: str, other: str, salt: str | None, other_salt: str | None
 ) -> None:
     paying, paid = (
-        payer(salt_of(Caller(tenant, tenant_salt(KEY, tenant)), chosen))
+        quota_tenant(salt_of(Caller(tenant, tenant_salt(KEY, tenant)), chosen))
         for tenant, chosen in ((one, salt), (other, other_salt))
     )
     assert (paying == paid) == (one == other)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from router.api.auth import Keys
-from router.api.door import FrontDoor, Services
+from router.api.core import ApiCore, ApiDeps
 from router.api.rest.app import RestApp
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.entropy import SeededEntropy
@@ -37,9 +37,9 @@ def written_at(seed: int, sequence: int, position: int, last: bool) -> tuple[int
     return len(before), after[len(before) :]
 
 
-def door_of(world: World) -> FrontDoor:
-    return FrontDoor(
-        Services(
+def door_of(world: World) -> ApiCore:
+    return ApiCore(
+        ApiDeps(
             generator=world.dispatcher,
             renderers={"demo": renderer(THINKING_TEMPLATE)},
             tokenizing=Inline(),

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.__main__ import open_renderer
-from router.api.asked_models import AskedModels, by_name, revision_asked
 from router.api.auth import Caller, Keys
 from router.api.chat_templates.templates import InlineTemplates
+from router.api.model_names import ModelNames, by_name, revision_asked
 from router.discovery.loading import load_text_side
-from router.discovery.reading import TextSource, by_model, facts_of, service_of
-from router.fleet.services import ServiceFacts, Services
+from router.discovery.model_service import TextSource, by_model, facts_of, service_of
+from router.fleet.services import ServiceFacts, ServiceRegistry
 from router.generation import ServedModel
 from router.process_settings import ProcessSettings
-from tandem.apps.cli.launches import Places, members_of
-from tandem.apps.cli.rolling.rollover import unchangeable
+from tandem.apps.cli.launches import LaunchContext, members_of
+from tandem.apps.cli.rolling.rollout import unchangeable
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError
 from tandem.kube.kinds import Json
@@ -95,7 +95,7 @@ def test_every_name_means_one_model_and_its_own_name_goes_first(models: list[Ser
     listed = tuple(models)
     named = by_name(listed)
     assert set(named) == {name for model in listed for name in (model.name, *model.aliases)}
-    asked = AskedModels()
+    asked = ModelNames()
     for name, model in named.items():
         assert asked.find(listed, name) is model
         assert revision_asked(name, model) == ""
@@ -123,7 +123,7 @@ def test_of_two_services_with_one_name_the_model_and_then_the_oldest_has_it() ->
 
 
 def test_a_sleeping_service_keeps_its_aliases_and_an_alias_does_not_read_its_files_anew() -> None:
-    services = Services()
+    services = ServiceRegistry()
     services.tell([ServiceFacts("n/chat", "chat", aliases=("gpt",))], ())
     services.renew(())
     assert [(each.name, each.aliases) for each in services.served] == [("chat", ("gpt",))]
@@ -179,7 +179,7 @@ def test_on_one_machine_any_file_is_a_template_and_an_edited_alias_needs_no_rest
             {"apiVersion": "tandem.dev/v1alpha1", "kind": "ModelService", "metadata": {"name": "s"}, "spec": spec}
         )
 
-    places = Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
+    places = LaunchContext(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
     router = members_of(service(chatTemplate=str(path)), places, 2, {})[0]
     settings = load_settings(ProcessSettings, list(router.command.argv[4:]), {})
     _, renderer = open_renderer(settings, InlineTemplates(LoopClock(VirtualLoop())))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from router.api.chat_templates.render import SimpleRenderer
-from router.discovery.kubernetes import KubernetesDiscovery, Watching
+from router.discovery.kubernetes import KubernetesDiscovery, WatchDeps
+from router.discovery.model_service import TextSource, by_model, service_of
 from router.discovery.pods import worker_of
-from router.discovery.reading import TextSource, by_model, service_of
 from router.discovery.texts import TextSide, TextSides
 from router.fleet.services import MemberFacts, ServiceFacts
 from router.placement.revisions import Weights
@@ -134,7 +134,7 @@ def staged(body: Callable[[Stage], Awaitable[None]], *, namespaces: Sequence[str
         async def connect() -> Cluster:
             return cluster
 
-        watching = Watching(texts, clock, SeededEntropy(1), meter)
+        watching = WatchDeps(texts, clock, SeededEntropy(1), meter)
         discovery = KubernetesDiscovery(connect, namespaces, fleet, watching, ("tcp://fixed:1",))
         await discovery.open()
         task = asyncio.create_task(discovery.run())

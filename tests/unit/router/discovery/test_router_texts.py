@@ -8,7 +8,7 @@ import pytest
 from router.api.chat_templates.render import SimpleRenderer
 from router.api.chat_templates.templates import InlineTemplates
 from router.discovery.loading import load_text_side
-from router.discovery.reading import TextSource
+from router.discovery.model_service import TextSource
 from router.discovery.texts import TextSide, TextSides
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop
 from tandem.core.errors import TandemError

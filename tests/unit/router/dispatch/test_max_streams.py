@@ -10,13 +10,13 @@ from router.placement.filters.workers import full
 from router.placement.view import SEQUENCES_MAX, WorkerView
 from router.process_settings import ProcessSettings, sized
 from router.settings import PlacementSettings, RouterSettings
-from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.launches import LaunchContext, members_of
 from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
 from tandem.process.settings import load_settings
 from tests.unit.router.placement.test_router_placement import ask, load, view
 
-PLACES = Places(Path("/fleet"), Path("/key"), Path("/sockets"), 8000, None)
+PLACES = LaunchContext(Path("/fleet"), Path("/key"), Path("/sockets"), 8000, None)
 
 
 def router_of(*flags: str) -> ProcessSettings:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.attempt import Leg
-from router.dispatch.claims import Claimant
-from router.dispatch.missing import Missing, judge
+from router.dispatch.attempt import WorkerStream
+from router.dispatch.missing import MissingBlocks, decide_recompute
+from router.dispatch.recovery import RecoveryStream
 from router.fleet.peer import Peer
 from router.settings import RetrySettings
 from tandem.apps.simulation.loop import VirtualLoop, run
-from tandem.core.messages import Cancel, Claimed, SampleFirst
+from tandem.core.messages import AttemptResumed, Cancel, SampleFirst
 from tests.unit.router.dispatch.test_prefill_given_up import (
     PAIRED,
     STANDSTILL_S,
@@ -32,7 +32,7 @@ ONE_RETRY = replace(PAIRED, retry=RetrySettings(share=0.0, burst=1))
 
 
 def test_a_retry_that_is_granted_computes_at_once() -> None:
-    verdict = judge(Missing("kv_gone", 10.0, 10.0), 10.0, True, SETTINGS, BOUND_S)
+    verdict = decide_recompute(MissingBlocks("kv_gone", 10.0, 10.0), 10.0, True, SETTINGS, BOUND_S)
     assert verdict.compute
     assert verdict.reason == "its blocks did not come: kv_gone"
 
@@ -43,8 +43,8 @@ def test_a_budget_that_never_grants_one_is_asked_for_its_bound_and_no_longer(
 ) -> None:
     """Whatever the back-off: each question comes later than the one before, and the last at the bound."""
     settings = RetrySettings(backoff_first_s=first_s, backoff_max_s=most_s)
-    missing, asked = Missing("transfer_failed", since, since), 0
-    while not (verdict := judge(missing, missing.ask_at, False, settings, bound_s)).compute:
+    missing, asked = MissingBlocks("transfer_failed", since, since), 0
+    while not (verdict := decide_recompute(missing, missing.ask_at, False, settings, bound_s)).compute:
         assert missing.ask_at < verdict.ask_at <= since + bound_s
         missing, asked = missing.again(verdict.ask_at), asked + 1
         assert asked <= 60.0 / 0.02 + 1
@@ -54,8 +54,8 @@ def test_a_budget_that_never_grants_one_is_asked_for_its_bound_and_no_longer(
 
 
 def test_the_pauses_between_questions_double() -> None:
-    missing, asked = Missing("kv_gone", 0.0, 0.0), list[float]()
-    while not (verdict := judge(missing, missing.ask_at, False, SETTINGS, BOUND_S)).compute:
+    missing, asked = MissingBlocks("kv_gone", 0.0, 0.0), list[float]()
+    while not (verdict := decide_recompute(missing, missing.ask_at, False, SETTINGS, BOUND_S)).compute:
         missing = missing.again(verdict.ask_at)
         asked.append(round(verdict.ask_at, 3))
     assert asked == [0.05, 0.15, 0.35, 0.75, 1.55, 2.55, 3.55, 4.55, 5.0]
@@ -161,7 +161,7 @@ def test_a_prompt_that_prefill_has_computed_is_a_retry_too(watched: bool) -> Non
         client = stuck.ask()
         await asyncio.sleep(0.2)
         assert client.tokens[0]
-        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.worker_streams[1:])
         leg.watched = watched
         leg.on_transferred("kv_gone")
         assert await stuck.comes(stuck.d1, SampleFirst) < 0.3
@@ -181,7 +181,7 @@ def test_prefill_that_has_ended_keeps_no_blocks_while_the_budget_refuses() -> No
         client = stuck.ask()
         await asyncio.sleep(0.2)
         assert client.tokens[0]
-        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.worker_streams[1:])
         leg.on_transferred("kv_gone")
         assert await stuck.comes(stuck.p1, Cancel) < 0.3
         assert not told(stuck.d1, SampleFirst)
@@ -216,7 +216,7 @@ def test_a_hand_off_whose_prefill_is_lost_already_gets_its_word_again(code: str)
         stuck.p1.die()
         first = await stuck.comes(stuck.d1, SampleFirst)
         assert first < 0.3
-        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.worker_streams[1:])
         leg.on_transferred(code)
         await asyncio.sleep(0.005)
         assert told(stuck.d1, SampleFirst) == (2 if code else 1)
@@ -254,7 +254,7 @@ def test_a_fetch_that_fails_again_does_not_ask_anew() -> None:
         fails(stuck)
         client = stuck.ask()
         await asyncio.sleep(4.0)
-        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs[1:])
+        leg = next(leg for request in stuck.world.dispatcher._requests.values() for leg in request.worker_streams[1:])
         leg.on_transferred("kv_gone")
         assert await stuck.comes(stuck.p1, Cancel) <= STANDSTILL_S + 0.2
         (await ended(client)).check_whole()
@@ -282,9 +282,9 @@ class Listener:
 )
 def test_a_claimant_hears_how_its_fetch_failed(said: str | None, claimed: bool, heard: list[str]) -> None:
     listener = Listener()
-    claimant = Claimant(cast(Peer, listener), lambda: None)
+    recovery_stream = RecoveryStream(cast(Peer, listener), lambda: None)
     if said is not None:
-        claimant.on_transferred(said)
-    share = claimant.share(Claimed(7, b"", 1, "decode", 10.0, ((0, 1),), transferred=claimed))
-    share.replay(cast(Leg, listener), 0.0)
+        recovery_stream.on_transferred(said)
+    share = recovery_stream.share(AttemptResumed(7, b"", 1, "decode", 10.0, ((0, 1),), transferred=claimed))
+    share.replay(cast(WorkerStream, listener), 0.0)
     assert listener.codes == heard

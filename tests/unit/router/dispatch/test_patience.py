@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.fetch_progress import FetchProgress, Prefilled
+from kv_transfer.fetch_progress import FetchProgress, PrefillStatus
 from kv_transfer.transport.protocol import Alive
-from router.dispatch.patience import STEPS, call_off_s, due, earliest, next_look, standstill_s
+from router.dispatch.stall_timeout import STEPS, call_off_s, due, earliest, next_look, stall_timeout_s
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import Load
 from tandem.engine.protocol import FetchJob
-from tandem.engine.scheduler.work_deadlines import Wait, WorkDeadlines
+from tandem.engine.scheduler.request_deadlines import RequestDeadlines, Wait
 
 DEADLINES = Deadlines()
 TIMES = st.floats(0.0, 1e4)
@@ -29,13 +29,13 @@ def leg(step_s: float | None, progressed_s: float, *, computes: bool = False) ->
 
 
 def attempt(prefill: Any, decode: Any, since: float) -> Any:
-    legs = [each for each in (prefill, decode) if each is not None]
+    worker_streams = [each for each in (prefill, decode) if each is not None]
     return SimpleNamespace(
         prefill=prefill,
         decode=decode,
         first={0: 1},
         patient_since=since,
-        progressed_s=max(each.progressed_s for each in legs),
+        progressed_s=max(each.progressed_s for each in worker_streams),
         calls_off=None,
         calls_off_until=0.0,
     )
@@ -50,7 +50,7 @@ MOST_S = DEADLINES.standstill_max_s
 
 @given(step_s=STEP_S, bound_s=st.floats(0.1, 60.0), most_s=st.floats(0.1, 60.0))
 def test_a_prompt_may_stand_still_for_its_bound_or_ten_steps(step_s: float, bound_s: float, most_s: float) -> None:
-    found = standstill_s(step_s, bound_s, most_s)
+    found = stall_timeout_s(step_s, bound_s, most_s)
     assert found >= bound_s
     assert found >= min(STEPS * step_s, most_s)
     assert found <= max(bound_s, most_s)
@@ -58,9 +58,9 @@ def test_a_prompt_may_stand_still_for_its_bound_or_ten_steps(step_s: float, boun
 
 
 def test_where_no_step_was_measured_a_prompt_is_waited_for_longer_than_short_steps_allow() -> None:
-    assert standstill_s(0.0, 5.0, MOST_S) == 30.0
-    assert standstill_s(0.02, 5.0, MOST_S) == 5.0
-    assert standstill_s(2.0, 5.0, MOST_S) == 20.0
+    assert stall_timeout_s(0.0, 5.0, MOST_S) == 30.0
+    assert stall_timeout_s(0.02, 5.0, MOST_S) == 5.0
+    assert stall_timeout_s(2.0, 5.0, MOST_S) == 20.0
 
 
 def test_however_long_steps_are_a_prompt_may_not_stand_still_for_ever() -> None:
@@ -80,7 +80,7 @@ def test_the_router_judges_before_whoever_holds_or_brings_the_blocks(
 ) -> None:
     deadlines = Deadlines(queue_s=queue_s, kv_wait_s=kv_wait_s, prefill_progress_s=prefill_progress_s)
     judged = due(attempt(leg(step_s, 100.0), leg(0.01, 0.0), 100.0), positions(), deadlines)
-    pulling = FetchProgress(FetchJob(1, ()), deadlines, 64, started=100.0, prefilled=Prefilled())
+    pulling = FetchProgress(FetchJob(1, ()), deadlines, 64, started=100.0, prefilled=PrefillStatus())
     assert pulling.deadline() > judged
     assert 100.0 + deadlines.unjudged_s > judged, "the bound of the holder"
 
@@ -107,7 +107,7 @@ def test_only_what_prefill_says_counts_while_it_computes(
 @given(since=TIMES, told=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=20), step_s=STEP_S)
 def test_a_prefill_that_gets_on_in_time_is_never_due(since: float, told: list[float], step_s: float) -> None:
     """However many steps it takes: each word of progress is in time where the gaps are shorter than the bound."""
-    bound_s, now = standstill_s(step_s, DEADLINES.prefill_progress_s, MOST_S), since
+    bound_s, now = stall_timeout_s(step_s, DEADLINES.prefill_progress_s, MOST_S), since
     prefill = leg(step_s, 0.0)
     running = attempt(prefill, leg(0.01, 0.0), since)
     for gap in told:
@@ -179,7 +179,7 @@ def test_a_stream_is_looked_at_four_times_until_it_is_due_and_then_in_time() -> 
 
 @dataclass
 class Waiting:
-    """A work of `tandem.engine.scheduler.work_deadlines`."""
+    """A work of `tandem.engine.scheduler.request_deadlines`."""
 
     work_id: int
     waits_since: float
@@ -192,7 +192,7 @@ class Waiting:
 @given(over=st.floats(0.0, 500.0), look_every=st.floats(0.3, 7.0))
 def test_a_hand_off_waits_for_its_place_only_from_the_end_of_its_prefill(over: float, look_every: float) -> None:
     works = {1: Waiting(1, 0.0, waits_for_prefill=True)}
-    deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
+    deadlines: RequestDeadlines[Waiting] = RequestDeadlines(works, 10.0)
     deadlines.watch(works[1], 0.0)
     now, told = 0.0, False
     while not (due_now := list(deadlines.passed(now))):
@@ -210,7 +210,7 @@ def test_a_hand_off_waits_for_its_place_only_from_the_end_of_its_prefill(over: f
 
 def test_a_hand_off_that_never_hears_of_its_prefill_ends_with_its_request() -> None:
     works = {1: Waiting(1, 0.0, waits_for_prefill=True)}
-    deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
+    deadlines: RequestDeadlines[Waiting] = RequestDeadlines(works, 10.0)
     deadlines.watch(works[1], 0.0)
     assert not list(deadlines.passed(999.0))
     ((_, reason),) = deadlines.passed(1000.0)
@@ -219,7 +219,7 @@ def test_a_hand_off_that_never_hears_of_its_prefill_ends_with_its_request() -> N
 
 def test_an_answer_that_has_begun_keeps_its_turn_for_a_place_until_its_request_ends() -> None:
     works = {1: Waiting(1, 0.0, waits_for_prefill=False, begun=True)}
-    deadlines: WorkDeadlines[Waiting] = WorkDeadlines(works, 10.0)
+    deadlines: RequestDeadlines[Waiting] = RequestDeadlines(works, 10.0)
     deadlines.watch(works[1], 0.0)
     assert not list(deadlines.passed(999.0))
     ((_, reason),) = deadlines.passed(1000.0)
@@ -229,12 +229,12 @@ def test_an_answer_that_has_begun_keeps_its_turn_for_a_place_until_its_request_e
 # ---- the receiver of a hand-off ----
 
 
-def progress(prefilled: Prefilled | None) -> FetchProgress:
+def progress(prefilled: PrefillStatus | None) -> FetchProgress:
     return FetchProgress(FetchJob(1, ()), DEADLINES, 64, started=100.0, prefilled=prefilled)
 
 
 def test_a_holder_that_computes_may_be_silent_until_its_router_should_have_judged() -> None:
-    prefilled = Prefilled()
+    prefilled = PrefillStatus()
     pulling = progress(prefilled)
     assert pulling.deadline() == 100.0 + DEADLINES.unjudged_s
     pulling.heard(Alive(), 103.0)
@@ -247,7 +247,7 @@ def test_a_holder_that_computes_may_be_silent_until_its_router_should_have_judge
 
 def test_a_holder_that_computes_has_no_longer_to_answer_for_that() -> None:
     """Else where nothing gets through would be found out late."""
-    prefilled = Prefilled()
+    prefilled = PrefillStatus()
     pulling = progress(prefilled)
     assert pulling.answer_s(101.0) == DEADLINES.prefill_progress_s
     assert pulling.answer_s(100.0 + DEADLINES.unjudged_s - 1.0) == 1.0
@@ -261,7 +261,7 @@ def test_a_holder_that_computes_nothing_may_be_silent_for_a_transfers_bound() ->
 
 
 def test_whoever_pulls_hears_once_that_the_prompt_is_computed() -> None:
-    prefilled, heard = Prefilled(), list[int]()
+    prefilled, heard = PrefillStatus(), list[int]()
     prefilled.changed = lambda: heard.append(1)
     prefilled.known(1.0)
     prefilled.known(2.0)

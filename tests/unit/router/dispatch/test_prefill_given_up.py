@@ -161,7 +161,7 @@ def test_a_prefill_that_is_given_up_is_not_tried_again_even_if_decode_is_lost_be
         client = stuck.ask()
         await stuck.comes(stuck.p1, Cancel)
         (request,) = stuck.world.dispatcher._requests.values()
-        peers = {leg.peer.worker_id: leg.peer for leg in request.legs}
+        peers = {leg.peer.worker_id: leg.peer for leg in request.worker_streams}
         assert request.failed_on(peers["p1"])
         stuck.d1.die()
         await asyncio.sleep(0.1)
@@ -235,7 +235,7 @@ def test_what_a_lost_worker_had_told_to_have_computed_counts_as_computed_twice()
     async def body(stuck: Stuck) -> None:
         client = stuck.ask()
         await asyncio.sleep(0.5)
-        (leg,) = [leg for request in stuck.world.dispatcher._requests.values() for leg in request.legs][:1]
+        (leg,) = [leg for request in stuck.world.dispatcher._requests.values() for leg in request.worker_streams][:1]
         leg.on_progress(stuck.world.clock.now(), 48)
         stuck.p1.die()
         (await ended(client)).check_whole()

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.dispatch import relief
-from router.dispatch.attempt import Leg
-from router.dispatch.claims import Claimant
-from router.dispatch.running import RunningRequest
-from router.dispatch.starvation import Elsewhere
+from router.dispatch import prefill_rebalance as relief
+from router.dispatch.attempt import WorkerStream
+from router.dispatch.recovery import RecoveryStream
+from router.dispatch.request_state import RequestState
+from router.dispatch.starvation import AlternativeWorker
 from router.fleet.peer import Peer
 from router.settings import AdmissionSettings, RetrySettings, RouterSettings
 from tandem.apps.simulation.counting import CountingMeter
@@ -163,12 +163,12 @@ def test_what_a_worker_has_begun_is_computed_before_more_urgent_prompts_that_com
         clients = [of_priority(world, 0, 600.0), of_priority(world, 0, 600.0), of_priority(world, 5, 600.0)]
         await asyncio.sleep(0.1)
         peer = peer_of(world, "p1")
-        first = next(leg for _, leg in peer.targets() if isinstance(leg, Leg))
+        first = next(leg for _, leg in peer.targets() if isinstance(leg, WorkerStream))
         first.on_progress(world.clock.now(), 40)
         waiting = [(each.request.generation.request_id, each.tokens) for each in relief._waiting(peer)]
         names = [client.generation.request_id for client in clients]
         assert waiting == [(names[0], 60), (names[2], 160), (names[1], 260)]
-        eta_s = world.dispatcher._relief.prefill_eta_s(peer)
+        eta_s = world.dispatcher._prefill_rebalancer.prefill_eta_s(peer)
         assert sorted(eta_s.values()) == pytest.approx([6.0, 16.0, 26.0], rel=0.1)
         for client in clients:
             await ended(client)
@@ -185,11 +185,11 @@ def test_neither_a_claim_nor_a_prompt_that_has_been_computed_waits_on_a_worker()
         await asyncio.sleep(0.2)
         assert client.tokens[0]
         peer = peer_of(world, "p1")
-        claimant = Claimant(peer, lambda: None)
+        recovery_stream = RecoveryStream(peer, lambda: None)
         assert len(peer.targets()) == 2
         assert relief._waiting(peer) == []
-        assert world.dispatcher._relief.prefill_eta_s(peer) == {}
-        peer.close(claimant.handle)
+        assert world.dispatcher._prefill_rebalancer.prefill_eta_s(peer) == {}
+        peer.close(recovery_stream.handle)
         await ended(client)
 
     starved(body, "p1 d1")
@@ -200,7 +200,7 @@ def test_a_prompt_that_waits_is_judged_by_what_its_placement_expected_and_what_i
         clients = [world.ask(tokens=100, timeout_s=60.0) for _ in range(2)]
         await asyncio.sleep(0.5)
         request = list(world.dispatcher._requests.values())[1]
-        leg = request.legs[0]
+        leg = request.worker_streams[0]
         waits = request.prompt_waits(leg, 7.0, 17.0, world.clock.now())
         assert waits is not None
         assert (waits.turn_s, waits.here_s, waits.moves) == (7.0, 17.0, 0)
@@ -228,7 +228,7 @@ class Looks:
         self.walks = 0
         find, walk = world.dispatcher._placing.find, relief._waiting
 
-        def found(request: RunningRequest, *given: Any, **named: Any) -> Any:
+        def found(request: RequestState, *given: Any, **named: Any) -> Any:
             self.asked.append(request.generation.request_id)
             return find(request, *given, **named)
 
@@ -243,8 +243,8 @@ class Looks:
         """The next look at a worker's prompts, now; for which of them another place was looked for."""
         (peer,) = (peer for peer in self._world.fleet.peers() if peer.worker_id == worker_id)
         self.asked, self.walks = [], 0
-        self._world.dispatcher._relief._looked.clear()
-        self._world.dispatcher._relief.loaded(peer)
+        self._world.dispatcher._prefill_rebalancer._looked.clear()
+        self._world.dispatcher._prefill_rebalancer.loaded(peer)
         return self.asked
 
 
@@ -279,11 +279,11 @@ def test_a_prompt_goes_to_another_prefill_worker_that_has_it_in_time_before_anyb
 ) -> None:
     """Ten seconds each. The third on `p1` is too late there, and not twice as early on `p2`; decode is no help."""
 
-    def elsewhere(_: RunningRequest, __: object, *, forced: bool) -> Elsewhere:
-        return Elsewhere("d1", 25.0, 0.0, 0.2) if forced else Elsewhere("p2", 14.0, 0.0, 0.2)
+    def elsewhere(_: RequestState, __: object, *, forced: bool) -> AlternativeWorker:
+        return AlternativeWorker("d1", 25.0, 0.0, 0.2) if forced else AlternativeWorker("p2", 14.0, 0.0, 0.2)
 
     async def body(world: World, meter: CountingMeter) -> None:
-        monkeypatch.setattr(world.dispatcher._relief, "_elsewhere", elsewhere)
+        monkeypatch.setattr(world.dispatcher._prefill_rebalancer, "_elsewhere", elsewhere)
         clients = [world.ask(tokens=100, timeout_s=15.0) for _ in range(6)]
         await asyncio.sleep(0.3)
         p1, p2 = world.workers["p1"], world.workers["p2"]
@@ -328,11 +328,11 @@ def test_nobody_is_refused_while_decode_might_have_the_prompt_in_time(
 ) -> None:
     """Ten seconds each: the fourth on `p1` has 20 s for what takes 40 there, and no other prefill worker is left."""
 
-    def elsewhere(_: RunningRequest, __: object, *, forced: bool) -> Elsewhere | None:
-        return Elsewhere("d1", decode_s, 0.0, 0.2) if forced else None
+    def elsewhere(_: RequestState, __: object, *, forced: bool) -> AlternativeWorker | None:
+        return AlternativeWorker("d1", decode_s, 0.0, 0.2) if forced else None
 
     async def body(world: World, meter: CountingMeter) -> None:
-        monkeypatch.setattr(world.dispatcher._relief, "_elsewhere", elsewhere)
+        monkeypatch.setattr(world.dispatcher._prefill_rebalancer, "_elsewhere", elsewhere)
         clients = [world.ask(tokens=100, timeout_s=20.0) for _ in range(4)]
         Looks(world, monkeypatch).look("p1")
         assert meter.sum("tandem_starved_prompts_total", "refused") == refused
@@ -350,7 +350,7 @@ def test_a_prompt_that_moves_when_some_of_it_has_been_computed_after_all_is_a_re
         client = world.ask(tokens=100)
         await asyncio.sleep(0.1)
         (request,) = world.dispatcher._requests.values()
-        prefill = request.legs[0].peer
+        prefill = request.worker_streams[0].peer
         request.move_prompt("it is slow", [(prefill.worker_id, prefill.epoch)])
         (await ended(client)).check_whole()
         assert sorted(len(world.workers[name].submits) for name in ("p1", "p3")) == [1, 1]
@@ -365,7 +365,7 @@ def test_time_in_which_a_worker_took_no_prompts_does_not_make_it_slow() -> None:
         clients = [world.ask(tokens=10, timeout_s=3600.0) for _ in range(3)]
         await asyncio.sleep(0.3)
         (peer,) = (peer for peer in world.fleet.peers() if peer.worker_id == "p1")
-        drains, paces = world.dispatcher._relief._drains, list[float]()
+        drains, paces = world.dispatcher._prefill_rebalancer._drains, list[float]()
         for takes in (True, False, True):
             peer.view.take_prompts(takes)
             for _ in range(20):

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from kv_transfer.tickets import Keyring, TicketKey
-from router.dispatch.claims import Claims
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.seal import resume_key, resume_keys, seal, unseal
+from router.dispatch.recovery import Recovery
+from router.dispatch.resume_token import decode_resume_token, encode_resume_token, resume_key, resume_keys
 from router.fleet.peer import Peer
 from router.generation import Generation, Resumed, Usage
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
@@ -21,7 +21,7 @@ from tandem.apps.simulation.platform import Platform, Shape, named_workers
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.messages import Cancel, Claimed, TokenLogprob, WorkerCommand
+from tandem.core.messages import AttemptResumed, Cancel, TokenLogprob, WorkerCommand
 from tandem.core.request import Sampling, Stopping
 from tandem.core.spans import NullRecorder, TraceContext
 from tandem.engine.settings import SchedulerSettings
@@ -456,18 +456,18 @@ def test_a_seal_is_believed_only_whole_and_from_a_known_key() -> None:
     generation = Generation(
         "req", "m", "t", "", b"abcd", 1, 2, Sampling(), Stopping(3), 4.0, 5.0, 6.0, TraceContext("a", "b"), 0, b"f"
     )
-    sealed = seal(KEYRING, generation, 7)
-    opened = unseal(KEYRING, sealed)
+    sealed = encode_resume_token(KEYRING, generation, 7)
+    opened = decode_resume_token(KEYRING, sealed)
     assert opened is not None
     assert opened.generation(5.0) == generation
     assert opened.cached_tokens == 7
     for at in range(0, len(sealed), 7):
-        assert unseal(KEYRING, sealed[:at] + bytes((sealed[at] ^ 1,)) + sealed[at + 1 :]) is None
-        assert unseal(KEYRING, sealed[:at]) is None
+        assert decode_resume_token(KEYRING, sealed[:at] + bytes((sealed[at] ^ 1,)) + sealed[at + 1 :]) is None
+        assert decode_resume_token(KEYRING, sealed[:at]) is None
     other = Keyring(TicketKey("b", b"x" * 16))
-    assert unseal(other, sealed) is None
+    assert decode_resume_token(other, sealed) is None
     rotated = Keyring(other.current, KEYRING.current)
-    assert unseal(rotated, sealed) == opened
+    assert decode_resume_token(rotated, sealed) == opened
     assert resume_key(KEYRING, generation) in resume_keys(rotated, "t", "req")
     assert resume_key(KEYRING, generation) not in resume_keys(rotated, "treq", "")
 
@@ -478,11 +478,11 @@ class Asked:
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
         self.told: list[WorkerCommand] = []
-        self.claimant: Any = None
+        self.recovery_stream: Any = None
         self.closed = False
 
     def open(self, target: object) -> int:
-        self.claimant = target
+        self.recovery_stream = target
         return 7
 
     def send(self, command: WorkerCommand) -> None:
@@ -503,13 +503,13 @@ def test_only_what_is_of_one_attempt_is_taken_over_and_the_rest_is_let_go(
 
     async def main(loop: VirtualLoop) -> None:
         generation = World(loop, PAIRED, 1, 1).generation()
-        claims = Claims("req", "tenant", (b"key",), KEYRING)
+        claims = Recovery("req", "tenant", (b"key",), KEYRING)
         workers = {"d": Asked("d0"), "p": Asked("p0")}
         for (name, worker), attempt in zip(workers.items(), (decode, prefill), strict=True):
             claims.ask(cast(Peer, worker))
-            mode, sealed = {"d": "decode", "p": "prefill"}[name], seal(KEYRING, generation, 0)
-            said = None if attempt is None else Claimed(7, sealed, attempt, mode, 10.0, ((0, 1),))
-            worker.claimant.on_claimed(said)
+            mode, sealed = {"d": "decode", "p": "prefill"}[name], encode_resume_token(KEYRING, generation, 0)
+            said = None if attempt is None else AttemptResumed(7, sealed, attempt, mode, 10.0, ((0, 1),))
+            worker.recovery_stream.on_claimed(said)
         found = claims.take(LoopClock(loop), 600.0)
         assert (found is None) == (not taken)
         shares = (None, None) if found is None else (found.decode, found.prefill)

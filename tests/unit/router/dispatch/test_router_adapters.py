@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.dispatch.adapters import content_hash, prompt_root
-from router.dispatch.keeping import FleetKeeper
-from router.dispatch.seal import seal, unseal
+from router.dispatch.pinned_prefixes import FleetPinnedPrefixes
+from router.dispatch.resume_token import decode_resume_token, encode_resume_token
 from router.fleet.served import served_models
-from router.generation import Kept
+from router.generation import PrefixReplica
 from router.settings import PlacementSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.deadlines import Deadlines
@@ -200,10 +200,10 @@ def test_a_prompt_that_missed_because_of_the_adapter_says_so() -> None:
 def test_a_prefix_is_kept_under_its_adapter_s_names() -> None:
     async def body(world: World) -> None:
         generation = msgspec.structs.replace(world.generation(), prompt=PROMPT, adapter="pirate")
-        keeper = FleetKeeper(world.fleet)
-        names = keeper.names(Kept("d1", 1, 4), generation)
+        keeper = FleetPinnedPrefixes(world.fleet)
+        names = keeper.names(PrefixReplica("d1", 1, 4), generation)
         assert names == b"".join(chain_names(adapter_root(ROOT.name(), PIRATE.content_hash), PROMPT, BLOCK))
-        assert keeper.names(Kept("d1", 1, 4), msgspec.structs.replace(generation, adapter="nobody's")) == b""
+        assert keeper.names(PrefixReplica("d1", 1, 4), msgspec.structs.replace(generation, adapter="nobody's")) == b""
 
     scenario(body, "d1", adapters={"d1": (PIRATE,)})
 
@@ -266,7 +266,7 @@ def test_another_router_has_them_as_well() -> None:
         generation = msgspec.structs.replace(
             world.generation(), resume=b"facts", grammar=JSON, adapter="pirate", special_text=True
         )
-        sealed = unseal(KEYRING, seal(KEYRING, generation, 0))
+        sealed = decode_resume_token(KEYRING, encode_resume_token(KEYRING, generation, 0))
         assert sealed is not None
         again = sealed.generation(generation.received)
         assert (again.grammar, again.adapter, again.special_text) == (JSON, "pirate", True)

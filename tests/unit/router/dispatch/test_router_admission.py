@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.dispatch.admission import Admission, Admitted, FirstToken, Queued, QueueWait, Refused, refusal
 from router.dispatch.retry_budget import RetryBudget, backoff_s
-from router.dispatch.trials import Trials
+from router.dispatch.retry_state import RetryState
 from router.settings import AdmissionSettings, RetrySettings
 
 
@@ -136,7 +136,7 @@ def test_a_part_of_a_retry_is_none() -> None:
 
 def test_a_request_that_fails_everywhere_is_tried_as_often_as_the_settings_say() -> None:
     settings = RetrySettings(attempts_max=3, fruitless_attempts_max=100)
-    trials, ends = Trials(settings), []
+    trials, ends = RetryState(settings), []
     for _ in range(3):
         trials.begin()
         ends.append(trials.ended("engine_failed", "it broke", fruitful=True))
@@ -147,7 +147,7 @@ def test_a_request_that_fails_everywhere_is_tried_as_often_as_the_settings_say()
 
 def test_only_attempts_in_a_row_without_a_token_give_a_request_up() -> None:
     """A long answer that loses its worker now and then, and gets on each time, is not given up."""
-    trials = Trials(RetrySettings(attempts_max=100, fruitless_attempts_max=2))
+    trials = RetryState(RetrySettings(attempts_max=100, fruitless_attempts_max=2))
     for fruitful in (False, True) * 5:
         trials.begin()
         assert trials.ended("engine_failed", "it broke", fruitful=fruitful) is None

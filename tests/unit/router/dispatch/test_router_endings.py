@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.dispatch import endings
+from router.dispatch import errors as endings
 from router.dispatch.admission import Admission
 from router.placement import Unplaced
 from router.settings import AdmissionSettings

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.dispatch.attempt import Attempt
-from router.dispatch.hedging import Late, late
+from router.dispatch.hedging import HedgeDecision, decide_hedge
 from router.placement import Placement
 from router.placement.decision import Breakdown, Candidate
 from router.settings import PlacementSettings, RetrySettings, RouterSettings
@@ -28,8 +28,8 @@ def attempt(number: int = 1, prefill: bool = True) -> Attempt:
     return Attempt(number, placement, leg, leg if prefill else None, {0: 1}, 0, "s", 10.0, 10.0)  # type: ignore[arg-type]
 
 
-def decide(settings: RetrySettings, now: float, moved: bool = False, **shape: object) -> Late:
-    return late(attempt(**shape), moved, settings, now)  # type: ignore[arg-type]
+def decide(settings: RetrySettings, now: float, moved: bool = False, **shape: object) -> HedgeDecision:
+    return decide_hedge(attempt(**shape), moved, settings, now)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_it_is_due_after_a_multiple_of_what_was_expected_or_a_time(settings: Ret
 
 def test_it_is_never_due_when_off_or_when_there_is_nothing_to_gain() -> None:
     on = RetrySettings(hedge_after=1.0, attempts_max=4)
-    assert decide(RetrySettings(), 1e9) == Late(False, "hedging is off")
+    assert decide(RetrySettings(), 1e9) == HedgeDecision(False, "hedging is off")
     assert not decide(on, 1e9, moved=True).hedge
     assert not decide(on, 1e9, prefill=False).hedge
     assert not decide(on, 1e9, number=4).hedge

@@ -179,7 +179,7 @@ def test_a_prompt_that_prefill_still_computes_takes_its_blocks_when_it_is_expect
 
     async def body(pool: Pool) -> None:
         pool.world.ask(tokens=100 * BLOCK)
-        eta_s = pool.world.dispatcher._relief.prefill_eta_s(pool.peer("p1"))
+        eta_s = pool.world.dispatcher._prefill_rebalancer.prefill_eta_s(pool.peer("p1"))
         assert list(eta_s.values()) == [pytest.approx(2.0, rel=0.02)]
         pool.loaded(running=10, free=100)
         assert pool.wait_s(101) == pytest.approx(64 * STEP_S - 2.0, rel=0.02)

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.dispatch.hand_over import handed_over, hands_over, holds_now
+from router.dispatch.kv_migration import can_migrate_kv, holds_now, with_migrated_kv
 from router.dispatch.migration import Leaving, Stream, at_once, moves
-from router.dispatch.trials import Trials
+from router.dispatch.retry_state import RetryState
 from router.placement import Placement, PlacementRequest
 from router.placement.view import WorkerView
 from router.settings import MigrationSettings, PlacementSettings, RetrySettings, RouterSettings
@@ -66,21 +66,21 @@ def view(worker_id: str, pairing: int = 0, free: int = 100, waiting: int = 0) ->
 
 def test_blocks_are_handed_over_where_both_exchange_kv_and_nothing_waits() -> None:
     asked = PlacementRequest("m", prompt_tokens=100, sequences=1, max_tokens=50)
-    assert hands_over(view("d1"), view("d2"), asked)
-    assert not hands_over(view("d1", pairing=1), view("d2"), asked)
-    assert not hands_over(view("d1", waiting=1), view("d2"), asked)
-    assert not hands_over(view("d1"), view("d2"), structs.replace(asked, local_only=True))
+    assert can_migrate_kv(view("d1"), view("d2"), asked)
+    assert not can_migrate_kv(view("d1", pairing=1), view("d2"), asked)
+    assert not can_migrate_kv(view("d1", waiting=1), view("d2"), asked)
+    assert not can_migrate_kv(view("d1"), view("d2"), structs.replace(asked, local_only=True))
     assert holds_now(view("d2", free=9), asked)
     assert not holds_now(view("d2", free=8), asked)
     found = Placement("local", "d2", None, 100, 0, (), ("because",))
-    moved = handed_over(found, view("d1"), asked)
+    moved = with_migrated_kv(found, view("d1"), asked)
     assert (moved.mode, moved.decode, moved.prefill) == ("disaggregated", "d2", "d1")
     assert (moved.prefill_tokens, moved.cached_tokens) == (4, 96)
     assert moved.reasons == ("because", "its blocks come from d1, which leaves")
 
 
 def test_moves_and_leaving_workers_use_up_no_attempt() -> None:
-    trials = Trials(RetrySettings(attempts_max=2, fruitless_attempts_max=2))
+    trials = RetryState(RetrySettings(attempts_max=2, fruitless_attempts_max=2))
     for _ in range(10):
         trials.begin()
         assert trials.ended("draining", "d1 is leaving", fruitful=False) is None
@@ -94,7 +94,7 @@ def test_moves_and_leaving_workers_use_up_no_attempt() -> None:
 
 def test_a_move_is_worth_one_attempt_and_no_more() -> None:
     """A request that fails everywhere is not tried more often for having been moved once."""
-    trials, ends = Trials(RetrySettings(attempts_max=3, fruitless_attempts_max=100)), []
+    trials, ends = RetryState(RetrySettings(attempts_max=3, fruitless_attempts_max=100)), []
     trials.begin()
     trials.moved()
     for _ in range(3):

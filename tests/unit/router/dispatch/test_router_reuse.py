@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from router.dispatch.keeping import FleetKeeper
-from router.generation import Kept
+from router.dispatch.pinned_prefixes import FleetPinnedPrefixes
+from router.generation import PrefixReplica
 from router.settings import PlacementSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names, pack_tokens, tenant_root
@@ -90,15 +90,15 @@ def test_a_prefix_is_pinned_where_it_is_computed_and_let_go_there() -> None:
         assert p1.kv_bytes_max == d1.kv_bytes_max == 5000
         assert client.usage is not None
         (kept,) = client.usage.kept
-        assert kept == Kept("p1", 1, 6)
-        keeper = FleetKeeper(world.fleet)
+        assert kept == PrefixReplica("p1", 1, 6)
+        keeper = FleetPinnedPrefixes(world.fleet)
         names = keeper.names(kept, client.generation)
         assert len(names) == 6 * 16
         await holds(world, "p1", client.generation.prompt)
         assert keeper.still([kept], names) == (kept,)
-        assert keeper.still([Kept("p1", 2, 6)], names) == (), "another incarnation keeps nothing for us"
+        assert keeper.still([PrefixReplica("p1", 2, 6)], names) == (), "another incarnation keeps nothing for us"
         keeper.unpin(kept, names, "")
-        keeper.unpin(Kept("p1", 2, 6), names, "")
+        keeper.unpin(PrefixReplica("p1", 2, 6), names, "")
         await asyncio.sleep(0.1)
         assert [each for each in world.workers["p1"].commands if isinstance(each, Unpin)] == [Unpin(names, "")]
 

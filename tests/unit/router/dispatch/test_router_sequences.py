@@ -10,7 +10,7 @@ from router.dispatch.sequences import Sequences
 from router.generation import Generation
 from tandem.core.kv import pack_tokens
 from tandem.core.messages import SequenceOutput
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.spans import TraceContext
 
 
@@ -81,7 +81,7 @@ def test_what_the_generating_worker_must_see_itself_is_not_handed_over(changes: 
 
 def test_a_further_attempt_forces_what_was_accepted_and_leaves_out_what_has_finished() -> None:
     sequences = accepted(Sequences(generation(3)), 2, 5, 6, finished=(2,))
-    assert sequences.branches() == (Branch(0, 7, (0, 1), 2), Branch(1, 7, (0, 1, 2, 3, 4), 5))
+    assert sequences.branches() == (ChildRequest(0, 7, (0, 1), 2), ChildRequest(1, 7, (0, 1, 2, 3, 4), 5))
     assert (sequences.accepted, sequences.lengths, sequences.tokens_left) == (13, [2, 5, 6], 6)
 
 

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.story import Facts, Summary, Tried, Wait, tell
+from router.dispatch.trace import AttemptTrace, DispatchTraceFacts, Summary, Wait, build_spans
 from router.dispatch.why_missed import Evidence, Others, Where
 from router.placement import Breakdown, Candidate, Placement, SourceChoice
 
@@ -42,7 +42,7 @@ EVIDENCE = st.builds(
     others=st.builds(Others, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
 )
 FACTS = st.builds(
-    Facts,
+    DispatchTraceFacts,
     trace_id=st.just("a" * 32),
     parent_id=st.just("b" * 16),
     dispatch_id=st.sampled_from(("0" * 16, "f" * 16, "c" * 16)),
@@ -52,7 +52,7 @@ FACTS = st.builds(
     wait=st.none() | st.builds(Wait, MS, MS, st.lists(NAMES, max_size=2).map(tuple)),
     tried=st.lists(
         st.builds(
-            Tried,
+            AttemptTrace,
             PLACEMENTS,
             st.integers(1, 3),
             st.just("d" * 16),
@@ -79,10 +79,10 @@ FACTS = st.builds(
 
 
 @given(FACTS)
-def test_packed_facts_tell_the_same(facts: Facts) -> None:
+def test_packed_facts_tell_the_same(facts: DispatchTraceFacts) -> None:
     packed = msgspec.msgpack.encode(facts)
-    spans = tell(msgspec.msgpack.decode(packed, type=Facts))
-    assert spans == tell(facts)
+    spans = build_spans(msgspec.msgpack.decode(packed, type=DispatchTraceFacts))
+    assert spans == build_spans(facts)
     assert [span.name for span in spans].count("dispatch") == 1
     below = {span.span_id for span in spans} | {facts.parent_id}
     assert all(span.parent_id in below for span in spans)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.dispatch.tallies import Arrivals, Ended, Tallies, Tally
+from router.dispatch.tallies import EndedRequest, ModelTally, Tallies, Tally
 from router.fleet.services import ServiceFacts
 from tandem.core.slo import Slo
 
@@ -14,7 +14,7 @@ FACTS = ServiceFacts("ns/s", "m", slo=Slo(ttft_s=2.0, tpot_s=0.1))
 def counted(outcome: str = "done", revision: str = "r1", times: Any = (1.0, 0.05), facts: Any = FACTS) -> Tallies:
     tallies = Tallies()
     tallies.arrived("m")
-    tallies.ended(Ended("m", revision, outcome, times, 7), facts)
+    tallies.ended(EndedRequest("m", revision, outcome, times, 7), facts)
     return tallies
 
 
@@ -36,7 +36,7 @@ def test_a_rollout_is_judged_by_what_the_service_failed_alone(outcome: str, erro
     """A revision is not taken back for what clients do, and not kept for what it fails."""
     tallies = counted(outcome)
     assert tallies.by_revision["m", "r1"] == Tally(1, errors, 0)
-    assert tallies.by_model["m"] == Arrivals(requests=1, output_tokens=7)
+    assert tallies.by_model["m"] == ModelTally(requests=1, output_tokens=7)
     assert counted(outcome, revision="").by_model["m"].unplaced == errors
     assert not counted(outcome, revision="").by_revision
 
@@ -62,9 +62,9 @@ def test_a_request_that_had_to_leave_its_revision_is_an_error_of_that() -> None:
     tallies.left("m", "r1")
     tallies.placed("m", 100)
     tallies.placed("m", 20)
-    tallies.ended(Ended("m", "r2", "done", None, 3), None)
+    tallies.ended(EndedRequest("m", "r2", "done", None, 3), None)
     assert tallies.by_revision == {("m", "r1"): Tally(1, 1, 0), ("m", "r2"): Tally(1, 0, 0)}
-    assert tallies.by_model["m"] == Arrivals(prompt_tokens=120, output_tokens=3)
+    assert tallies.by_model["m"] == ModelTally(prompt_tokens=120, output_tokens=3)
 
 
 def test_of_revisions_without_end_the_latest_are_remembered() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
@@ -33,9 +33,9 @@ class Request:
     strays: tuple[bool, ...]
     max_tokens: int
 
-    def branches(self) -> tuple[Branch, ...]:
+    def branches(self) -> tuple[ChildRequest, ...]:
         return tuple(
-            Branch(number, 40 + number, self._forced(number, done, stray))
+            ChildRequest(number, 40 + number, self._forced(number, done, stray))
             for number, (done, stray) in enumerate(zip(self.done, self.strays, strict=False))
         )
 
@@ -44,7 +44,7 @@ class Request:
         return Sampling(temperature=self.temperature)
 
     def _forced(self, number: int, done: int, stray: bool) -> tuple[int, ...]:
-        alone = Branch(number, 40 + number)
+        alone = ChildRequest(number, 40 + number)
         tokens = reference_tokens(
             _MODEL, pack_tokens(self.prompt), alone, self.sampling, Stopping(_MOST, ignore_eos=True)
         ).tokens[: min(done, self.max_tokens - 1)]

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dispatch.reuse_history import Known, Owner, ReuseHistory
+from router.dispatch.reuse_history import KnownPrefix, PromptOwner, ReuseHistory
 from router.dispatch.why_missed import NEVER_SEEN, Evidence, Others, Where, why_missed
 from tandem.core.kv import pack_tokens
 
 BLOCK = 4
 HERE = Where("p1", 7, "chatcmpl-1", 10.0)
-OWN = Owner("a", "salt-a", b"root-1", "r1")
+OWN = PromptOwner("a", "salt-a", b"root-1", "r1")
 
 
 def because(prompt_tokens: int = 40, found: int = 0, **known: object) -> tuple[str, int] | None:
@@ -78,7 +78,7 @@ def tokens(*ids: int) -> bytes:
     return pack_tokens(ids)
 
 
-def ask(history: ReuseHistory, prompt: bytes, owner: Owner = OWN, where: Where = HERE) -> Known:
+def ask(history: ReuseHistory, prompt: bytes, owner: PromptOwner = OWN, where: Where = HERE) -> KnownPrefix:
     """A prompt comes; gives what was known of it before."""
     known = history.look(owner, prompt, where)
     history.begun(owner, prompt, BLOCK)
@@ -114,10 +114,10 @@ def test_parts_of_a_prompt_were_last_where_the_latest_request_used_them() -> Non
 def test_no_tenant_salt_or_root_finds_what_another_one_asked() -> None:
     prompt = tokens(*range(8))
     others = (
-        Owner("b", "salt-b", b"root-1", "r1"),
-        Owner("a", "salt-a/x", b"root-1", "r1"),
-        Owner("a", "salt-a", b"root-2", "r2"),
-        Owner("a", "salt-a", b"root-3", "r1"),
+        PromptOwner("b", "salt-b", b"root-1", "r1"),
+        PromptOwner("a", "salt-a/x", b"root-1", "r1"),
+        PromptOwner("a", "salt-a", b"root-2", "r2"),
+        PromptOwner("a", "salt-a", b"root-3", "r1"),
     )
     seen = (Others(tenant=True), Others(salt=True), Others(revision=True), Others(variant=True))
     for other, expected in zip(others, seen, strict=True):

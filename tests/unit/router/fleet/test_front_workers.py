@@ -8,7 +8,7 @@ import pytest
 from router.api.auth import Keys, load_keys
 from router.api.rest.app import RestApp
 from router.fleet.listing import LoadListing, PairListing, WorkerListing
-from router.fleet.split_listing import FleetOutlook, WayListing
+from router.fleet.split_listing import FleetOutlook, SplitOptionListing
 from tests.worlds.front_stage import Stage, on_stage
 
 LOAD = LoadListing(3, 1, 2_000, 4, 100, 50, 0.5, 0.1, 0.02, 1_000.0, 50.0, 0.001, 0.0, 0)
@@ -150,7 +150,7 @@ def test_splits_are_explained_to_who_may_use_the_model(keys: Keys) -> None:
     outlooks = tuple(
         FleetOutlook(
             f"ns/{model}", model, ("a1",), ("a1", "a2"), 25.0, "as told", 3.0, "router-x", True, 2, None,
-            (WayListing(1, None, 0.9, 100.0, 0.8),), {"ttft_s": 2.0},
+            (SplitOptionListing(1, None, 0.9, 100.0, 0.8),), {"ttft_s": 2.0},
         )
         for model in ("other", "tiny")
     )  # fmt: skip

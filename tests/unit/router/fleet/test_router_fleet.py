@@ -8,7 +8,7 @@ from router.placement import Work, WorkerView
 from router.settings import FleetSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.kv import chain_names, pack_tokens
-from tandem.core.messages import AttemptFailed, AttemptReport, Claimed, KvDelta, Load, SequenceOutput
+from tandem.core.messages import AttemptFailed, AttemptReport, AttemptResumed, KvDelta, Load, SequenceOutput
 from tests.worlds.router_world import LAYOUT, ROOT, World
 
 NAMES = chain_names(ROOT.name(), pack_tokens(tuple(range(16 * 6))), 16)
@@ -48,7 +48,7 @@ class Ear:
     def on_progress(self, now: float, tokens: int) -> None: ...
     def on_transferred(self, code: str) -> None: ...
 
-    def on_claimed(self, claimed: Claimed | None) -> None: ...
+    def on_claimed(self, claimed: AttemptResumed | None) -> None: ...
 
     def on_lost(self, reason: str) -> None:
         self.lost.append(reason)

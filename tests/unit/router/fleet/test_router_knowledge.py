@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from kv_transfer.index.compact_index import CompactIndex
 from kv_transfer.index.memory_index import MemoryIndex
 from kv_transfer.index.protocol import TIERS, BlockIndex, Held
-from kv_transfer.index.redis_wire import Elsewhere
-from router.fleet.guesses import Guesses
-from router.fleet.knowledge import BlockKnowledge, Known
+from kv_transfer.index.redis_wire import RedisHolder
+from router.fleet.approximate_index import ApproximateIndex
+from router.fleet.knowledge import BlockKnowledge, LiveWorkers
 from router.fleet.kv_feed import Change, Forget, KvFeed, Replace
 from router.fleet.peer import Peer
 from router.placement.view import WorkerView
 from router.settings import FleetSettings
 from tandem.core.messages import Hello, KvDelta, KvSnapshot
 from tandem.engine.protocol import KvChange
-from tandem.link.link import RouterLink
+from tandem.link.protocol import RouterLink
 from tandem.worker.block_events import BlockEvents
 from tests.worlds.redis_stage import hello
 
@@ -111,14 +111,14 @@ class Stopped:
 class Shared:
     """An index beyond the links, with given answers."""
 
-    def __init__(self, told: Mapping[str, Elsewhere]) -> None:
+    def __init__(self, told: Mapping[str, RedisHolder]) -> None:
         self.told = told
         self.asked = 0
 
     def holders(self, service: str = "") -> frozenset[str]:
         return frozenset(self.told)
 
-    async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, Elsewhere]:
+    async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, RedisHolder]:
         self.asked += 1
         return self.told
 
@@ -129,7 +129,7 @@ def peer_of(hello: Hello) -> Peer:
 
 def knowledge(*peers: Peer, shared: Shared | None = None) -> tuple[BlockKnowledge, Stopped]:
     clock, layout = Stopped(), hello("any").layout
-    known = Known({peer.worker_id: peer for peer in peers}, {("r1", bytes(16), layout): 0})
+    known = LiveWorkers({peer.worker_id: peer for peer in peers}, {("r1", bytes(16), layout): 0})
     return BlockKnowledge(CompactIndex(1), known, clock, FleetSettings(guess_s=60.0, answer_s=5.0), shared), clock
 
 
@@ -138,7 +138,7 @@ def redis(total: int) -> Held:
 
 
 async def test_a_holder_without_a_link_is_found_and_can_be_fetched_from() -> None:
-    shared = Shared({"far": Elsewhere(hello("far", 3), redis(7)), "near": Elsewhere(hello("near", 1), redis(9))})
+    shared = Shared({"far": RedisHolder(hello("far", 3), redis(7)), "near": RedisHolder(hello("near", 1), redis(9))})
     near = peer_of(hello("near", 1))
     near.feed.take(KvSnapshot(1, 0, b"", True))
     blocks, clock = knowledge(near, shared=shared)
@@ -156,7 +156,7 @@ async def test_a_holder_without_a_link_is_found_and_can_be_fetched_from() -> Non
 
 
 async def test_a_worker_whose_feed_has_a_gap_is_looked_up_meanwhile() -> None:
-    shared = Shared({"w": Elsewhere(hello("w", 1), redis(4))})
+    shared = Shared({"w": RedisHolder(hello("w", 1), redis(4))})
     worker = peer_of(hello("w", 1))
     blocks, _ = knowledge(worker, shared=shared)
     await blocks.seek(NAMES)
@@ -170,7 +170,7 @@ async def test_a_worker_whose_feed_has_a_gap_is_looked_up_meanwhile() -> None:
 
 
 async def test_another_incarnation_of_a_linked_worker_is_not_believed() -> None:
-    blocks, _ = knowledge(peer_of(hello("w", 2)), shared=Shared({"w": Elsewhere(hello("w", 1), redis(4))}))
+    blocks, _ = knowledge(peer_of(hello("w", 2)), shared=Shared({"w": RedisHolder(hello("w", 1), redis(4))}))
     await blocks.seek(NAMES)
     assert blocks.leading(NAMES) == {}
 
@@ -187,7 +187,7 @@ def test_what_was_sent_to_a_worker_that_tells_nothing_is_known_approximately() -
 
 
 def test_guesses_are_bounded_and_expire() -> None:
-    guesses, known = Guesses(names_max=6, ttl_s=10.0), set[bytes]()
+    guesses, known = ApproximateIndex(names_max=6, ttl_s=10.0), set[bytes]()
 
     def follow(stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         known.update(stored)
@@ -205,7 +205,7 @@ def test_guesses_are_bounded_and_expire() -> None:
 
 
 def test_guesses_follow_any_use() -> None:
-    draw, guesses, known = random.Random(1), Guesses(names_max=5, ttl_s=3.0), set[bytes]()
+    draw, guesses, known = random.Random(1), ApproximateIndex(names_max=5, ttl_s=3.0), set[bytes]()
     for now in range(200):
         changed = guesses.used(NAMES[(start := draw.randrange(12)) : start + draw.randrange(9)], float(now))
         assert not known.intersection(changed.stored)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.fleet.breaker import Outcome, State
-from router.fleet.pairs import Key, PairBook, Partner
+from router.fleet.pairs import Key, PairRegistry, Partner
 from router.settings import PairSettings
 
 SETTINGS = PairSettings(canaries_max=2, partners_max=3, failures_max=2, backoff_first_s=0.5, backoff_max_s=2.0)
@@ -20,7 +20,7 @@ def decode(name: str, group: object = "g") -> Partner:
 
 
 def test_pairs_are_made_of_both_kinds_within_a_group() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     for partner in (prefill("p0"), decode("d0"), decode("d1", "other"), prefill("p1")):
         book.add(partner, 0.0)
     assert set(book.views) == {("p0", "d0"), ("p1", "d0")}
@@ -28,7 +28,7 @@ def test_pairs_are_made_of_both_kinds_within_a_group() -> None:
 
 
 def test_a_worker_is_paired_with_a_bounded_number_at_once_and_with_others_on_demand() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     for index in range(6):
         book.add(prefill(f"p{index}"), 0.0)
     book.add(decode("d0"), 0.0)
@@ -46,7 +46,7 @@ def auto(name: str) -> Partner:
 
 
 def test_workers_of_role_auto_are_paired_in_both_directions() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     for partner in (auto("a0"), auto("a1")):
         book.add(partner, 0.0)
     assert set(book.views) == {("a0", "a1"), ("a1", "a0")}
@@ -60,7 +60,7 @@ def test_workers_of_role_auto_are_paired_in_both_directions() -> None:
 
 
 def test_pairs_of_workers_of_role_auto_grow_with_the_fleet_not_with_its_square() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     for number in range(20):
         book.add(auto(f"a{number:02d}"), 0.0)
     assert len(book.views) <= 20 * SETTINGS.partners_max
@@ -71,7 +71,7 @@ def test_pairs_of_workers_of_role_auto_grow_with_the_fleet_not_with_its_square()
 
 
 def test_canaries_are_begun_as_many_as_there_is_room_for() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     book.add(decode("d0"), 0.0)
     for index in range(3):
         book.add(prefill(f"p{index}"), 0.0)
@@ -85,7 +85,7 @@ def test_canaries_are_begun_as_many_as_there_is_room_for() -> None:
 
 
 def test_a_worker_that_leaves_takes_its_pairs_and_its_canaries_with_it() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     book.add(prefill("p0"), 0.0)
     book.add(decode("d0"), 0.0)
     (key,) = book.begin_due(0.0)
@@ -97,7 +97,7 @@ def test_a_worker_that_leaves_takes_its_pairs_and_its_canaries_with_it() -> None
 
 
 def test_nothing_is_awaited_once_a_pair_carries_or_all_have_been_tried() -> None:
-    book = PairBook(SETTINGS)
+    book = PairRegistry(SETTINGS)
     assert book.unproven() is None
     book.add(prefill("p0"), 0.0)
     book.add(prefill("p1"), 0.0)
@@ -115,7 +115,7 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = PairBook(SETTINGS)
+        self.book = PairRegistry(SETTINGS)
         self.now = 0.0
         self.here: dict[str, None] = {}
         self.under_way: dict[Key, None] = {}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.regrouping import Regrouping
-from router.fleet.silence import given_up
+from router.fleet.heartbeat_timeout import timed_out_workers
+from router.fleet.reconnect_holdoff import ReconnectTracker
 from router.placement.view import WorkerView
 from router.settings import FleetSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
@@ -28,107 +28,107 @@ def view(number: int) -> WorkerView:
     return WorkerView(str(number), 1, role, "demo", "r1", 0, b"root", LAYOUT, 100, 4096)
 
 
-def fleet(workers: int) -> Regrouping:
+def fleet(workers: int) -> ReconnectTracker:
     """So many workers that generate, all there."""
-    regrouping = Regrouping(WITHIN_S)
+    reconnect_holdoff = ReconnectTracker(WITHIN_S)
     for number in range(workers):
-        regrouping.usable(view(2 * number), 0.0)
-    return regrouping
+        reconnect_holdoff.usable(view(2 * number), 0.0)
+    return reconnect_holdoff
 
 
-def lose(regrouping: Regrouping, workers: range, now: float) -> None:
-    regrouping.lost([view(2 * number) for number in workers], now)
+def lose(reconnect_holdoff: ReconnectTracker, workers: range, now: float) -> None:
+    reconnect_holdoff.lost([view(2 * number) for number in workers], now)
 
 
-def told(regrouping: Regrouping, what: str, worker: WorkerView, now: float) -> None:
+def told(reconnect_holdoff: ReconnectTracker, what: str, worker: WorkerView, now: float) -> None:
     match what:
         case "usable":
             worker.draining = False
-            regrouping.usable(worker, now)
+            reconnect_holdoff.usable(worker, now)
         case "drain":
             worker.draining = True
         case "lost":
-            regrouping.lost([worker], now)
+            reconnect_holdoff.lost([worker], now)
         case _:
-            regrouping.gone(worker)
+            reconnect_holdoff.gone(worker)
 
 
 @given(EVENTS, st.floats(0.0, 2.0))
 def test_placing_waits_for_a_bounded_time_after_the_last_event_and_until_just_when_it_said(
     events: list[tuple[str, int, float]], later_s: float
 ) -> None:
-    regrouping, views, now = Regrouping(WITHIN_S), [view(number) for number in range(8)], 0.0
+    reconnect_holdoff, views, now = ReconnectTracker(WITHIN_S), [view(number) for number in range(8)], 0.0
     for what, number, after_s in events:
         now += after_s
-        told(regrouping, what, views[number], now)
-    found = regrouping.look("demo", now)
-    assert regrouping.look("demo", now + WITHIN_S + 1e-6) is None, "nobody waits longer than that"
+        told(reconnect_holdoff, what, views[number], now)
+    found = reconnect_holdoff.look("demo", now)
+    assert reconnect_holdoff.look("demo", now + WITHIN_S + 1e-6) is None, "nobody waits longer than that"
     if found is not None:
         assert now < found.until <= now + WITHIN_S + 1e-9
 
 
 @given(EVENTS)
 def test_nothing_but_time_or_a_worker_ends_the_wait(events: list[tuple[str, int, float]]) -> None:
-    regrouping, views, now = Regrouping(WITHIN_S), [view(number) for number in range(8)], 0.0
+    reconnect_holdoff, views, now = ReconnectTracker(WITHIN_S), [view(number) for number in range(8)], 0.0
     for what, number, after_s in events:
         now += after_s
-        told(regrouping, what, views[number], now)
-        found = regrouping.look("demo", now)
+        told(reconnect_holdoff, what, views[number], now)
+        found = reconnect_holdoff.look("demo", now)
         if found is not None:
-            again = regrouping.look("demo", (now + found.until) / 2)
+            again = reconnect_holdoff.look("demo", (now + found.until) / 2)
             assert again is not None
             assert again.until == found.until
             now = found.until
-            assert regrouping.look("demo", now) is None
+            assert reconnect_holdoff.look("demo", now) is None
 
 
 @given(st.lists(st.integers(0, 7), max_size=20))
 def test_one_worker_at_a_time_is_never_waited_for(numbers: list[int]) -> None:
-    regrouping = fleet(8)
+    reconnect_holdoff = fleet(8)
     for turn, number in enumerate(numbers):
         now = turn * 2 * WITHIN_S
-        lose(regrouping, range(number, number + 1), now)
-        assert regrouping.look("demo", now) is None
-        regrouping.usable(view(2 * number), now + WITHIN_S / 2)
-        assert regrouping.look("demo", now + WITHIN_S / 2) is None
+        lose(reconnect_holdoff, range(number, number + 1), now)
+        assert reconnect_holdoff.look("demo", now) is None
+        reconnect_holdoff.usable(view(2 * number), now + WITHIN_S / 2)
+        assert reconnect_holdoff.look("demo", now + WITHIN_S / 2) is None
 
 
 @pytest.mark.parametrize("away_s", [0.0, 0.5, 3600.0])
 def test_after_an_outage_of_any_length_placing_waits_for_most_of_the_fleet(away_s: float) -> None:
-    regrouping = fleet(8)
-    lose(regrouping, range(8), 1.0)
-    assert regrouping.look("demo", 1.0) is None, "there is nobody to wait with"
+    reconnect_holdoff = fleet(8)
+    lose(reconnect_holdoff, range(8), 1.0)
+    assert reconnect_holdoff.look("demo", 1.0) is None, "there is nobody to wait with"
     back_at = 1.0 + away_s
     for number in range(3):
-        regrouping.usable(view(2 * number), back_at)
-        assert regrouping.look("demo", back_at) is not None
-    regrouping.usable(view(6), back_at)
-    assert regrouping.look("demo", back_at) is None
+        reconnect_holdoff.usable(view(2 * number), back_at)
+        assert reconnect_holdoff.look("demo", back_at) is not None
+    reconnect_holdoff.usable(view(6), back_at)
+    assert reconnect_holdoff.look("demo", back_at) is None
 
 
 def test_who_has_left_or_is_wanted_no_longer_is_not_waited_for() -> None:
-    regrouping = fleet(5)
+    reconnect_holdoff = fleet(5)
     for number in range(4):
         leaving = view(2 * number)
         leaving.draining = number % 2 == 0
-        regrouping.lost([leaving], 1.0)
-    assert regrouping.look("demo", 1.0) is not None
-    regrouping.gone(view(2))
-    assert regrouping.look("demo", 1.0) is None
+        reconnect_holdoff.lost([leaving], 1.0)
+    assert reconnect_holdoff.look("demo", 1.0) is not None
+    reconnect_holdoff.gone(view(2))
+    assert reconnect_holdoff.look("demo", 1.0) is None
 
 
 def test_a_fleet_with_decode_but_without_prefill_is_waited_for_too() -> None:
-    regrouping = Regrouping(WITHIN_S)
+    reconnect_holdoff = ReconnectTracker(WITHIN_S)
     for number in range(8):
-        regrouping.usable(view(number), 0.0)
-    regrouping.lost([view(number) for number in range(8)], 1.0)
+        reconnect_holdoff.usable(view(number), 0.0)
+    reconnect_holdoff.lost([view(number) for number in range(8)], 1.0)
     for number in (0, 2, 4):
-        regrouping.usable(view(number), 2.0)
-    found = regrouping.look("demo", 2.0)
+        reconnect_holdoff.usable(view(number), 2.0)
+    found = reconnect_holdoff.look("demo", 2.0)
     assert found is not None
     assert "5 workers were lost together and 3 are here" in found.reason
-    regrouping.usable(view(1), 2.5)
-    assert regrouping.look("demo", 2.5) is None
+    reconnect_holdoff.usable(view(1), 2.5)
+    assert reconnect_holdoff.look("demo", 2.5) is None
 
 
 class Worker:
@@ -139,10 +139,10 @@ class Worker:
 def test_a_beat_judges_the_silent_unless_it_is_late_itself_and_all_when_it_is_very_late() -> None:
     deadlines = Deadlines()
     workers = [Worker("w1", 10.0), Worker("w2", 13.0)]
-    assert set(given_up(workers, 13.1, 13.0, deadlines).reasons) == {"w1"}
-    assert given_up(workers, 13.1, 13.0, deadlines).fenced
-    assert not given_up(workers, 13.1 + deadlines.heartbeat_every_s, 13.0, deadlines).reasons
-    stopped = given_up(workers, 20.0, 13.0, deadlines)
+    assert set(timed_out_workers(workers, 13.1, 13.0, deadlines).reasons) == {"w1"}
+    assert timed_out_workers(workers, 13.1, 13.0, deadlines).fenced
+    assert not timed_out_workers(workers, 13.1 + deadlines.heartbeat_every_s, 13.0, deadlines).reasons
+    stopped = timed_out_workers(workers, 20.0, 13.0, deadlines)
     assert set(stopped.reasons) == {"w1", "w2"}
     assert not stopped.fenced
 

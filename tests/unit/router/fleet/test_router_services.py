@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.dispatch.standings import RevisionListing, ServiceListing
-from router.fleet.services import MemberFacts, ServiceFacts, Services
+from router.dispatch.serving_status import RevisionListing, ServiceListing
+from router.fleet.services import MemberFacts, ServiceFacts, ServiceRegistry
 from router.placement.revisions import Weights
 from router.settings import AdmissionSettings, PlacementSettings, RouterSettings
 from tandem.apps.simulation.loop import VirtualLoop, run
@@ -409,7 +409,7 @@ def test_workers_whose_steps_can_be_bounded_are_told_what_the_service_is_to_hold
 
 
 def test_a_service_that_leaves_bounds_open_is_judged_by_the_default() -> None:
-    services = Services()
+    services = ServiceRegistry()
     assert services.slo("demo") == DEFAULT
     services.tell([told({}, slo=Slo(tpot_s=0.03, itl_s=0.2))], ())
     assert services.slo("demo") == Slo(2.0, 0.03, 0.2)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from kv_transfer.index.protocol import Held
-from kv_transfer.index.redis_wire import Elsewhere
+from kv_transfer.index.redis_wire import RedisHolder
 from kv_transfer.tickets import check
 from kv_transfer.transport.protocol import is_reuse
 from router.fleet.services import ServiceFacts
@@ -20,13 +20,13 @@ BLOCKS = TOKENS // LAYOUT.block_tokens
 class Shared:
     """Knows one holder of whatever it is asked for."""
 
-    told: Elsewhere | None = None
+    told: RedisHolder | None = None
     asked: tuple[str, ...] = ()
 
     def holders(self, service: str = "") -> frozenset[str]:
         return frozenset() if self.told is None else frozenset((self.told.hello.worker_id,))
 
-    async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, Elsewhere]:
+    async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, RedisHolder]:
         self.asked += (service,)
         return {} if self.told is None else {self.told.hello.worker_id: self.told}
 
@@ -38,7 +38,7 @@ def test_a_stranger_that_has_the_prompt_is_a_source() -> None:
         world.worker("u1", "unified").load = IDLE
         await world.start()
         far = ScriptedWorker(world, "far", "unified")
-        shared.told = Elsewhere(far.hello(), Held(BLOCKS, BLOCKS, known_by="redis"))
+        shared.told = RedisHolder(far.hello(), Held(BLOCKS, BLOCKS, known_by="redis"))
         client = world.ask(tokens=TOKENS)
         await client.ended.wait()
         assert not world.workers["u1"].submits[-1].sources, "nobody has asked the shared index"
@@ -76,7 +76,7 @@ def test_the_index_is_asked_for_the_service_that_a_request_goes_to() -> None:
         world = World(loop, shared=shared)
         world.worker("u1", "unified").load = IDLE
         await world.start()
-        shared.told = Elsewhere(
+        shared.told = RedisHolder(
             ScriptedWorker(world, "far", "unified").hello(), Held(BLOCKS, BLOCKS, known_by="redis")
         )
         generation = world.generation(tokens=TOKENS)

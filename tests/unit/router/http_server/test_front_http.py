@@ -12,8 +12,8 @@ import uvloop
 
 from router.api.errors import explain
 from router.http_server import connection as http_connection
-from router.http_server.exchange import Message, Receive
-from router.http_server.outlet import CONNECTION_EXTENSION, Send
+from router.http_server.cycle import Message, Receive
+from router.http_server.response_writer import CONNECTION_EXTENSION, Send
 from router.http_server.server import HttpServer
 
 Wires = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.http_server.outlet import Connection, Message, Outlet, OutletLimits
+from router.http_server.response_writer import Connection, Message, ResponseWriter, ResponseWriterLimits
 from router.http_server.wire import Wire
 from tests.worlds.front_stage import until
 
@@ -139,11 +139,13 @@ class Chunks:
 
 
 def outlet(
-    server: Server, chunks: Chunks | None = None, limits: OutletLimits | None = None
-) -> tuple[Outlet, list[str]]:
+    server: Server, chunks: Chunks | None = None, limits: ResponseWriterLimits | None = None
+) -> tuple[ResponseWriter, list[str]]:
     told: list[str] = []
     connection = Connection(lambda: told.append("abort"), chunks)
-    return Outlet(server.send, limits or OutletLimits(), connection, lambda: told.append("slow")), told
+    return ResponseWriter(
+        server.send, limits or ResponseWriterLimits(), connection, lambda: told.append("slow")
+    ), told
 
 
 async def test_sending_needs_no_task_while_the_client_reads() -> None:
@@ -207,7 +209,7 @@ async def test_a_whole_response_never_takes_the_short_way() -> None:
 
 async def test_too_much_gathered_makes_the_client_slow_once() -> None:
     server = Server()
-    out, told = outlet(server, limits=OutletLimits(buffer_bytes=10, stall_s=30.0, farewell_s=0.05))
+    out, told = outlet(server, limits=ResponseWriterLimits(buffer_bytes=10, stall_s=30.0, farewell_s=0.05))
     out.start(200, [])
     server.gate.clear()
     for _ in range(20):
@@ -234,7 +236,7 @@ async def test_a_server_that_says_the_client_is_gone_ends_the_outlet() -> None:
     async def send(message: Message) -> None:
         raise ConnectionResetError
 
-    out = Outlet(send, OutletLimits(), Connection(lambda: None), lambda: None)
+    out = ResponseWriter(send, ResponseWriterLimits(), Connection(lambda: None), lambda: None)
     out.start(200, [])
     out.write(b"x")
     assert out.ended

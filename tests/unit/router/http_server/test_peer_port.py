@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from control_plane.reports.http_get import Place, get
+from control_plane.reports.http_get import Endpoint, get
 from router.http_server.server import HttpServer
 from router.process_settings import ProcessSettings
 from tandem.core.errors import TandemError
@@ -31,14 +31,14 @@ async def _app(scope: Any, _receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def listening(tls: TlsSettings) -> AsyncIterator[tuple[Place, int]]:
+async def listening(tls: TlsSettings) -> AsyncIterator[tuple[Endpoint, int]]:
     """Where peers ask, and the port of everybody else."""
     app: Any = _app
     server = HttpServer(app)
     public = await server.start("127.0.0.1", 0)
     peers = await server.start("127.0.0.1", 0, server_context(tls))
     try:
-        yield Place("127.0.0.1", peers, secure=True), public
+        yield Endpoint("127.0.0.1", peers, secure=True), public
     finally:
         await server.close(0.2)
 
@@ -47,7 +47,7 @@ def named(tls: TlsSettings) -> TlsSettings:
     return replace(tls, server_name="tandem-worker")
 
 
-async def _code(place: Place, tls: TlsSettings) -> str:
+async def _code(place: Endpoint, tls: TlsSettings) -> str:
     with pytest.raises(TandemError) as caught:
         await get(place, "/v1/workers", 2.0, client_context(tls))
     return caught.value.code
@@ -61,7 +61,7 @@ def test_only_who_shows_a_certificate_of_the_same_authority_is_answered(tmp_path
     async def main() -> None:
         async with listening(ours) as (place, public):
             assert await get(place, "/v1/workers", 2.0, client_context(named(ours))) == b"/v1/workers" * 3000
-            assert await get(Place("127.0.0.1", public), "/v1/workers", 2.0) == b"/v1/workers" * 3000
+            assert await get(Endpoint("127.0.0.1", public), "/v1/workers", 2.0) == b"/v1/workers" * 3000
             assert await _code(place, named(theirs)) == "link_lost", "we do not trust the router"
             assert await _code(place, named(replace(theirs, authority=both))) == "link_lost", "it does not trust us"
             assert await _code(place, replace(ours, server_name="tandem-router")) == "link_lost"

@@ -5,7 +5,7 @@ from router.placement.filters.partners import Partners
 from router.placement.filters.sorting import Suitable
 from router.placement.reasons import Chosen, at_stake
 from router.placement.scorers.candidate import Priced
-from router.placement.scorers.prompt import Way
+from router.placement.scorers.prompt import PromptPlan
 from router.settings import PlacementSettings
 from tests.unit.router.placement.test_router_placement import ask, view
 
@@ -14,7 +14,7 @@ HELD_TO = ask(objective=Objective(ttft_ms=1_000.0))
 
 def priced(name: str, total_ms: float, stakes_ms: float = 0.0, answer_stakes_ms: float = 0.0) -> Priced:
     """Its first token is expected after 500 ms."""
-    way = Way(100.0, 250.0, 400, 400, 250.0)
+    way = PromptPlan(100.0, 250.0, 400, 400, 250.0)
     decode = view(name, "unified")
     return Priced(total_ms, 150.0, way, 0.0, 0.0, 0.0, 0.0, stakes_ms, answer_stakes_ms, decode, None)
 

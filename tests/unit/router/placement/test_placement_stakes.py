@@ -10,7 +10,7 @@ from router.placement import CostModel, Objective, Placement, PlacementRequest, 
 from router.placement.decision import Work
 from router.placement.filters.sorting import Suitable
 from router.placement.learning.step_costs import StepTerms
-from router.placement.policies.asking import asking
+from router.placement.policies.scoring_context import scoring_context
 from router.placement.scorers.candidate import prefill_price, price_local, price_pairs
 from router.placement.scorers.stakes import (
     Stakes,
@@ -219,7 +219,7 @@ def test_what_is_told_of_a_price_is_what_candidates_are_ordered_by() -> None:
     """An operator who adds the parts up must find the cheapest first, with misses among them."""
     request = ask(2_000, objective=Objective(ttft_ms=400.0, tpot_ms=14.0))
     decode, prefill = busy("w1", 40, 1_000), view("p1", "prefill", load=load(queued_prompt_tokens=1_500))
-    found = asking(request, Suitable([decode], [prefill]), CostModel(CostPriors()), PlacementSettings())
+    found = scoring_context(request, Suitable([decode], [prefill]), CostModel(CostPriors()), PlacementSettings())
     local = price_local(found, decode)
     (paired,) = price_pairs(found, [prefill_price(found, prefill)], local)
     for each in (local, paired):

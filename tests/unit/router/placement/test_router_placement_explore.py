@@ -13,7 +13,7 @@ from router.placement.decision import Objective, Placement, PlacementRequest
 from router.placement.policies import make_policy
 from router.placement.policies.explore import WHY, Explorer, looks_slow
 from router.placement.scorers.candidate import Priced
-from router.placement.scorers.prompt import Way
+from router.placement.scorers.prompt import PromptPlan
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy, unit
 from tests.unit.router.placement.test_router_placement import load, view
@@ -24,7 +24,7 @@ REQUEST = PlacementRequest("demo", 1_000, 1, 100)
 
 def priced(worker: int, total_ms: float, uncached: int = 1_000, ttft_ms: float = 100.0) -> Priced:
     figures = dict.fromkeys(Priced.__struct_fields__, 0.0)
-    way = Way(0.0, ttft_ms, uncached, uncached, ttft_ms)
+    way = PromptPlan(0.0, ttft_ms, uncached, uncached, ttft_ms)
     return Priced(**{**figures, "total_ms": total_ms, "way": way, "decode": WORKERS[worker], "prefill": None})
 
 

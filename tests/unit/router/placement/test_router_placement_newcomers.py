@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from router.placement import Placement, WorkerView
 from router.placement.policies.newcomers import WHY, in_turn
 from router.placement.scorers.candidate import Priced
-from router.placement.scorers.prompt import Way
+from router.placement.scorers.prompt import PromptPlan
 from tests.unit.router.placement.test_router_placement import ask, decide, load, view
 
-WAY = Way(0.0, 1.0, 10, 10, 1.0)
+WAY = PromptPlan(0.0, 1.0, 10, 10, 1.0)
 NOW, OLD, NEW = 100.0, 10.0, 99.0
 ANSWER_MS = 2_000.0
 PREFILL = view("p1", "prefill")

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from router.placement.picker import by_cost
 from router.placement.scorers.candidate import Priced
-from router.placement.scorers.prompt import Way
+from router.placement.scorers.prompt import PromptPlan
 from tests.unit.router.placement.test_router_placement import view
 
-WAY = Way(0.0, 1.0, 10, 10, 1.0)
+WAY = PromptPlan(0.0, 1.0, 10, 10, 1.0)
 WORKERS = [view(f"d{number}", "decode", sequences_in_flight=number % 3) for number in range(12)]
 
 

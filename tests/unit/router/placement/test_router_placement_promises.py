@@ -18,7 +18,7 @@ from router.placement import (
     WorkerView,
     make_policy,
 )
-from router.placement.policies.promises import Promises, marks
+from router.placement.policies.speculative import SpeculativeEntries, marks
 from router.settings import CostPriors, PlacementSettings
 from tandem.core.entropy import SeededEntropy
 from tandem.core.kv import BlockNames, chain_names, pack_tokens
@@ -46,7 +46,7 @@ A, B = tuple(range(1600)), tuple(range(5000, 6600))
 
 
 def test_what_was_sent_is_promised_to_those_who_will_have_it_for_a_while() -> None:
-    promises = Promises(2.0, 1000)
+    promises = SpeculativeEntries(2.0, 1000)
     promises.placed(prompt(*A), placement("d", "p"), 10.0)
     assert dict(promises.leading(prompt(*A), 10.0)) == {(ROOT, "p"): 100, (ROOT, "d"): 100}
     assert promises.leading(prompt(*B), 10.0) == {}
@@ -55,14 +55,14 @@ def test_what_was_sent_is_promised_to_those_who_will_have_it_for_a_while() -> No
 
 
 def test_a_common_part_is_known_to_a_sixteenth() -> None:
-    promises = Promises(2.0, 1000)
+    promises = SpeculativeEntries(2.0, 1000)
     promises.placed(prompt(*A), placement("d"), 0.0)
     found = promises.leading(prompt(*A[:1200], *B), 0.0)[ROOT, "d"]
     assert 75 - 75 // 16 <= found <= 75
 
 
 def test_a_lost_worker_has_nothing_and_comes_back_with_nothing() -> None:
-    promises = Promises(2.0, 1000)
+    promises = SpeculativeEntries(2.0, 1000)
     promises.placed(prompt(*A), placement("d"), 0.0)
     promises.forget("d")
     assert promises.leading(prompt(*A), 0.0) == {}
@@ -71,7 +71,7 @@ def test_a_lost_worker_has_nothing_and_comes_back_with_nothing() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    promises = Promises(1e9, 50)
+    promises = SpeculativeEntries(1e9, 50)
     for start in range(0, 100_000, 1000):
         asked = structs.replace(prompt(*range(start, start + 1600)), prompt_cache_key=str(start))
         promises.placed(asked, placement("d"), 0.0)
@@ -82,7 +82,7 @@ def test_memory_is_bounded() -> None:
 def test_packed_names_promise_the_same() -> None:
     plain = prompt(*A)
     packed = structs.replace(plain, names={ROOT: BlockNames(b"".join(plain.names[ROOT]))})
-    promises = Promises(2.0, 1000)
+    promises = SpeculativeEntries(2.0, 1000)
     promises.placed(packed, placement("d"), 0.0)
     assert promises.leading(plain, 0.0) == promises.leading(packed, 0.0) == {(ROOT, "d"): 100}
 
@@ -188,7 +188,7 @@ class Plain:
         )
 
 
-def agree(promises: Promises, plain: Plain, asked: PlacementRequest, now: float) -> bool:
+def agree(promises: SpeculativeEntries, plain: Plain, asked: PlacementRequest, now: float) -> bool:
     """What is promised is what is promised name by name; nothing need be where it does not begin with what is lacking
     now, as when a worker has lost the blocks before it."""
     ours, theirs = dict(promises.leading(asked, now)), plain.leading(asked, now)
@@ -217,7 +217,7 @@ def kinds(blocks: list[int]) -> tuple[int, ...]:
 def test_promises_are_those_of_every_name_by_itself(
     steps: list[tuple[float, tuple[list[int], str, str | None, int, dict[str, int], float], str | None]],
 ) -> None:
-    promises, plain, now = Promises(2.0, 1000), Plain(), 0.0
+    promises, plain, now = SpeculativeEntries(2.0, 1000), Plain(), 0.0
     for later, (blocks, decode, prefill, tokens, held, takes_s), lost in steps:
         now += later
         asked = structs.replace(

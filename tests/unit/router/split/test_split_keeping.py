@@ -12,13 +12,13 @@ from router.fleet.service_split import ServiceSplit
 from router.fleet.split_listing import FleetOutlook
 from router.settings import PlacementSettings, RouterSettings
 from router.split.plan import Planner
-from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
+from router.split.values import ObservedRequest, Outlook, Split, SplitOption, WorkerStatus, WorkTimes
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import ITL_TARGET, Forecast, Pin, PublishSplit, SplitPublished, SplitRecord, Tune
 from tandem.core.metrics import Meter, NullMeter
 from tandem.core.slo import Slo
-from tandem.link.link_messages import COMMANDS
+from tandem.link.messages import COMMANDS
 from tests.unit.router.placement.test_router_placement import load
 from tests.worlds.router_world import Client, World
 
@@ -31,12 +31,12 @@ class Told(Planner):
     def __init__(self, prefills: frozenset[str] = frozenset(), itl_s: float | None = None) -> None:
         super().__init__(RouterSettings().split)
         self.wanted = Split(prefills, itl_s, "as told")
-        self.looks: list[tuple[Sequence[Standing], WorkTimes, Slo, float]] = []
+        self.looks: list[tuple[Sequence[WorkerStatus], WorkTimes, Slo, float]] = []
         self.met: list[bool] = []
         self.placed: list[bool] = []
-        self.requests: list[Seen] = []
+        self.requests: list[ObservedRequest] = []
 
-    def seen(self, request: Seen) -> None:
+    def seen(self, request: ObservedRequest) -> None:
         self.requests.append(request)
 
     def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
@@ -44,7 +44,7 @@ class Told(Planner):
         self.placed.append(placed)
 
     def look(
-        self, now: float, standings: Sequence[Standing], times: WorkTimes, slo: Slo, share: float = 1.0
+        self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]:
         self.looks.append((standings, times, slo, share))
         yield
@@ -53,7 +53,7 @@ class Told(Planner):
         present = {standing.worker_id for standing in standings}
         self.moves += len(self.split.prefills ^ (self.wanted.prefills & present))
         self.split = self.wanted._replace(prefills=self.wanted.prefills & present)
-        self.outlooks = (Outlook(Way(len(self.split.prefills), self.split.itl_s), 0.9, 100.0),)
+        self.outlooks = (Outlook(SplitOption(len(self.split.prefills), self.split.itl_s), 0.9, 100.0),)
 
 
 async def all_end(clients: Sequence[Client]) -> None:
@@ -257,7 +257,7 @@ def test_a_router_that_takes_over_leaves_the_split_until_its_pairs_are_proved() 
         service = service_of(world)
 
         def traffic() -> None:
-            service.planner.seen(Seen(world.clock.now(), 300, 300, 50.0))
+            service.planner.seen(ObservedRequest(world.clock.now(), 300, 300, 50.0))
 
         while not service.lease.holds:
             assert world.clock.now() < now + 60.0

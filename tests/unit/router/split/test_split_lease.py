@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.split.lease import Lease, LeaseSettings
 from tandem.core.messages import PublishSplit, RouterMessage, SplitPublished, SplitRecord
-from tandem.worker.split_board import SplitBoard
+from tandem.worker.split_registry import SplitRegistry
 
 SETTINGS = LeaseSettings(lease_s=15.0, listen_s=1.0)
 
@@ -54,7 +54,7 @@ class Router:
 @dataclass
 class Worker:
     routers: list[Router] = field(default_factory=list)
-    board: SplitBoard = field(default_factory=SplitBoard)
+    board: SplitRegistry = field(default_factory=SplitRegistry)
     up: bool = True
 
     def take(self, sender: Router, command: PublishSplit, now: float) -> None:
@@ -150,7 +150,7 @@ def test_two_that_claimed_at_once_end_with_one() -> None:
 
 
 def test_a_lease_is_bounded_and_ends_at_once_where_it_is_given_back() -> None:
-    board, heard = SplitBoard(), Router("r", [])
+    board, heard = SplitRegistry(), Router("r", [])
     board.publish(PublishSplit(SplitRecord(1, "a", ()), 1e9), heard, (heard,), 0.0)
     assert heard.waiting[-1].left_s <= 60.0
     board.publish(PublishSplit(SplitRecord(9, "b", ()), 15.0), heard, (heard,), 1.0)
@@ -182,7 +182,7 @@ def test_whatever_stops_in_between_one_decides_in_the_end(
         if kind in ("pause", "resume"):
             router.paused = kind == "pause"
         elif kind == "restart":
-            worker.board = SplitBoard()
+            worker.board = SplitRegistry()
         else:
             worker.up = kind == "up"
         now = run(deciding, now, seconds)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from router.placement.learning.transfer_costs import TransferCosts
 from router.settings import SplitSettings
-from router.split.choice import held_at_unified, step_towards, who
+from router.split.choice import choose_prefill_workers, held_at_unified, step_towards
 from router.split.knee import Knee
 from router.split.offered import Offered
 from router.split.outlook import Replay, held_s
 from router.split.plan import Planner, watched_looks
 from router.split.record import Record
-from router.split.values import Outlook, Seen, Split, Standing, Way, WorkTimes
+from router.split.values import ObservedRequest, Outlook, Split, SplitOption, WorkerStatus, WorkTimes
 from router.split.window import repeated, settled, since_change
 from router.split.work import demands, present, steady
 from tandem.core.entropy import SeededEntropy, unit
@@ -36,38 +36,40 @@ TIMES = WorkTimes(
 LOOK_S = SplitSettings().look_s
 
 
-def workers(count: int = 8, running: int = 0, queued: int = 0, **fields: object) -> list[Standing]:
-    alike = Standing("", False, running, running * 1000, queued, 40_000, 30_000, 16, True)
+def workers(count: int = 8, running: int = 0, queued: int = 0, **fields: object) -> list[WorkerStatus]:
+    alike = WorkerStatus("", False, running, running * 1000, queued, 40_000, 30_000, 16, True)
     return [alike._replace(worker_id=f"w{place}", **fields) for place in range(count)]  # type: ignore[arg-type]
 
 
-def prompts(seed: int, begin_s: float, end_s: float, rate: float = 28.0) -> list[Seen]:
+def prompts(seed: int, begin_s: float, end_s: float, rate: float = 28.0) -> list[ObservedRequest]:
     """Long prompts, short answers: too many for unified workers whose steps are held to 25 ms."""
     return drawn(seed, begin_s, end_s, rate, 5_000, 80)
 
 
-def answers(seed: int, begin_s: float, end_s: float, rate: float = 26.0) -> list[Seen]:
+def answers(seed: int, begin_s: float, end_s: float, rate: float = 26.0) -> list[ObservedRequest]:
     """Short prompts, long answers: half of the workers cannot decode them in time."""
     return drawn(seed, begin_s, end_s, rate, 300, 1_000)
 
 
-def drawn(seed: int, begin_s: float, end_s: float, rate: float, prompt: int, answer: int) -> list[Seen]:
-    entropy, found, at_s = SeededEntropy(seed, "split"), list[Seen](), begin_s
+def drawn(seed: int, begin_s: float, end_s: float, rate: float, prompt: int, answer: int) -> list[ObservedRequest]:
+    entropy, found, at_s = SeededEntropy(seed, "split"), list[ObservedRequest](), begin_s
     while True:
         at_s += 2 * unit(entropy) / rate
         if at_s >= end_s:
             return found
         tokens = int(prompt * (0.5 + unit(entropy)))
-        found.append(Seen(at_s, tokens, tokens, float(answer)))
+        found.append(ObservedRequest(at_s, tokens, tokens, float(answer)))
 
 
-def look(planner: Planner, now: float, standings: Sequence[Standing], slo: Slo = SLO) -> Split:
+def look(planner: Planner, now: float, standings: Sequence[WorkerStatus], slo: Slo = SLO) -> Split:
     for _ in planner.look(now, standings, TIMES, slo):
         pass
     return planner.split
 
 
-def run(planner: Planner, requests: Iterable[Seen], until_s: float, now: float = 0.0) -> list[tuple[float, Split]]:
+def run(
+    planner: Planner, requests: Iterable[ObservedRequest], until_s: float, now: float = 0.0
+) -> list[tuple[float, Split]]:
     """Look every five seconds; every request is reported."""
     found, waiting = [], list(requests)
     while now < until_s:
@@ -78,7 +80,7 @@ def run(planner: Planner, requests: Iterable[Seen], until_s: float, now: float =
     return found
 
 
-def expected(way: Way, requests: Sequence[Seen]) -> float:
+def expected(way: SplitOption, requests: Sequence[ObservedRequest]) -> float:
     replay = Replay(way, demands(requests, TIMES, SLO), present(workers(), requests, TIMES), TIMES, SLO)
     for _ in replay.run():
         pass
@@ -97,14 +99,16 @@ def test_prompts_that_unified_workers_cannot_take_get_workers_of_their_own() -> 
     assert len(split.prefills) >= 4
     assert "of 8 take prompts" in split.reason
     assert "%" in split.reason
-    assert expected(Way(len(split.prefills), 0.025), prompts(2, 0.0, 60.0)) > expected(
-        Way(0, 0.025), prompts(2, 0.0, 60.0)
+    assert expected(SplitOption(len(split.prefills), 0.025), prompts(2, 0.0, 60.0)) > expected(
+        SplitOption(0, 0.025), prompts(2, 0.0, 60.0)
     )
 
 
 @pytest.mark.parametrize("traffic", [prompts, answers])
 @pytest.mark.parametrize("seed", range(2))
-def test_traffic_that_stays_moves_little(seed: int, traffic: Callable[[int, float, float], list[Seen]]) -> None:
+def test_traffic_that_stays_moves_little(
+    seed: int, traffic: Callable[[int, float, float], list[ObservedRequest]]
+) -> None:
     planner = Planner(SplitSettings())
     splits = run(planner, traffic(seed, 0.0, 180.0), 180.0)
     late = [split.prefills for at_s, split in splits if at_s > 60.0]
@@ -119,8 +123,8 @@ def test_a_shift_is_followed_within_thirty_seconds(seed: int) -> None:
     assert len(planner.split.prefills) >= 4
     after = run(planner, answers(seed, 120.0, 150.0), 150.0, now=120.0)
     later = answers(seed + 10, 0.0, 60.0)
-    best = max(expected(Way(prefills, 0.025), later) for prefills in range(8))
-    assert expected(Way(len(after[-1][1].prefills), 0.025), later) >= 0.95 * best
+    best = max(expected(SplitOption(prefills, 0.025), later) for prefills in range(8))
+    assert expected(SplitOption(len(after[-1][1].prefills), 0.025), later) >= 0.95 * best
 
 
 def test_all_unified_is_always_looked_at() -> None:
@@ -192,9 +196,9 @@ def test_who_begins_has_the_fewest_streams_and_who_stops_the_fewest_prompts() ->
         each._replace(running=running, queued_prompt_tokens=queued)
         for each, running, queued in zip(workers(4), (9, 3, 5, 1), (0, 0, 700, 300), strict=True)
     ]
-    assert who(2, frozenset(), standings) == {"w3", "w1"}
-    assert who(1, frozenset({"w2", "w3"}), standings) == {"w2"}
-    assert who(2, frozenset({"w0"}), standings) == {"w0", "w3"}
+    assert choose_prefill_workers(2, frozenset(), standings) == {"w3", "w1"}
+    assert choose_prefill_workers(1, frozenset({"w2", "w3"}), standings) == {"w2"}
+    assert choose_prefill_workers(2, frozenset({"w0"}), standings) == {"w0", "w3"}
 
 
 @settings(max_examples=25, deadline=None)
@@ -211,7 +215,7 @@ def test_a_replay_ends_and_its_figures_make_sense(
     requests = prompts(seed, 0.0, 20.0, rate)
     standings = workers(running=running, queued=queued)
     replay = Replay(
-        Way(prefills, 0.025), demands(requests, TIMES, SLO), present(standings, requests, TIMES), TIMES, SLO
+        SplitOption(prefills, 0.025), demands(requests, TIMES, SLO), present(standings, requests, TIMES), TIMES, SLO
     )
     turns = sum(1 for _ in replay.run())
     outlook = replay.outlook()
@@ -223,13 +227,13 @@ def test_a_replay_ends_and_its_figures_make_sense(
 
 def test_the_same_requests_come_to_the_same() -> None:
     requests = prompts(1, 0.0, 30.0)
-    assert expected(Way(3, 0.025), requests) == expected(Way(3, 0.025), requests)
+    assert expected(SplitOption(3, 0.025), requests) == expected(SplitOption(3, 0.025), requests)
 
 
 def test_fewer_requests_are_not_met_less_often() -> None:
     light, heavy = prompts(1, 0.0, 60.0, 8.0), prompts(1, 0.0, 60.0, 60.0)
     for prefills in (0, 4):
-        assert expected(Way(prefills, 0.025), light) >= 0.99 > expected(Way(prefills, 0.025), heavy)
+        assert expected(SplitOption(prefills, 0.025), light) >= 0.99 > expected(SplitOption(prefills, 0.025), heavy)
 
 
 def test_a_change_of_prompts_is_found_and_one_of_their_rate_is_none() -> None:
@@ -252,7 +256,7 @@ def test_short_traffic_is_repeated_at_its_own_rate() -> None:
 def test_few_that_happen_to_be_alike_are_no_change() -> None:
     """Of a mix of long and short prompts two dozen short ones may well come together."""
     mixed = [seen for seed in range(8) for seen in prompts(seed, 10.0 * seed, 10.0 * seed + 9.0, 5.0)]
-    short = [Seen(80.0 + place, 300, 300, 80.0) for place in range(24)]
+    short = [ObservedRequest(80.0 + place, 300, 300, 80.0) for place in range(24)]
     alternating = [
         seen._replace(prompt_tokens=300, uncached_tokens=300) if place % 2 else seen._replace(uncached_tokens=9_000)
         for place, seen in enumerate(mixed)
@@ -266,7 +270,7 @@ def test_a_fleet_that_has_long_had_its_load_stands_as_the_sums_say(rate: float, 
     """Sums against the replay itself, from an idle fleet for two minutes."""
     requests = drawn(3, 0.0, 120.0, rate, 1_000, answer)
     work, idle = demands(requests, TIMES, SLO), present(workers(), requests, TIMES)
-    way = Way(prefills, 0.025)
+    way = SplitOption(prefills, 0.025)
     begin = steady(way, work, idle, TIMES)
     replay = Replay(way, work, begin, TIMES, SLO)
     lone = Replay(way, work, idle, TIMES, SLO)
@@ -284,8 +288,8 @@ def test_where_all_ways_hold_the_one_that_carries_most_is_taken_in_good_time() -
     """At this load unified workers hold everything still, at a quarter more they do not."""
     planner = Planner(SplitSettings())
     requests = prompts(1, 0.0, 60.0, 16.0)
-    assert expected(Way(0, 0.025), requests) > 0.98
-    assert expected(Way(0, 0.025), prompts(1, 0.0, 60.0, 22.0)) < 0.9
+    assert expected(SplitOption(0, 0.025), requests) > 0.98
+    assert expected(SplitOption(0, 0.025), prompts(1, 0.0, 60.0, 22.0)) < 0.9
     assert run(planner, requests, 60.0)[-1][1].prefills
 
 
@@ -323,7 +327,7 @@ def test_all_that_is_kept_counts_once_traffic_has_lasted(share: float, monkeypat
     """What a planner keeps may be less than a window of it."""
     planner, counted = Planner(SplitSettings(requests_max=200)), list[tuple[int, int]]()
 
-    def noted(requests: Sequence[Seen], *told: Any) -> Sequence[Seen]:
+    def noted(requests: Sequence[ObservedRequest], *told: Any) -> Sequence[ObservedRequest]:
         counted.append((len(requests), len(settled(requests, *told))))
         return settled(requests, *told)
 
@@ -418,10 +422,10 @@ def test_where_nothing_is_carried_the_load_is_asked_lower_and_a_look_stays_short
 
 
 def test_a_goal_that_is_far_off_is_approached_and_never_by_staying() -> None:
-    outlooks = [Outlook(Way(prefills, 0.025), 0.5, 1.0) for prefills in (6, 0, 1, 2)]
-    assert step_towards(Way(6, 0.025), Way(0, 0.025), outlooks, 2) == Way(1, 0.025)
-    assert step_towards(Way(6, 0.025), Way(0, 0.025), outlooks[:2], 2) == Way(2, 0.025)
-    assert step_towards(Way(1, 0.025), Way(6, 0.025), outlooks, 2) == Way(4, 0.025)
+    outlooks = [Outlook(SplitOption(prefills, 0.025), 0.5, 1.0) for prefills in (6, 0, 1, 2)]
+    assert step_towards(SplitOption(6, 0.025), SplitOption(0, 0.025), outlooks, 2) == SplitOption(1, 0.025)
+    assert step_towards(SplitOption(6, 0.025), SplitOption(0, 0.025), outlooks[:2], 2) == SplitOption(2, 0.025)
+    assert step_towards(SplitOption(1, 0.025), SplitOption(6, 0.025), outlooks, 2) == SplitOption(4, 0.025)
 
 
 def test_refusals_count_as_outcomes_and_not_as_what_was_replayed() -> None:
@@ -483,7 +487,7 @@ def test_prefixes_that_a_split_has_no_memory_for_speak_against_it() -> None:
     """Conversations of 6 k tokens that come again when 3 M others have: eight workers of 640 k tokens hold them,
     four do not."""
 
-    def turns(distance: float, prefills: int) -> list[Seen]:
+    def turns(distance: float, prefills: int) -> list[ObservedRequest]:
         return [
             seen._replace(
                 prompt_tokens=6_000,
@@ -502,8 +506,8 @@ def test_prefixes_that_a_split_has_no_memory_for_speak_against_it() -> None:
         offered.add(requests)
         for _ in offered.remember():
             pass
-        found: dict[Way, float] = {}
-        for _ in Knee().carried(found, [Way(0, 0.025), Way(4, 0.025)], offered, TIMES, SLO):
+        found: dict[SplitOption, float] = {}
+        for _ in Knee().carried(found, [SplitOption(0, 0.025), SplitOption(4, 0.025)], offered, TIMES, SLO):
             pass
         return {way.prefills: share for way, share in found.items()}
 
@@ -520,7 +524,7 @@ def test_exports_that_leave_room_for_few_prompts_keep_the_workers_that_take_them
     def promised(export_blocks: int) -> float:
         standings = workers(export_blocks=export_blocks)
         work = demands(requests, slow, SLO)
-        replay = Replay(Way(3, 0.025), work, present(standings, requests, slow), slow, SLO)
+        replay = Replay(SplitOption(3, 0.025), work, present(standings, requests, slow), slow, SLO)
         for _ in replay.run():
             pass
         return replay.outlook().attainment
@@ -538,7 +542,7 @@ def test_exports_that_leave_room_for_few_prompts_keep_the_workers_that_take_them
 def test_no_prompt_keeps_a_worker_for_less_than_computing_it_or_more_than_until_it_is_fetched(
     tokens: int, service_s: float, handing_s: float, share: float
 ) -> None:
-    demand = demands([Seen(0.0, tokens, tokens, 10.0)], TIMES, SLO)[0]._replace(handing_s=handing_s)
+    demand = demands([ObservedRequest(0.0, tokens, tokens, 10.0)], TIMES, SLO)[0]._replace(handing_s=handing_s)
     pool = present(workers(), [], TIMES)._replace(kv_tokens=100_000.0)
     held = held_s(demand, service_s, pool._replace(export_tokens=share * 100_000))
     assert service_s <= held <= service_s + handing_s
@@ -572,9 +576,9 @@ def test_how_long_traffic_is_watched_falls_with_what_is_at_stake(here: float, be
 def test_few_workers_that_decode_have_few_ways_in() -> None:
     """Prompts that are found in a cache where they are computed have to be moved all the same: 30 prompts of 8 k
     tokens a second, of which 1 k is computed, are twice what one way in carries, and half of it four ways."""
-    requests = [Seen(place / 36, 8_000, 1_000, 40.0) for place in range(1_500)]
-    assert expected(Way(7, 0.025), requests) < 0.5
-    assert expected(Way(4, 0.025), requests) > 0.95
+    requests = [ObservedRequest(place / 36, 8_000, 1_000, 40.0) for place in range(1_500)]
+    assert expected(SplitOption(7, 0.025), requests) < 0.5
+    assert expected(SplitOption(4, 0.025), requests) > 0.95
 
 
 def test_a_change_is_held_no_longer_than_the_traffic_was_that_it_rests_on() -> None:
@@ -587,12 +591,14 @@ def test_a_change_is_held_no_longer_than_the_traffic_was_that_it_rests_on() -> N
     assert len(planner.split.prefills) <= 2
 
 
-def sessions(begin_s: float, end_s: float, rate: float, count: int, marked: bool = True) -> list[Seen]:
+def sessions(begin_s: float, end_s: float, rate: float, count: int, marked: bool = True) -> list[ObservedRequest]:
     """So many conversations of 10 k tokens that come one after the other, again and again; the first turns are told
     as if their prompts had been computed before."""
     names = [tuple(bytes([session % 256, session // 256, place]) for place in range(9)) for session in range(count)]
     return [
-        Seen(begin_s + turn / rate, 10_000, 300, 60.0, marks=names[turn % count] if marked else (), prefills=0)
+        ObservedRequest(
+            begin_s + turn / rate, 10_000, 300, 60.0, marks=names[turn % count] if marked else (), prefills=0
+        )
         for turn in range(int((end_s - begin_s) * rate))
     ]
 
@@ -636,33 +642,33 @@ def test_a_better_way_is_taken_at_once_when_traffic_is_known_whatever_its_rate(r
     planner = Planner(SplitSettings())
     for request in sessions(0.0, 30.0, rate, 300, marked=False):
         planner.seen(request)
-    ways = [Outlook(Way(prefills, 0.025), 0.5, 1.0) for prefills in (0, 1, 2)]
+    ways = [Outlook(SplitOption(prefills, 0.025), 0.5, 1.0) for prefills in (0, 1, 2)]
 
-    def decide(now: float, ahead: Way, by: float) -> int:
-        here = Way(len(planner.split.prefills), 0.025)
+    def decide(now: float, ahead: SplitOption, by: float) -> int:
+        here = SplitOption(len(planner.split.prefills), 0.025)
         ordered = sorted(ways, key=lambda each: each.way != here)
         scores = {each.way: by * (each.way == ahead) for each in ways}
         planner._decide(now, workers(), ordered, scores, SLO)
         return len(planner.split.prefills)
 
     planner._began_s = 10.0
-    assert decide(30.0, Way(1, 0.025), 0.2) == 1, "by much"
-    assert decide(35.0, Way(2, 0.025), 0.05) == 1, "by little, seen once"
-    assert decide(45.0, Way(2, 0.025), 0.05) == 1, "twenty seconds after the change, as it rests on twenty"
-    assert decide(51.0, Way(2, 0.025), 0.05) == 2
-    assert decide(70.0, Way(1, 0.025), 0.05) == 2
-    assert decide(75.0, Way(1, 0.025), 0.05) == 2, "forty-one seconds were behind that one"
-    assert decide(93.0, Way(1, 0.025), 0.05) == 1
+    assert decide(30.0, SplitOption(1, 0.025), 0.2) == 1, "by much"
+    assert decide(35.0, SplitOption(2, 0.025), 0.05) == 1, "by little, seen once"
+    assert decide(45.0, SplitOption(2, 0.025), 0.05) == 1, "twenty seconds after the change, as it rests on twenty"
+    assert decide(51.0, SplitOption(2, 0.025), 0.05) == 2
+    assert decide(70.0, SplitOption(1, 0.025), 0.05) == 2
+    assert decide(75.0, SplitOption(1, 0.025), 0.05) == 2, "forty-one seconds were behind that one"
+    assert decide(93.0, SplitOption(1, 0.025), 0.05) == 1
 
 
 def test_what_ends_after_a_change_tells_of_what_was_in_force_when_it_came() -> None:
     """The first requests of an idle fleet are quick; those behind them end when another split is in force."""
     record = Record(SplitSettings())
-    record.begin(0.0, workers(), Way(0, 0.025))
+    record.begin(0.0, workers(), SplitOption(0, 0.025))
     for place in range(25):
         record.outcome(place / 10, True, True)
     record.clear()
-    record.begin(5.0, workers(), Way(6, 0.025))
+    record.begin(5.0, workers(), SplitOption(6, 0.025))
     for place in range(200):
         record.outcome(2.5 + place / 100, False, True)
         record.outcome(5.0 + place / 10, place % 5 > 1, True)
@@ -672,10 +678,10 @@ def test_what_ends_after_a_change_tells_of_what_was_in_force_when_it_came() -> N
 
 def test_few_outcomes_are_no_reason_to_fall_back() -> None:
     record = Record(SplitSettings())
-    record.begin(0.0, workers(), Way(0, 0.025))
+    record.begin(0.0, workers(), SplitOption(0, 0.025))
     for _ in range(20):
         record.outcome(1.0, True, True)
-    record.begin(5.0, workers(), Way(6, 0.025))
+    record.begin(5.0, workers(), SplitOption(6, 0.025))
     for place in range(400):
         record.outcome(6.0, place % 5 > 0, True)
     record._too_good = 2

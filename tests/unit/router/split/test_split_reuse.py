@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.split import reuse
 from router.split.offered import Offered, growing
 from router.split.reuse import MARK_TOKENS, Reuse, held_tokens, marks_of
-from router.split.values import Seen, WorkTimes
+from router.split.values import ObservedRequest, WorkTimes
 from router.split.work import Demand, Present, demands, memory_tokens
 from tandem.core.slo import Slo
 
@@ -111,10 +111,11 @@ def demanded(offered: Offered, prefills: int, load: float = 1.0) -> Sequence[Dem
             return found
 
 
-def of_sessions(distance: float, prefills: int = 0, uncached: int = 512) -> list[Seen]:
+def of_sessions(distance: float, prefills: int = 0, uncached: int = 512) -> list[ObservedRequest]:
     """Prompts of 8 k tokens of which 7 k came before, so many tokens ago."""
     return [
-        Seen(0.1 * each, 8192, uncached, 100.0, distances=(distance,) * 7, prefills=prefills) for each in range(50)
+        ObservedRequest(0.1 * each, 8192, uncached, 100.0, distances=(distance,) * 7, prefills=prefills)
+        for each in range(50)
     ]
 
 
@@ -144,10 +145,10 @@ def test_where_memory_was_short_a_way_with_more_of_it_has_less_to_compute() -> N
     assert set(uncached_of(offered, 4)) == {7680}
 
 
-def growing_sessions(each_s: float, count: int = 60) -> list[Seen]:
+def growing_sessions(each_s: float, count: int = 60) -> list[ObservedRequest]:
     """Two prompts a second, whose prefixes were used 200,000 tokens ago, and every second so many more."""
     return [
-        Seen(0.5 * place, 8192, 512, 100.0, distances=(10.0, 200_000.0 + each_s * 0.5 * place))
+        ObservedRequest(0.5 * place, 8192, 512, 100.0, distances=(10.0, 200_000.0 + each_s * 0.5 * place))
         for place in range(count)
     ]
 
@@ -184,7 +185,9 @@ def test_how_much_memory_is_of_use_follows_from_what_was_left_to_compute(share: 
     distances = [10_000.0 * each for each in range(1, 81)]
     offered.add(
         [
-            Seen(0.1 * place, 8192, 512 if distance <= 800_000 * share else 7680, 100.0, distances=(distance,) * 7)
+            ObservedRequest(
+                0.1 * place, 8192, 512 if distance <= 800_000 * share else 7680, 100.0, distances=(distance,) * 7
+            )
             for place, distance in enumerate(distances)
         ]
     )
@@ -212,12 +215,12 @@ def test_a_prompt_never_leaves_less_than_nothing_nor_more_than_itself(
     prompts: list[tuple[int, float, int]], prefills: int, load: float
 ) -> None:
     requests = [
-        Seen(0.1 * place, 9000, uncached, 10.0, distances=(distance,) * 8, prefills=before)
+        ObservedRequest(0.1 * place, 9000, uncached, 10.0, distances=(distance,) * 8, prefills=before)
         for place, (uncached, distance, before) in enumerate(prompts)
     ]
     offered = Offered(fleet(8, 50_000.0), TIMES, SLO)
     offered.add(requests)
-    most = demands([Seen(0.0, 9000, 9000, 10.0)], TIMES, SLO)[0]
+    most = demands([ObservedRequest(0.0, 9000, 9000, 10.0)], TIMES, SLO)[0]
     for demand in demanded(offered, prefills, load):
         assert 0.0 < demand.prompt_s <= most.prompt_s * 1.0001
         assert demand.pieces <= most.pieces

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from router.tokenization.cuts import Cuts, certain, find_cuts
+from router.tokenization.split_points import SplitPoints, certain, find_split_points
 
 VOCABULARY = {"<unk>": 0, "a": 1, "b": 2, "▁a": 3, "▁b": 4, "<": 5, ">": 6, "s": 7, " ": 8, "▁": 9}
 
@@ -47,7 +47,7 @@ def test_a_token_whose_match_depends_on_its_surroundings_is_no_place_to_cut(
     )
     contents = [each.content for each in built.get_added_tokens_decoder().values()]
     assert not certain(token, contents)
-    assert find_cuts(built, [before + token.content + after]) is None
+    assert find_split_points(built, [before + token.content + after]) is None
 
 
 def test_where_the_argument_is_not_made_nothing_is_cut() -> None:
@@ -87,10 +87,10 @@ def test_where_the_argument_holds_every_cut_is_right(
 
 def test_only_tokens_that_the_template_writes_are_looked_for() -> None:
     built = tokenizer(plain("<s>"), plain("<t>"))
-    found = find_cuts(built, ["<s>a"])
+    found = find_split_points(built, ["<s>a"])
     assert found is not None
     assert list(found.tokens) == ["<s>"]
-    assert find_cuts(built, ["a"]) is None
+    assert find_split_points(built, ["a"]) is None
 
 
 def test_a_tokenizer_that_pads_cuts_short_or_draws_lots_sees_all_of_a_text() -> None:
@@ -101,13 +101,13 @@ def test_a_tokenizer_that_pads_cuts_short_or_draws_lots_sees_all_of_a_text() -> 
         lambda built: setattr(built, "model", models.BPE(VOCABULARY, [], unk_token="<unk>", dropout=0.5)),
     ):
         built = tokenizer(plain("<s>"))
-        assert find_cuts(built, ["<s>"]) is not None
+        assert find_split_points(built, ["<s>"]) is not None
         change(built)
-        assert find_cuts(built, ["<s>"]) is None
+        assert find_split_points(built, ["<s>"]) is None
 
 
 def test_places_are_found_in_text_and_in_tokens_alike() -> None:
-    cuts = Cuts({"<s>": 10, "</s>": 11})
+    cuts = SplitPoints({"<s>": 10, "</s>": 11})
     assert cuts.after("a<s>b</s>", 0) == 1
     assert cuts.after("a<s>b</s>", 1) == 5
     assert cuts.after("a<s>b</s>", 5) is None

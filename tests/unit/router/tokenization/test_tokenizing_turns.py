@@ -8,14 +8,14 @@ from functools import partial
 
 import pytest
 
-from router.tokenization.tokenizing_threads import Threaded
-from router.tokenization.tokenizing_turns import Turns
+from router.tokenization.batching import TokenizeBatcher
+from router.tokenization.threads import Threaded
 from tandem.core.errors import TandemError
 
 
 async def test_texts_of_one_turn_are_done_one_after_the_other() -> None:
     order: list[str] = []
-    turns = Turns()
+    turns = TokenizeBatcher()
 
     async def ask(name: str) -> None:
         order.append(f"asked {name}")
@@ -29,7 +29,7 @@ async def test_texts_of_one_turn_are_done_one_after_the_other() -> None:
 
 
 async def test_much_text_is_spread_over_turns() -> None:
-    turns = Turns()
+    turns = TokenizeBatcher()
     seen: list[int] = []
     done: list[int] = []
 
@@ -47,7 +47,7 @@ async def test_much_text_is_spread_over_turns() -> None:
 
 
 async def test_a_text_that_fails_or_is_not_wanted_any_more_hurts_no_other() -> None:
-    turns = Turns()
+    turns = TokenizeBatcher()
 
     def refuse() -> int:
         raise TandemError("invalid_request", "no such role")
@@ -131,7 +131,7 @@ async def test_a_text_whose_client_left_is_not_begun() -> None:
 
 
 async def test_what_keeps_coming_is_waited_for_but_not_for_long() -> None:
-    turns = Turns()
+    turns = TokenizeBatcher()
     done: list[int] = []
     together: list[int] = []
 

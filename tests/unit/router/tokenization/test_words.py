@@ -10,9 +10,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from router.api.chat_templates.render import FileRenderer
 from router.api.chat_templates.templates import InlineTemplates
-from router.tokenization import words as module
-from router.tokenization.cuts import find_cuts
-from router.tokenization.words import Words, find_words
+from router.tokenization import word_cache as module
+from router.tokenization.split_points import find_split_points
+from router.tokenization.word_cache import WordCache, find_word_cache
 from tandem.core.kv import pack_tokens
 from tandem.model.directory import open_model
 from tandem.process.system import SystemClock
@@ -53,7 +53,7 @@ def whole(built: Tokenizer, text: str) -> bytes:
 
 
 def added(built: Tokenizer) -> dict[str, int]:
-    cuts = find_cuts(built, ["".join(ADDED)])
+    cuts = find_split_points(built, ["".join(ADDED)])
     assert cuts is not None
     assert set(cuts.tokens) == set(ADDED)
     return cuts.tokens
@@ -69,7 +69,7 @@ TEXTS = st.lists(st.sampled_from(PIECES + SPACES), max_size=14).map("".join)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6))
 def test_known_words_give_the_tokens_of_the_text(kind: str, texts: list[str]) -> None:
     built = trained(kind)
-    words = find_words(built, added(built))
+    words = find_word_cache(built, added(built))
     assert words is not None
     for text in [*texts, *texts, " ".join(texts)]:
         assert words.tokens(text, OWNER) in (None, whole(built, text))
@@ -78,7 +78,7 @@ def test_known_words_give_the_tokens_of_the_text(kind: str, texts: list[str]) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_of_plain_words_is_put_together_from_them(kind: str) -> None:
     built = trained(kind)
-    words = Words(built, added(built))
+    words = WordCache(built, added(built))
     text = "<|a|>the word it's 12, (don't)<|b|>\n"
     assert words.tokens(text, OWNER) == whole(built, text)
 
@@ -95,13 +95,13 @@ def test_a_text_of_plain_words_is_put_together_from_them(kind: str) -> None:
 @pytest.mark.parametrize("text", ["two  spaces", " begins so", "ends so ", "a\n b", "a \nb", "a \u2028b", "x" * 5000])
 def test_what_is_not_plain_words_is_left_to_the_tokenizer(text: str) -> None:
     built = trained("llama")
-    assert Words(built, added(built)).tokens(text, OWNER) is None
+    assert WordCache(built, added(built)).tokens(text, OWNER) is None
 
 
 def test_no_more_words_are_kept_than_two_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WORDS_MAX", 8)
     built = trained("gpt2")
-    words = Words(built, added(built))
+    words = WordCache(built, added(built))
     for number in range(100):
         text, owner = f"the word{number} {'long' * 10} a{number}", number % 3
         assert words.tokens(text, owner) == whole(built, text)
@@ -114,7 +114,7 @@ def test_no_more_words_are_kept_than_two_generations(monkeypatch: pytest.MonkeyP
 
 def test_nobody_finds_the_words_of_others() -> None:
     built = trained("gpt2")
-    words, asked = Words(built, added(built)), list[str]()
+    words, asked = WordCache(built, added(built)), list[str]()
 
     class Overheard:
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
@@ -143,9 +143,9 @@ def test_tokenizers_of_which_it_is_not_known_have_no_words() -> None:
     ):
         built = Tokenizer.from_str(trained("gpt2").to_str())
         tokens = added(built)
-        assert find_words(built, tokens) is not None
+        assert find_word_cache(built, tokens) is not None
         change(built)
-        assert find_words(built, tokens) is None
+        assert find_word_cache(built, tokens) is None
 
 
 def test_prompts_of_the_demo_model_are_put_together_from_words() -> None:

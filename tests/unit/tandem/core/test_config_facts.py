@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.api.chat_templates.templates import InlineTemplates
 from router.discovery.loading import load_text_side
-from router.discovery.reading import TextSource
+from router.discovery.model_service import TextSource
 from tandem.apps.cli.up_options import parse
 from tandem.core.config_facts import CacheKinds, Windows, cache_kinds, cannot_exchange, facts_of
 from tandem.core.errors import TandemError
@@ -171,7 +171,7 @@ import router.__main__, control_plane.__main__
 from pathlib import Path
 from control_plane.operator.model_facts import facts_of
 from router.discovery.loading import load_text_side
-from router.discovery.reading import TextSource
+from router.discovery.model_service import TextSource
 from router.api.chat_templates.templates import InlineTemplates
 from tandem.process.system import SystemClock
 from tandem.spec.model import Model

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.kv import Layout, kin
+from tandem.core.kv import Layout, compatibility_key
 from tandem.engine.vllm import internals
 from tandem.engine.vllm.internals import PAGE_FORMATS, engine_name
 
@@ -27,7 +27,7 @@ def test_neighbours_of_one_format_pair(
     ours, theirs = f"vllm/pages-{pages}/{major}.{minor}", f"vllm/pages-{other_pages}/{other_major}.{other_minor}"
     assert _pairs(ours, theirs) == _pairs(theirs, ours) == expected
     if expected:
-        assert kin(replace(PAGES, engine=ours)) == kin(replace(PAGES, engine=theirs))
+        assert compatibility_key(replace(PAGES, engine=ours)) == compatibility_key(replace(PAGES, engine=theirs))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,9 @@ def test_neighbours_of_one_format_pair(
 )
 def test_other_engines_pair_with_themselves(ours: str, theirs: str, pairs: bool) -> None:
     assert _pairs(ours, theirs) == pairs
-    assert not pairs or kin(replace(PAGES, engine=ours)) == kin(replace(PAGES, engine=theirs))
+    assert not pairs or compatibility_key(replace(PAGES, engine=ours)) == compatibility_key(
+        replace(PAGES, engine=theirs)
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tandem.core.kv import Layout
 from tandem.engine.digest import Bytes, Digester
 from tandem.engine.digest_threads import INLINE_BYTES, DigestThreads
-from tandem.engine.hashing import HashingHere, hashed
+from tandem.engine.hashing import InlineHashing, hashed
 
 LAYOUT = Layout("test", "plain", "x", 1, 1, 64 << 10, 1, 1)
 SMALL = Layout("test", "plain", "x", 1, 1, 4 << 10, 1, 1)
@@ -44,7 +44,7 @@ async def begun(digester: Gated) -> None:
 async def test_the_words_are_those_of_each_block_in_order(layout: Layout, count: int, threads: int | None) -> None:
     hashing, data = DigestThreads(layout, threads), blocks(layout, count)
     assert await hashed(hashing, data) == Digester(layout).content_words_each(data)
-    assert await hashed(HashingHere(layout), data) == await hashed(hashing, data)
+    assert await hashed(InlineHashing(layout), data) == await hashed(hashing, data)
     hashing.close()
     assert await hashed(hashing, data) == Digester(layout).content_words_each(data)
 

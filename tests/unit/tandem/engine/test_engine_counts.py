@@ -8,7 +8,7 @@ from tandem.engine.counts import ExpertBalance, Speculation, mean_balance, specu
 from tandem.engine.protocol import StepReport
 from tandem.engine.vllm.experts import balance_of, experts_of, imbalance
 from tandem.process.metrics import PrometheusMeter
-from tandem.worker.figures import Figures
+from tandem.worker.metrics import WorkerMetrics
 
 
 @given(
@@ -29,7 +29,7 @@ def test_drafts_are_told_apart_by_how_much_of_them_was_accepted(drafts: list[tup
 
 def test_speculation_and_experts_become_metrics() -> None:
     meter = PrometheusMeter()
-    figures = Figures(meter, "decode", 8)
+    figures = WorkerMetrics(meter, "decode", 8)
     figures.step(StepReport(speculation=Speculation(6, (1, 0, 1)), experts=ExpertBalance(1.5, None)))
     figures.step(StepReport(speculation=Speculation(2, (0, 0, 1)), experts=ExpertBalance(1.25, 1.125)))
     page = meter.render().decode()

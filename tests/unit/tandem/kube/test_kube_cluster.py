@@ -15,7 +15,7 @@ from tandem.core.errors import TandemError
 from tandem.kube.cluster import Conflict, Expired, NotFound, Selector
 from tandem.kube.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, MODEL_SERVICE, NODE, Json, Ref
 from tandem.kube.kube_cluster import KubeCluster, KubeSettings, connect
-from tandem.kube.kube_paths import collection_path, object_path, refusal
+from tandem.kube.paths import collection_path, object_path, refusal
 
 ITEM: Json = {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "7"}}
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

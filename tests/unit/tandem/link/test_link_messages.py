@@ -15,13 +15,13 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import Layout
 from tandem.core.messages import (
     Alternative,
-    Claim,
     Export,
     Hello,
     Load,
     Ping,
     Pong,
     RemoteKv,
+    ResumeAttempt,
     SequenceOutput,
     StateRequest,
     StateUpdate,
@@ -31,11 +31,11 @@ from tandem.core.messages import (
     Submit,
     TokenLogprob,
 )
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.spans import Span
-from tandem.link.link_messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES, Wording
+from tandem.link.messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES, MessageCodec
 
-DIRECTIONS: tuple[tuple[Wording[Any], Any], ...] = (
+DIRECTIONS: tuple[tuple[MessageCodec[Any], Any], ...] = (
     (COMMANDS, messages.WorkerCommand),
     (ROUTER_MESSAGES, messages.RouterMessage),
     (STATE_REQUESTS, StateRequest),
@@ -47,7 +47,7 @@ SUBMIT = Submit(
     2,
     "decode",
     b"\x01\x00\x00\x00" * 300,
-    (Branch(0, 2**64 - 1, (5, 6), 3), Branch(1, 0)),
+    (ChildRequest(0, 2**64 - 1, (5, 6), 3), ChildRequest(1, 0)),
     Sampling(temperature=0.0, logit_bias=((5, -1.5),), logprobs=0),
     Stopping(20, stop=("END",), stop_token_ids=(2,)),
     600.0,
@@ -61,11 +61,11 @@ def _kinds(union: Any) -> set[type]:
 
 
 @pytest.mark.parametrize(("wording", "union"), DIRECTIONS)
-def test_every_kind_of_message_has_a_number(wording: Wording[Any], union: Any) -> None:
+def test_every_kind_of_message_has_a_number(wording: MessageCodec[Any], union: Any) -> None:
     assert set(wording.kinds) == _kinds(union)
 
 
-def _round_trip(wording: Wording[Any], *sent: Any) -> tuple[Any, ...]:
+def _round_trip(wording: MessageCodec[Any], *sent: Any) -> tuple[Any, ...]:
     return wording.decode(memoryview(b"".join(map(wording.encode, sent))))
 
 
@@ -155,7 +155,7 @@ def test_garbage_is_refused_with_a_typed_error(garbage: bytes) -> None:
     assert caught.value.code == "link_lost"
 
 
-def _decoded(wording: Wording[Any], data: bytes) -> tuple[Any, ...]:
+def _decoded(wording: MessageCodec[Any], data: bytes) -> tuple[Any, ...]:
     """Nothing when it is refused, which has to be typed."""
     with suppress(TandemError):
         return wording.decode(memoryview(data))
@@ -163,14 +163,14 @@ def _decoded(wording: Wording[Any], data: bytes) -> tuple[Any, ...]:
 
 
 @given(st.binary(max_size=400), st.sampled_from(DIRECTIONS))
-def test_any_bytes_are_messages_or_refused(data: bytes, direction: tuple[Wording[Any], Any]) -> None:
+def test_any_bytes_are_messages_or_refused(data: bytes, direction: tuple[MessageCodec[Any], Any]) -> None:
     wording, union = direction
     assert {type(message) for message in _decoded(wording, data)} <= _kinds(union)
 
 
 @given(st.data())
 def test_a_damaged_message_is_some_message_or_refused(data: st.DataObject) -> None:
-    whole = bytearray(COMMANDS.encode(SUBMIT) + COMMANDS.encode(Claim(1, (b"k",))))
+    whole = bytearray(COMMANDS.encode(SUBMIT) + COMMANDS.encode(ResumeAttempt(1, (b"k",))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     del whole[data.draw(st.integers(0, len(whole))) :]

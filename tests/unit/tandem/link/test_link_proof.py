@@ -13,11 +13,11 @@ from kv_transfer.tickets import Keyring, TicketKey
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import PROTOCOL_VERSION
+from tandem.link.dialer import open_dialer
 from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
-from tandem.link.link import Dialer, LinkServer, WorkerLink
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_proof import NONCE_BYTES, LinkKeys, both, keys_without
-from tandem.link.link_servers import open_server
+from tandem.link.proof import NONCE_BYTES, LinkKeys, both, keys_without
+from tandem.link.protocol import Dialer, LinkServer, WorkerLink
+from tandem.link.servers import open_server
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_frames import Answer, Challenge, FrameCutter, Greeting, Welcome, pack_greeting, read_greeting
 from tandem.link.tcp_server import TcpLinkServer

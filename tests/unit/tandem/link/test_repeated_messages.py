@@ -2,13 +2,13 @@
 
 import asyncio
 
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from router.fleet.kv_feed import Change, KvFeed, Replace
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import KvDelta, KvSnapshot, Ping, Pong
 from tandem.core.request import Stopping
-from tandem.link.link import WorkerLink
 from tandem.link.memory_link import MemoryLinks
+from tandem.link.protocol import WorkerLink
 from tests.worlds.worker_stage import build_decode, dial, memory_transport, parts, prompt, running, submit
 
 EPOCH = 5
@@ -71,7 +71,7 @@ def test_a_frame_that_comes_twice_is_counted_once() -> None:
 
 def test_a_submit_that_comes_twice_runs_once_even_after_its_end() -> None:
     async def main(loop: VirtualLoop) -> None:
-        links, fabric = MemoryLinks(), MemoryFabric()
+        links, fabric = MemoryLinks(), MemoryNetwork()
         worker = build_decode(parts(LoopClock(loop), "d"), links.server("d"), [memory_transport(fabric, "d")])
         async with running(worker):
             router = await dial(links.dialer("router"), "d")

@@ -15,10 +15,10 @@ from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Ping, Pong
 from tandem.link import tcp_server
-from tandem.link.link import RouterLink, WorkerLink
-from tandem.link.link_address import parse_address
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_queue import LinkLimits
+from tandem.link.address import parse_address
+from tandem.link.dialer import open_dialer
+from tandem.link.protocol import RouterLink, WorkerLink
+from tandem.link.queue import LinkLimits
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_frames import Greeting, Streams, pack_frame, pack_greeting
 from tandem.link.tcp_server import TcpLinkServer

@@ -8,9 +8,9 @@ import pytest
 from tandem.apps.simulation.loop import VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.messages import KvSnapshot, Ping, Pong
-from tandem.link.link import RouterLink, WorkerLink
-from tandem.link.link_queue import LinkLimits
 from tandem.link.memory_link import MemoryLinks
+from tandem.link.protocol import RouterLink, WorkerLink
+from tandem.link.queue import LinkLimits
 
 
 class Scripted:

@@ -13,11 +13,11 @@ import pytest
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import KvSnapshot, Pong, StateUpdate
+from tandem.link.dialer import open_dialer
 from tandem.link.grpc_tls import channel_credentials, server_credentials
-from tandem.link.link import Dialer, WorkerLink
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_queue import LinkLimits
-from tandem.link.link_servers import open_server
+from tandem.link.protocol import Dialer, WorkerLink
+from tandem.link.queue import LinkLimits
+from tandem.link.servers import open_server
 from tandem.link.tcp_server import TcpLinkServer
 from tandem.process.tls import client_context, server_context
 from tandem.process.tls_settings import TlsSettings

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tandem.core.spans import Span, Untold
+from tandem.core.spans import LazySpans, Span
 from tandem.process.telemetry import ExportingRecorder, RingRecorder, endpoint_from, open_telemetry
 
 
@@ -98,7 +98,7 @@ def test_what_nobody_asks_for_is_never_told() -> None:
     told.clear()
     ring = RingRecorder(requests_max=2)
     for request in ("a", "b", "c"):
-        ring.record(request, Untold(Facts(2.0, ("place", "attempt")), tell))
+        ring.record(request, LazySpans(Facts(2.0, ("place", "attempt")), tell))
         ring.record(request, [make_span("request", 1.0)])
     assert told == []
     assert [span.name for span in ring.spans("b")] == ["request", "place", "attempt"]
@@ -109,14 +109,14 @@ def test_what_nobody_asks_for_is_never_told() -> None:
 def test_told_late_they_are_bounded_all_the_same() -> None:
     ring = RingRecorder(spans_max=3)
     for number in range(5):
-        ring.record("r", Untold(Facts(float(number), ("x", "y")), tell))
+        ring.record("r", LazySpans(Facts(float(number), ("x", "y")), tell))
     assert len(ring.spans("r")) == 3
 
 
 def test_an_exporter_gets_them_at_once() -> None:
     exported = Exported()
     recorder = ExportingRecorder(RingRecorder(), "router", exported)
-    untold = Untold(Facts(1.0, ("place", "attempt")), tell)
+    untold = LazySpans(Facts(1.0, ("place", "attempt")), tell)
     recorder.record("r", untold)
     assert exported.spans == [("r", "place"), ("r", "attempt")]
     assert tuple(untold) == (untold[0], *untold[1:]) == recorder.spans("r")

@@ -50,7 +50,7 @@ class Scripted:
     async def serve(self) -> None:
         self.told.append("serve")
 
-    async def asked_to_leave(self) -> float | None:
+    async def drain_requested(self) -> float | None:
         await asyncio.sleep(self.leave_after_s if self.leave_after_s is not None else 1e6)
         return 7.0
 

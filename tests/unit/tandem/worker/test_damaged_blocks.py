@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.kv import Handle
 from tandem.core.messages import Cancel, Hello, ProvideFirst
@@ -30,7 +30,7 @@ class Stage:
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = LoopClock(loop)
         self.links = MemoryLinks()
-        fabric = MemoryFabric()
+        fabric = MemoryNetwork()
         self.parts = {name: parts(self.clock, name) for name in ("p", "d")}
         self.workers = (
             build_prefill(self.parts["p"], self.links.server("p"), [memory_transport(fabric, "p")]),
@@ -126,7 +126,7 @@ def test_works_that_attend_to_a_damaged_block_fail_and_the_slot_comes_back() -> 
     h = harness(blocks=24)
     holder, user, slot = _shared(h)
     name = h.exports(holder)[1].name
-    h.scheduler.condemn(slot, h.now)
+    h.scheduler.invalidate(slot, h.now)
     h.flush()
     assert h.stories[user].failed == "kv_corrupt"
     assert name not in h.scheduler.snapshot()
@@ -137,7 +137,7 @@ def test_works_that_attend_to_a_damaged_block_fail_and_the_slot_comes_back() -> 
 def test_a_condemned_block_is_computed_again_for_whoever_comes_next() -> None:
     h = harness(blocks=24)
     holder, _, slot = _shared(h)
-    h.scheduler.condemn(slot, h.now)
+    h.scheduler.invalidate(slot, h.now)
     h.runner.memory.block(slot)[:4] = b"\xee" * 4
     again = h.submit(tuple(range(20)), "prefill")
     h.run()

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from tandem.core.messages import Cancel, Claimed, ProvideFirst, SampleFirst, Submit, Transferred
+from tandem.core.messages import AttemptResumed, Cancel, ProvideFirst, SampleFirst, Submit, Transferred
 from tests.unit.tandem.worker import test_damaged_blocks as damaged
 from tests.unit.tandem.worker.test_worker_holding import claimed, resumable
 from tests.unit.tandem.worker.test_worker_host import Stage, on_stage, reference
@@ -145,7 +145,7 @@ def test_whoever_claims_it_is_asked_in_turn() -> None:
         d.link.close("it died")
         await asyncio.sleep(0.2)
         answer = await claimed(other, 7)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, AttemptResumed)
         assert answer.transferred
         assert said(other) == ["stale_epoch"]
         assert other.heard.index(answer) > next(
@@ -168,7 +168,7 @@ def test_of_a_hand_off_that_waits_for_nobody_a_claimant_is_told_nothing_to_judge
         d.link.close("it died")
         await asyncio.sleep(0.2)
         answer = await claimed(other, 7)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, AttemptResumed)
         assert answer.transferred
         assert not said(other)
 

@@ -11,8 +11,16 @@ import msgspec
 import pytest
 
 from decode_worker.service import decode_worker
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
-from kv_transfer.transport.protocol import BlockSink, ExportSource, Landed, Pull, PullEvent, PullOpen, Transport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
+from kv_transfer.transport.protocol import (
+    BlockReceived,
+    BlockSink,
+    ExportSource,
+    Pull,
+    PullEvent,
+    PullOpen,
+    Transport,
+)
 from prefill_worker.service import prefill_worker
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
@@ -22,7 +30,7 @@ from tandem.engine.local import LocalEngine
 from tandem.link.memory_link import MemoryLinks
 from tandem.process.health import Health
 from tandem.process.logs import EventLines
-from tandem.worker.parts import Parts
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import HostSettings
 from tests.worlds.worker_stage import KEYRING, Router, begin, dial, parts, running, submit
@@ -91,7 +99,7 @@ class Corrupting:
             async for event in events:
                 blocks = event.blocks if hasattr(event, "blocks") else (event,)
                 for block in blocks:
-                    if isinstance(block, Landed):
+                    if isinstance(block, BlockReceived):
                         self._sink.block(block.index)[3] ^= 1
                 yield event
 
@@ -115,10 +123,10 @@ class Bench:
         self.links = MemoryLinks()
         self.meter = Gauges()
         self.stream = io.StringIO()
-        self.parts: Parts = replace(parts(self.clock, role), meter=self.meter)
+        self.parts: WorkerDeps = replace(parts(self.clock, role), meter=self.meter)
 
     def transport(self, scheme: str = "mem", fault: str = "", times: int = 1000) -> Faulty:
-        return Faulty(MemoryTransport(MemoryFabric(), scheme), scheme, fault, times)
+        return Faulty(MemoryTransport(MemoryNetwork(), scheme), scheme, fault, times)
 
     def worker(self, *transports: Transport) -> WorkerService:
         lines, server = EventLines(self.stream), self.links.server("w")

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import Cancel, Drain, Draining
-from tandem.core.request import Branch, Stopping
+from tandem.core.request import ChildRequest, Stopping
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.link.memory_link import MemoryLinks
-from tandem.worker.departure import Departure, Farewell
+from tandem.worker.drain_state import DrainResult, DrainState
 from tests.worlds.worker_stage import (
     KEYRING,
     MODEL,
@@ -34,7 +34,7 @@ class Stage:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = LoopClock(loop)
-        links, fabric = MemoryLinks(), MemoryFabric()
+        links, fabric = MemoryLinks(), MemoryNetwork()
         self.prefill_worker = build_prefill(
             parts(self.clock, "p"), links.server("p"), [memory_transport(fabric, "p")]
         )
@@ -61,35 +61,35 @@ def on_stage(test: Callable[[Stage], Awaitable[None]]) -> None:
 
 def test_an_earlier_bound_counts_and_a_later_one_does_not() -> None:
     async def main(loop: VirtualLoop) -> None:
-        departure = Departure("d0", LoopClock(loop))
-        assert departure.left_s is None
-        assert departure.refusal() is None
-        assert departure.begin(20.0)
+        drain_state = DrainState("d0", LoopClock(loop))
+        assert drain_state.left_s is None
+        assert drain_state.refusal() is None
+        assert drain_state.begin(20.0)
         await asyncio.sleep(1.0)
-        assert not departure.begin(60.0)
-        assert departure.left_s == pytest.approx(19.0)
-        assert departure.begin(2.0)
+        assert not drain_state.begin(60.0)
+        assert drain_state.left_s == pytest.approx(19.0)
+        assert drain_state.begin(2.0)
         await asyncio.sleep(5.0)
-        assert departure.left_s == 0.0
-        refusal = departure.refusal()
+        assert drain_state.left_s == 0.0
+        refusal = drain_state.refusal()
         assert refusal is not None
         assert (refusal.code, refusal.retryable) == ("draining", True)
-        assert departure.refusal(hands_over=True) is None
+        assert drain_state.refusal(hands_over=True) is None
 
     run(main)
 
 
 def test_only_what_ends_after_the_beginning_is_counted() -> None:
     async def main(loop: VirtualLoop) -> None:
-        departure = Departure("d0", LoopClock(loop))
-        departure.attempt_ended(taken=False)
-        departure.begin(1.0)
-        departure.attempt_ended(taken=False)
-        departure.attempt_ended(taken=True)
-        departure.attempt_ended(taken=True)
-        departure.cut_off(4)
-        departure.attempt_ended(taken=True)
-        assert departure.farewell == Farewell(finished=1, taken=2, cut=4)
+        drain_state = DrainState("d0", LoopClock(loop))
+        drain_state.attempt_ended(taken=False)
+        drain_state.begin(1.0)
+        drain_state.attempt_ended(taken=False)
+        drain_state.attempt_ended(taken=True)
+        drain_state.attempt_ended(taken=True)
+        drain_state.cut_off(4)
+        drain_state.attempt_ended(taken=True)
+        assert drain_state.farewell == DrainResult(finished=1, taken=2, cut=4)
 
     run(main)
 
@@ -106,7 +106,7 @@ def test_a_farewell_says_what_finished_what_was_taken_and_what_was_cut_off() -> 
         await asyncio.sleep(0.1)
         assert stage.decode_worker.held()["attempts"] <= 3
         await stage.decode_worker.drain(30.0)
-        assert host.departure.farewell == Farewell(finished=1, taken=1, cut=1)
+        assert host.drain_state.farewell == DrainResult(finished=1, taken=1, cut=1)
         assert [message.within_s for message in router.heard if isinstance(message, Draining)] == [3.0]
         assert [(failed.handle, failed.code) for failed in router.failed] == [(3, "draining")]
         await router.until(lambda: router.lost is not None)
@@ -145,7 +145,7 @@ def test_a_worker_that_leaves_hands_its_blocks_over_and_computes_next_to_nothing
         d.link.tokens.send(Cancel(1))
         forced = d.tokens(1)
         to_d, to_e = hand_off(2, d.hello, e.hello, prompt(200), stage.clock.wall())
-        branches = (Branch(0, whole.branches[0].seed, forced),)
+        branches = (ChildRequest(0, whole.branches[0].seed, forced),)
         for router, one in ((d, to_d), (e, to_e)):
             router.link.tokens.send(msgspec.structs.replace(one, branches=branches, stopping=whole.stopping))
         handed = await d.ended(2)
@@ -156,7 +156,7 @@ def test_a_worker_that_leaves_hands_its_blocks_over_and_computes_next_to_nothing
         assert handed.tokens_computed <= MODEL.block_tokens
         assert went_on.tokens_computed == 0
         assert went_on.tokens_pulled >= 200
-        assert stage.decode_worker.host.departure.farewell == Farewell(finished=0, taken=1, cut=0)
+        assert stage.decode_worker.host.drain_state.farewell == DrainResult(finished=0, taken=1, cut=0)
         d.link.tokens.send(submit(3))
         await d.until(lambda: [failed.code for failed in d.failed] == ["draining"])
 

@@ -8,11 +8,19 @@ from contextlib import closing
 
 import pytest
 
-from kv_transfer.transport.protocol import Alive, BlockSink, Delivered, ExportSource, Landed, PullEvent, PullOpen
+from kv_transfer.transport.protocol import (
+    Alive,
+    BlockReceived,
+    BlockSink,
+    Delivered,
+    ExportSource,
+    PullEvent,
+    PullOpen,
+)
 from kv_transfer.verify import Refusal, Verifier
 from tandem.core.kv import Handle, Layout
 from tandem.engine.digest import Digester, bind
-from tandem.engine.hashing import HashingHere
+from tandem.engine.hashing import InlineHashing
 from tandem.worker.drill_faults import FlippingTransport, Flips, cut_connections
 
 LAYOUT = Layout("torch", "plain", "float32", 4, 2, 4, 2, 8)
@@ -41,9 +49,9 @@ class WholePull:
 
     async def events(self) -> AsyncGenerator[PullEvent, None]:
         yield Alive()
-        yield Landed(0, handle(0))
-        yield Delivered((Landed(1, handle(1)), Landed(2, handle(2))))
-        yield Landed(3, handle(3))
+        yield BlockReceived(0, handle(0))
+        yield Delivered((BlockReceived(1, handle(1)), BlockReceived(2, handle(2))))
+        yield BlockReceived(3, handle(3))
 
     async def acknowledge(self) -> None:
         self.acknowledged = True
@@ -75,10 +83,12 @@ async def damaged(flips: Flips) -> list[int]:
     pull = await transport.open("mem://here", PullOpen("lease", b"", 7, 8, LAYOUT, NAMES), sink, 1.0)
     found = []
     async for event in pull.events():
-        blocks = event.blocks if isinstance(event, Delivered) else (event,) if isinstance(event, Landed) else ()
+        blocks = (
+            event.blocks if isinstance(event, Delivered) else (event,) if isinstance(event, BlockReceived) else ()
+        )
         for each in blocks:
             block, name = memoryview(sink.blocks[each.index]), NAMES[each.index]
-            (checked,) = await Verifier(HashingHere(LAYOUT)).check([block], [each.handle], epoch=7, names=[name])
+            (checked,) = await Verifier(InlineHashing(LAYOUT)).check([block], [each.handle], epoch=7, names=[name])
             if isinstance(checked, Refusal):
                 found.append(each.index)
     await pull.acknowledge()

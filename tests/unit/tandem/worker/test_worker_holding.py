@@ -5,28 +5,28 @@ import asyncio
 import msgspec
 import pytest
 
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.deadlines import Deadlines
 from tandem.core.messages import (
     AttemptFailed,
     AttemptReport,
+    AttemptResumed,
     Cancel,
-    Claim,
-    Claimed,
-    Keep,
+    ResumeAttempt,
+    ResumeNotFound,
+    RetainOutputs,
     SequenceOutput,
     Submit,
     TokenLogprob,
-    Unclaimed,
 )
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.simple_tokenizer import decode
 from tandem.engine.local import LocalEngine
 from tandem.link.memory_link import MemoryLinks
 from tandem.worker.attempts import Attempt
-from tandem.worker.holding import Holding
 from tandem.worker.output_log import OutputLog
+from tandem.worker.resumable_attempts import ResumableAttempts
 from tests.unit.tandem.worker.test_worker_host import Stage, on_stage, reference
 from tests.worlds.worker_stage import (
     Router,
@@ -48,15 +48,15 @@ def resumable(one: Submit, key: bytes = b"key", **more: object) -> Submit:
     return msgspec.structs.replace(one, resume=b"sealed", resume_key=key, **more)
 
 
-async def claimed(router: Router, handle: int, key: bytes = b"key") -> Claimed | Unclaimed:
+async def claimed(router: Router, handle: int, key: bytes = b"key") -> AttemptResumed | ResumeNotFound:
     """What the worker answers."""
-    router.link.tokens.send(Claim(handle, (b"other", key)))
+    router.link.tokens.send(ResumeAttempt(handle, (b"other", key)))
     await router.until(lambda: bool(answers(router, handle)))
     return answers(router, handle)[0]
 
 
-def answers(router: Router, handle: int) -> list[Claimed | Unclaimed]:
-    return [one for one in router.heard if isinstance(one, Claimed | Unclaimed) and one.handle == handle]
+def answers(router: Router, handle: int) -> list[AttemptResumed | ResumeNotFound]:
+    return [one for one in router.heard if isinstance(one, AttemptResumed | ResumeNotFound) and one.handle == handle]
 
 
 def test_an_attempt_goes_on_without_its_router_and_the_next_one_hears_all_of_it() -> None:
@@ -70,7 +70,7 @@ def test_an_attempt_goes_on_without_its_router_and_the_next_one_hears_all_of_it(
         await asyncio.sleep(0.2)
         assert stage.decode_worker.host.attempts == 1
         answer = await claimed(other, 7)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, AttemptResumed)
         assert (answer.resume, answer.mode, answer.attempt, answer.starts) == (b"sealed", "local", 1, ((0, 1),))
         assert 59.0 < answer.left_s < 60.0
         said = other.heard.index(answer)
@@ -101,7 +101,7 @@ def test_nobody_claims_it_and_everything_is_free_at_the_end_of_the_lease(silent:
     async def main(loop: VirtualLoop) -> None:
         links, clock = MemoryLinks(), LoopClock(loop)
         made = parts(clock, "d", deadlines=Deadlines(resumable_lease_s=1.0, router_restart_s=3.0))
-        worker = build_decode(made, links.server("d"), [memory_transport(MemoryFabric(), "d")])
+        worker = build_decode(made, links.server("d"), [memory_transport(MemoryNetwork(), "d")])
         async with running(worker):
             router, other = await dial(links.dialer("router"), "d"), await dial(links.dialer("other"), "d")
             router.link.tokens.send(resumable(submit(1, stopping=Stopping(max_tokens=3000, ignore_eos=True))))
@@ -116,7 +116,7 @@ def test_nobody_claims_it_and_everything_is_free_at_the_end_of_the_lease(silent:
             assert worker.host.attempts == 0
             assert isinstance(made.engine, LocalEngine)
             assert made.engine.scheduler.residence.pool.used == 0
-            assert isinstance(await claimed(other, 1), Unclaimed)
+            assert isinstance(await claimed(other, 1), ResumeNotFound)
 
     run(main, limit_s=100.0)
 
@@ -127,7 +127,7 @@ def test_a_living_router_is_told_that_its_request_was_taken_over() -> None:
         _, other = await stage.connect("other")
         router.link.tokens.send(resumable(submit(3, stopping=LONG)))
         await router.until(lambda: len(router.tokens(3)) >= 4)
-        assert isinstance(await claimed(other, 9), Claimed)
+        assert isinstance(await claimed(other, 9), AttemptResumed)
         await router.until(lambda: bool(router.failed))
         assert (router.failed[0].handle, router.failed[0].code) == (3, "taken_over")
         heard = len(router.outputs)
@@ -154,8 +154,8 @@ def test_prefill_and_decode_are_both_claimed_and_what_prefill_said_has_its_logpr
         d.link.close("it died")
         await asyncio.sleep(3.0)
         on_p, on_d = await claimed(other_p, 5), await claimed(other_d, 6)
-        assert isinstance(on_p, Claimed)
-        assert isinstance(on_d, Claimed)
+        assert isinstance(on_p, AttemptResumed)
+        assert isinstance(on_d, AttemptResumed)
         assert (on_p.mode, on_d.mode) == ("prefill", "decode")
         assert [output.position for output in other_p.outputs] == [1]
         assert other_p.outputs[0].logprobs
@@ -174,12 +174,12 @@ def test_a_whole_answer_stays_for_a_while_after_its_end_and_a_cancelled_one_does
         router.link.tokens.send(Cancel(1))
         router.link.tokens.send(Cancel(2))
         await router.ended(2)
-        assert isinstance(await claimed(other, 1, b"whole"), Claimed)
+        assert isinstance(await claimed(other, 1, b"whole"), AttemptResumed)
         assert other.tokens(1) == reference(submit(1))
         await other.until(lambda: any(isinstance(one, AttemptReport) for one in other.heard))
-        assert isinstance(await claimed(other, 2, b"part"), Unclaimed)
+        assert isinstance(await claimed(other, 2, b"part"), ResumeNotFound)
         await asyncio.sleep(LEASE_S + 1.0)
-        assert isinstance(await claimed(other, 3, b"whole"), Unclaimed)
+        assert isinstance(await claimed(other, 3, b"whole"), ResumeNotFound)
 
     on_stage(test)
 
@@ -190,11 +190,11 @@ def test_what_was_accepted_before_an_attempt_is_said_first() -> None:
         _, other = await stage.connect("other")
         whole = reference(submit(1))
         kept = tuple(SequenceOutput(0, 0, at + 1, (whole[at],), f"<{at}>", 3 * at) for at in range(4))
-        forced = (Branch(0, 11, whole[:4], 12),)
+        forced = (ChildRequest(0, 11, whole[:4], 12),)
         router.link.tokens.send(resumable(submit(1, branches=forced), kept=kept))
         await router.ended(1)
         answer = await claimed(other, 1)
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, AttemptResumed)
         assert answer.starts == ((0, 5),)
         assert other.tokens(1) == whole
         assert [output.text for output in other.outputs[:4]] == ["<0>", "<1>", "<2>", "<3>"]
@@ -210,7 +210,7 @@ def test_a_failure_that_nobody_heard_is_told_to_the_claimer() -> None:
         await router.until(lambda: len(router.tokens(1)) >= 2)
         router.link.close("it died")
         await asyncio.sleep(3.0)
-        assert isinstance(await claimed(other, 4), Claimed)
+        assert isinstance(await claimed(other, 4), AttemptResumed)
         await other.ended(4)
         assert other.failed == [AttemptFailed(4, "deadline_exceeded", other.failed[0].message)]
 
@@ -251,7 +251,7 @@ def test_a_log_keeps_each_position_once_and_the_better_of_two() -> None:
 
 
 def test_too_much_to_keep_gives_up_the_oldest_of_what_only_waits() -> None:
-    holding = Holding(LEASE_S, LEASE_S, bytes_max=3000)
+    holding = ResumableAttempts(LEASE_S, LEASE_S, bytes_max=3000)
     attempts = []
     for number in range(4):
         one = resumable(submit(number, tokens=prompt(250)), bytes([number]))
@@ -275,8 +275,8 @@ def test_keep_after_the_end_still_counts() -> None:
         router.link.tokens.send(one)
         await router.ended(1)
         first = msgspec.structs.replace(router.outputs[0], logprobs=(TokenLogprob(-2.0),))
-        router.link.tokens.send(Keep(1, (first,)))
-        assert isinstance(await claimed(other, 1), Claimed)
+        router.link.tokens.send(RetainOutputs(1, (first,)))
+        assert isinstance(await claimed(other, 1), AttemptResumed)
         assert other.outputs[0].logprobs == (TokenLogprob(-2.0),)
 
     on_stage(test)

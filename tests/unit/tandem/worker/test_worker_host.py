@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.kv import NAME_BYTES, chain_names, tenant_root
 from tandem.core.messages import (
@@ -25,7 +25,7 @@ from tandem.core.messages import (
     SnapshotRequest,
     Submit,
 )
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.simple_tokenizer import decode
 from tandem.engine.local import LocalEngine
 from tandem.engine.settings import SchedulerSettings
@@ -53,7 +53,7 @@ class Stage:
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = LoopClock(loop)
         self.links = MemoryLinks()
-        fabric = MemoryFabric()
+        fabric = MemoryNetwork()
         self.prefill_parts = parts(self.clock, "p")
         self.decode_parts = parts(self.clock, "d")
         self.prefill_worker = build_prefill(
@@ -169,7 +169,7 @@ def test_a_resumed_branch_continues_after_its_forced_tokens() -> None:
         whole = submit(1)
         tokens = reference(whole)
         sent = decode(tokens[:5])
-        branch = Branch(0, 11, tokens[:5], len(sent))
+        branch = ChildRequest(0, 11, tokens[:5], len(sent))
         router.link.tokens.send(submit(2, branches=(branch,)))
         report = await router.ended(2)
         assert router.tokens(2) == tokens[5:]
@@ -184,7 +184,7 @@ def test_a_resumed_branch_continues_after_its_forced_tokens() -> None:
 def test_branches_have_their_own_positions_and_text() -> None:
     async def test(stage: Stage) -> None:
         _, router = await stage.connect()
-        one = submit(1, branches=(Branch(0, 5), Branch(1, 6), Branch(2, 7)))
+        one = submit(1, branches=(ChildRequest(0, 5), ChildRequest(1, 6), ChildRequest(2, 7)))
         router.link.tokens.send(one)
         await router.ended(1)
         for index in range(3):
@@ -375,7 +375,7 @@ def test_a_draining_worker_refuses_new_work_and_finishes_the_old() -> None:
         await router.until(lambda: len(router.outputs) > 3)
         router.link.tokens.send(Drain(20.0))
         router.link.tokens.send(submit(2))
-        assert await stage.decode_worker.asked_to_leave() == 20.0
+        assert await stage.decode_worker.drain_requested() == 20.0
         await stage.decode_worker.drain(20.0)
         assert len(router.tokens(1)) == 100
         assert any(isinstance(message, Draining) for message in router.heard)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kv_transfer.transport.memory import MemoryFabric
+from kv_transfer.transport.memory import MemoryNetwork
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import Cancel, Hello
 from tandem.core.request import Stopping
@@ -31,7 +31,7 @@ class Stage:
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = LoopClock(loop)
         self.links = MemoryLinks()
-        fabric = MemoryFabric()
+        fabric = MemoryNetwork()
         self.parts = parts(self.clock, "p")
         decode = parts(self.clock, "d")
         self.workers = (

@@ -8,7 +8,7 @@ from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.messages import Hello, KvDelta
 from tandem.core.request import Stopping
 from tandem.link.memory_link import MemoryLinks
-from tandem.worker.parts import Publisher
+from tandem.worker.deps import Publisher
 from tests.worlds.worker_stage import build_decode, dial, parts, prompt, running, submit
 
 Names = Callable[[], Mapping[str, Sequence[bytes]]]

@@ -17,7 +17,7 @@ from kv_transfer.transport.tcp import TcpSettings, TcpTransport
 from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import Hello, Submit
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.core.simple_tokenizer import decode
 from tandem.engine.local import LocalEngine
 from tandem.engine.memory import HostMemory
@@ -25,13 +25,13 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.link.link_dialer import open_dialer
-from tandem.link.link_proof import LinkKeys
+from tandem.link.dialer import open_dialer
+from tandem.link.proof import LinkKeys
 from tandem.link.tcp_dialer import TcpDialer
 from tandem.link.tcp_server import TcpLinkServer
 from tandem.process.system import SystemClock
 from tandem.process.tls_settings import TlsSettings
-from tandem.worker.parts import Parts
+from tandem.worker.deps import WorkerDeps
 from tandem.worker.simple_decoder import SimpleDecoder
 from tests.worlds.certificates import HAS_OPENSSL, make_certificates
 from tests.worlds.transport_stage import encrypted
@@ -50,11 +50,11 @@ needs_openssl = pytest.mark.skipif(not HAS_OPENSSL, reason="makes certificates w
 FAST = SimulatedModel(blocks=512, context_tokens=4096, base_s=0.0002, sequence_s=0.0, token_s=0.0, context_s=0.0)
 
 
-def _parts(label: str) -> Parts:
+def _parts(label: str) -> WorkerDeps:
     clock, entropy = SystemClock(), SeededEntropy(3, label)
     memory = HostMemory(FAST.layout.block_bytes, FAST.blocks)
     engine = LocalEngine(SimulatedRunner(FAST, memory), SchedulerSettings(), clock, entropy.u64())
-    return Parts(engine, SimpleDecoder(), clock, entropy)
+    return WorkerDeps(engine, SimpleDecoder(), clock, entropy)
 
 
 def _transport(scheme: str, folder: Path) -> Transport:
@@ -82,7 +82,9 @@ async def test_hand_offs_over_real_links_and_transports_give_the_reference(schem
         p, d = await dial(dialer, prefill.address), await dial(dialer, decoder.address)
         pairs: dict[int, Submit] = {}
         for handle, length in enumerate((1, 15, 16, 17, 31, 33, 160, 700, 2100), start=1):
-            branches = (Branch(0, handle), Branch(1, handle + 50)) if handle % 2 else (Branch(0, handle),)
+            branches = (
+                (ChildRequest(0, handle), ChildRequest(1, handle + 50)) if handle % 2 else (ChildRequest(0, handle),)
+            )
             to_p, to_d = hand_off(
                 handle, _hello(p), _hello(d), prompt(length, handle), SystemClock().wall(), branches=branches
             )

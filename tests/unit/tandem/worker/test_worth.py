@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_transfer.fetch_progress import Brought, FetchReport
+from kv_transfer.fetch_progress import FetchReport, OriginReport
 from tandem.core.messages import Load, Source, Submit, TierCost
-from tandem.engine.protocol import Prefix, WorkStats
+from tandem.engine.protocol import Prefix, RequestStats
+from tandem.worker.fetch_policy import FetchOption, choose_fetch
 from tandem.worker.rates import Rates
 from tandem.worker.reuse import Reuse
-from tandem.worker.worth import Stretch, worth_bringing
 from tests.contract.block_space import TestSpace, block_layout
 from tests.worlds.worker_stage import submit
 
@@ -27,23 +27,23 @@ def each(block_s: float) -> Callable[[int, int], float]:
 
 
 def test_bringing_ends_where_it_saves_most() -> None:
-    stretches = (Stretch(4, 0.1, "dram"), Stretch(8, 0.2, "nvme"), Stretch(20, 9.0, "peer"))
-    worth = worth_bringing(stretches, 0, each(0.1))
+    stretches = (FetchOption(4, 0.1, "dram"), FetchOption(8, 0.2, "nvme"), FetchOption(20, 9.0, "peer"))
+    worth = choose_fetch(stretches, 0, each(0.1))
     assert (worth.blocks, worth.seconds, worth.otherwise_s) == (8, 0.2, pytest.approx(0.8))
     assert worth.reason == "brings 8 blocks, the last from nvme, in 200.0 ms instead of 800.0 ms"
-    assert worth_bringing(stretches, 6, each(0.1)).blocks == 0, "two blocks are computed sooner than they come"
-    assert worth_bringing(stretches, 6, each(0.11)).blocks == 8
+    assert choose_fetch(stretches, 6, each(0.1)).blocks == 0, "two blocks are computed sooner than they come"
+    assert choose_fetch(stretches, 6, each(0.11)).blocks == 8
 
 
 def test_what_does_not_pay_is_left_and_said() -> None:
-    worth = worth_bringing((Stretch(4, 0.5, "nvme"),), 0, each(0.1))
+    worth = choose_fetch((FetchOption(4, 0.5, "nvme"),), 0, each(0.1))
     assert (worth.blocks, worth.reason) == (0, "not brought: 4 blocks in 500.0 ms against 400.0 ms")
-    assert worth_bringing((), 0, each(0.1)).reason == ""
-    assert worth_bringing((Stretch(4, 0.1, "dram"),), 4, each(0.1)).reason == ""
+    assert choose_fetch((), 0, each(0.1)).reason == ""
+    assert choose_fetch((FetchOption(4, 0.1, "dram"),), 4, each(0.1)).reason == ""
 
 
 def test_as_long_as_nobody_knows_what_computing_costs_everything_is_brought() -> None:
-    worth = worth_bringing((Stretch(4, 0.1, "dram"), Stretch(9, 5.0, "peer")), 0, each(inf))
+    worth = choose_fetch((FetchOption(4, 0.1, "dram"), FetchOption(9, 5.0, "peer")), 0, each(inf))
     assert worth.blocks == 9
     assert worth.reason == "brings 9 blocks, the last from peer, in 5000.0 ms"
 
@@ -191,7 +191,7 @@ def test_own_tiers_come_first_and_a_source_brings_what_they_do_not_have() -> Non
 def test_a_slow_source_is_left_out_once_it_has_been_tried() -> None:
     space = Space(20, 0)
     made = reuse(space, Holds("dram"))
-    slow = Brought("peer", "u-1", "tcp", 10, 160, 10 << 20, 0.0, 1.0)
+    slow = OriginReport("peer", "u-1", "tcp", 10, 160, 10 << 20, 0.0, 1.0)
     report = FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(slow,), handed_over=False)
     assert made.begin(1, asking(source(20)))[0].blocks == 20
     made.learn(report)
@@ -240,20 +240,20 @@ def test_what_bringing_takes_in_all_is_learned_for_own_tiers() -> None:
     made = reuse(Space(4, 0), tiers, prefill_token_s=16 / 0.016 * 1e-6 * 0.256)
     assert made.begin(1, asking())[0].blocks == 4
     for _ in range(8):
-        brought = Brought("nvme", "", "nvme", 2, 32, 2 << 20, 0.0, 0.022)
+        brought = OriginReport("nvme", "", "nvme", 2, 32, 2 << 20, 0.0, 0.022)
         made.learn(FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(brought,), handed_over=False))
     assert made.begin(1, asking())[0].blocks == 0, "each read takes much longer than the disk alone"
 
 
 def test_of_tiers_that_were_read_together_nothing_is_learned() -> None:
     made = reuse(Space(4, 0), Holds(*["nvme"] * 4, ms=1.0))
-    both = tuple(Brought(tier, "", tier, 2, 32, 2 << 20, 0.0, 9.0) for tier in ("nvme", "dram"))
+    both = tuple(OriginReport(tier, "", tier, 2, 32, 2 << 20, 0.0, 9.0) for tier in ("nvme", "dram"))
     made.learn(FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=both, handed_over=False))
     assert made.begin(1, asking())[0].blocks == 4
 
 
 def fetched(started: float, seconds: float, reason: str | None = None) -> FetchReport:
-    brought = Brought("dram", "", "dram", 2, 32, 2 << 20, started, seconds, reason)
+    brought = OriginReport("dram", "", "dram", 2, 32, 2 << 20, started, seconds, reason)
     return FetchReport(0, 0, 0.0, "", 0.0, None, None, 0.0, brought=(brought,), handed_over=False)
 
 
@@ -261,7 +261,7 @@ def test_what_a_fetch_holds_up_its_work_for_around_it_is_part_of_what_bringing_c
     made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
     assert made.begin(1, asking())[0].blocks == 4
     for admitted, computing in ((100.0, 100.006), (107.0, 114.0), (107.0, 107.006)):
-        made.ended(fetched(admitted + 0.003, 0.002), WorkStats(admitted=admitted, computing=computing))
+        made.ended(fetched(admitted + 0.003, 0.002), RequestStats(admitted=admitted, computing=computing))
     bringing, reason = made.begin(1, asking())
     assert (bringing.blocks, reason) == (0, "not brought: 4 blocks in 8.1 ms against 6.4 ms")
     assert made.begin(1, asking(mode="decode"))[0].blocks == 4, "a hand-off is a fetch in any case"
@@ -270,18 +270,18 @@ def test_what_a_fetch_holds_up_its_work_for_around_it_is_part_of_what_bringing_c
 def test_what_a_computed_prompt_waits_for_too_is_not_charged_to_bringing() -> None:
     made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
     for _ in range(3):
-        made.ended(fetched(50.0, 0.002), WorkStats(submitted=0.0, admitted=49.999, computing=50.003))
+        made.ended(fetched(50.0, 0.002), RequestStats(submitted=0.0, admitted=49.999, computing=50.003))
     assert made.begin(1, asking())[1] == "brings 4 blocks, the last from dram, in 6.0 ms instead of 6.4 ms"
 
 
 def test_where_an_engine_does_not_tell_its_steps_a_work_waits_from_its_submission() -> None:
     made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
-    made.ended(fetched(100.002, 0.9), WorkStats(submitted=100.0, admitted=101.0))
+    made.ended(fetched(100.002, 0.9), RequestStats(submitted=100.0, admitted=101.0))
     assert made.begin(1, asking())[1] == "brings 4 blocks, the last from dram, in 6.0 ms instead of 6.4 ms"
 
 
 def test_a_fetch_that_failed_says_nothing_of_what_fetches_hold_up() -> None:
     made = reuse(Space(4, 0), Holds(*["dram"] * 4, ms=1.0), prefill_token_s=100e-6)
-    made.ended(fetched(100.0, 0.002, "absent"), WorkStats(admitted=100.0, computing=109.0))
-    made.ended(None, WorkStats(admitted=100.0, computing=100.0))
+    made.ended(fetched(100.0, 0.002, "absent"), RequestStats(admitted=100.0, computing=109.0))
+    made.ended(None, RequestStats(admitted=100.0, computing=100.0))
     assert made.begin(1, asking())[0].blocks == 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.apps.bench.client import parse_target
-from tandem.apps.bench.wire import BadAnswer, Body, Events, split_head
+from tandem.apps.bench.wire import BadResponse, Body, Events, split_head
 from tandem.core.errors import TandemError
 
 
@@ -62,14 +62,14 @@ def test_an_incomplete_head_waits() -> None:
 
 @pytest.mark.parametrize("raw", [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 two OK\r\n\r\n", b"x" * 70_000])
 def test_what_is_not_http_is_refused(raw: bytes) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         split_head(raw)
 
 
 def test_a_bad_chunk_size_is_refused() -> None:
     parsed = split_head(HEAD)
     assert parsed is not None
-    with pytest.raises(BadAnswer, match="chunk size"):
+    with pytest.raises(BadResponse, match="chunk size"):
         Body(parsed[0]).feed(b"zz\r\n")
 
 

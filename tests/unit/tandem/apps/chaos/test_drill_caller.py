@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from tandem.apps.bench.client import Target
-from tandem.apps.chaos.drill.asks import Ask
-from tandem.apps.chaos.drill.caller import LEAVES, PLAIN, RETURNS, Caller
-from tandem.apps.chaos.drill.events import NumberedEvents, Sent
-from tandem.apps.chaos.drill.hearing import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
+from tandem.apps.chaos.drill.client import LEAVES, PLAIN, RESUMES, DrillClient
+from tandem.apps.chaos.drill.events import ResumableEvents, ServerSentEvent
+from tandem.apps.chaos.drill.requests import DrillRequest
+from tandem.apps.chaos.drill.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END
 
-ASK = Ask("ask", False, "prompt", 8, 1, 1, 0.0)
+ASK = DrillRequest("ask", False, "prompt", 8, 1, 1, 0.0)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -56,19 +56,19 @@ class Stub:
         writer.close()
 
 
-Start = Callable[..., "asyncio.Future[Caller]"]
+Start = Callable[..., "asyncio.Future[DrillClient]"]
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     servers: list[asyncio.Server] = []
-    callers: list[Caller] = []
+    callers: list[DrillClient] = []
 
-    async def begin(stub: Stub, end_within_s: float = 10.0) -> Caller:
+    async def begin(stub: Stub, end_within_s: float = 10.0) -> DrillClient:
         server = await asyncio.start_server(stub.serve, "127.0.0.1", 0)
         servers.append(server)
         port = server.sockets[0].getsockname()[1]
-        callers.append(Caller(Target("127.0.0.1", port, False, ""), "model", "run", end_within_s))
+        callers.append(DrillClient(Target("127.0.0.1", port, False, ""), "model", "run", end_within_s))
         return callers[-1]
 
     yield lambda *arguments, **named: asyncio.ensure_future(begin(*arguments, **named))
@@ -93,7 +93,7 @@ async def test_a_client_that_does_not_come_back_has_heard_the_beginning(start: S
 
 async def test_a_client_that_comes_back_goes_on_where_it_was(start: Start) -> None:
     stub = Stub([BEGUN, refusal("404 Not Found", "not_found"), refusal("503 Unavailable", "no_workers"), REST])
-    heard = await (await start(stub)).ask(ASK, manner=RETURNS)
+    heard = await (await start(stub)).ask(ASK, manner=RESUMES)
     assert (heard.end, heard.texts, heard.resumed) == (DONE, {0: " a b"}, True)
     assert stub.asked[-1].startswith(f"GET /v1/requests/{heard.request_id}/events ".encode())
     assert b"Last-Event-ID: 1\r\n" in stub.asked[-1]
@@ -102,23 +102,23 @@ async def test_a_client_that_comes_back_goes_on_where_it_was(start: Start) -> No
 async def test_an_answer_that_was_begun_and_cannot_be_gone_on_with_is_lost(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.apps.chaos.drill.caller._RETURN_WITHIN_S", 0.3)
-    heard = await (await start(Stub([BEGUN, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RETURNS)
+    monkeypatch.setattr("tandem.apps.chaos.drill.client._RETURN_WITHIN_S", 0.3)
+    heard = await (await start(Stub([BEGUN, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RESUMES)
     assert heard.end == FAILED
 
 
 async def test_one_of_which_nothing_was_heard_may_have_died_with_its_router(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.apps.chaos.drill.caller._RETURN_WITHIN_S", 0.3)
-    heard = await (await start(Stub([HEAD, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RETURNS)
+    monkeypatch.setattr("tandem.apps.chaos.drill.client._RETURN_WITHIN_S", 0.3)
+    heard = await (await start(Stub([HEAD, refusal("404 Not Found", "not_found")]))).ask(ASK, manner=RESUMES)
     assert heard.end == BROKEN
 
 
 async def test_an_error_in_the_stream_is_an_end_that_nobody_comes_back_from(start: Start) -> None:
     told = chunk(b'data: {"error":{"message":"gone","code":"worker_lost"}}\n\n') + b"0\r\n\r\n"
     stub = Stub([BEGUN + told])
-    heard = await (await start(stub)).ask(ASK, manner=RETURNS)
+    heard = await (await start(stub)).ask(ASK, manner=RESUMES)
     assert (heard.end, len(stub.asked)) == (FAILED, 1)
 
 
@@ -132,13 +132,13 @@ async def test_nobody_there_is_a_refusal() -> None:
     port = listener.sockets[0].getsockname()[1]
     listener.close()
     await listener.wait_closed()
-    heard = await Caller(Target("127.0.0.1", port, False, ""), "model", "run", 5.0).ask(ASK)
+    heard = await DrillClient(Target("127.0.0.1", port, False, ""), "model", "run", 5.0).ask(ASK)
     assert heard.end == REFUSED
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_events_carry_the_last_id_however_they_are_cut(size: int) -> None:
     stream = b"id: 1\ndata: a\n\n: comment\n\ndata: b\n\nid: 3\r\ndata: c\r\n\r\ndata: cut off"
-    events = NumberedEvents("0")
+    events = ResumableEvents("0")
     found = [one for at in range(0, len(stream), size) for one in events.feed(stream[at : at + size])]
-    assert found == [Sent("1", b"a"), Sent("1", b"b"), Sent("3", b"c")]
+    assert found == [ServerSentEvent("1", b"a"), ServerSentEvent("1", b"b"), ServerSentEvent("3", b"c")]

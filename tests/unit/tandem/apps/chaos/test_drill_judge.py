@@ -5,31 +5,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.apps.chaos.drill.asks import Ask
-from tandem.apps.chaos.drill.hearing import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, Heard, refusal_of
-from tandem.apps.chaos.drill.judge import Faults, Right, compare, judge
+from tandem.apps.chaos.drill.judge import Discrepancies, ExpectedAnswer, compare, judge
+from tandem.apps.chaos.drill.requests import DrillRequest
+from tandem.apps.chaos.drill.response import BROKEN, DONE, FAILED, REFUSED, WITHOUT_END, StreamedResponse, refusal_of
 
 WORDS = "one two three four five six seven eight"
 words = st.lists(st.sampled_from(("la", "lo", "li", "lu", "fa", "fe")), min_size=1, max_size=30)
 
 
-def heard(text: str, end: str = DONE, tokens: int = 8, finish: str | None = "length", n: int = 1) -> Heard:
-    one = Heard(Ask("ask", False, "prompt", 8, n, 1, 0.0), "drill-1", 10.0)
+def heard(text: str, end: str = DONE, tokens: int = 8, finish: str | None = "length", n: int = 1) -> StreamedResponse:
+    one = StreamedResponse(DrillRequest("ask", False, "prompt", 8, n, 1, 0.0), "drill-1", 10.0)
     one.texts, one.tokens = dict.fromkeys(range(n), text), tokens
     one.finishes = {} if finish is None else dict.fromkeys(range(n), finish)
     one.ended(end, 11.0)
     return one
 
 
-RIGHT = Right({0: WORDS}, {0: "length"}, 8)
+RIGHT = ExpectedAnswer({0: WORDS}, {0: "length"}, 8)
 
 
-def counts(faults: Faults) -> tuple[int, int, int, int]:
+def counts(faults: Discrepancies) -> tuple[int, int, int, int]:
     return faults.lost, faults.duplicated, faults.wrong, faults.without_end
 
 
 def test_the_right_answer_has_no_faults() -> None:
-    assert judge(heard(WORDS), RIGHT, may_break=False) == Faults()
+    assert judge(heard(WORDS), RIGHT, may_break=False) == Discrepancies()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_missing_repeated_or_different_is_counted(text: str, expected: t
 def test_no_different_text_passes(right: list[str], data: st.DataObject) -> None:
     other = data.draw(words)
     faults = compare(" ".join(right), " ".join(other), ends=True)
-    assert (faults == Faults()) == (right == other)
+    assert (faults == Discrepancies()) == (right == other)
 
 
 @given(words, st.data())
@@ -69,7 +69,7 @@ def test_a_word_said_twice_is_a_duplicate_and_a_missing_one_lost(right: list[str
 @pytest.mark.parametrize("end", [BROKEN, REFUSED])
 def test_a_broken_connection_is_an_end_only_where_it_may_be_one(end: str) -> None:
     begun = heard("one two thr", end, tokens=0, finish=None)
-    assert judge(begun, RIGHT, may_break=True) == Faults()
+    assert judge(begun, RIGHT, may_break=True) == Discrepancies()
     assert judge(begun, RIGHT, may_break=False).lost > 0
 
 
@@ -96,21 +96,21 @@ def test_counts_and_finish_reasons_are_compared_too() -> None:
 def test_every_choice_is_compared() -> None:
     both = heard(WORDS, n=2, tokens=16)
     both.texts[1] = "one two"
-    right = Right({0: WORDS, 1: WORDS}, {0: "length", 1: "length"}, 16)
+    right = ExpectedAnswer({0: WORDS, 1: WORDS}, {0: "length", 1: "length"}, 16)
     assert judge(both, right, may_break=False).lost == 6
 
 
 def test_faults_add_up() -> None:
-    assert sum([Faults(1, 2, 3, 4, "a"), Faults(1, 0, 0, 0, ""), Faults(why="b")], Faults()) == Faults(
-        2, 2, 3, 4, "a; b"
-    )
+    assert sum(
+        [Discrepancies(1, 2, 3, 4, "a"), Discrepancies(1, 0, 0, 0, ""), Discrepancies(why="b")], Discrepancies()
+    ) == Discrepancies(2, 2, 3, 4, "a; b")
 
 
 # ---- hearing ----
 
 
 def test_a_stream_becomes_text_by_choice_with_its_end() -> None:
-    one = Heard(Ask("ask", False, "prompt", 8, 2, 1, 0.0), "drill-1", 10.0)
+    one = StreamedResponse(DrillRequest("ask", False, "prompt", 8, 2, 1, 0.0), "drill-1", 10.0)
     for at, event in enumerate(
         (
             {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
@@ -136,7 +136,7 @@ def test_an_error_event_ends_a_stream() -> None:
 
 
 def test_the_longest_pause_is_the_longest_silence_not_over_at_the_blow() -> None:
-    one = Heard(Ask("ask", False, "prompt", 8, 1, 1, 0.0), "drill-1", 10.0)
+    one = StreamedResponse(DrillRequest("ask", False, "prompt", 8, 1, 1, 0.0), "drill-1", 10.0)
     one.times_s = [15.0, 15.5, 16.5, 16.6]
     one.ended(DONE, 16.7)
     assert one.longest_pause_s(0.0) == 5.0

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from router.generation import Standing
-from tandem.apps.chaos.drill.asks import shapes
+from router.generation import RequestStatus
 from tandem.apps.chaos.drill.catch import is_in
 from tandem.apps.chaos.drill.cells import KINDS, STAGES, Cell, check_allowed, victim
+from tandem.apps.chaos.drill.metrics import linked, parse_worker_metrics
 from tandem.apps.chaos.drill.options import parse
-from tandem.apps.chaos.drill.pages import linked, read_worker
+from tandem.apps.chaos.drill.requests import shapes
 from tandem.apps.chaos.drill.result import Report, Round, summarize
 from tandem.apps.chaos.drill.table import markdown, round_line, verdict
 from tandem.apps.cli.drill_settings import worker_settings
@@ -25,8 +25,8 @@ def members(prefill: int = 2, decode: int = 2, last: str = "decode") -> tuple[Me
     )
 
 
-THERE = Standing("transfer", "prefill-2", "decode-3", 0, 1)
-WAITING = Standing("queue", None, None, 0, 0)
+THERE = RequestStatus("transfer", "prefill-2", "decode-3", 0, 1)
+WAITING = RequestStatus("queue", None, None, 0, 0)
 
 
 # ---- cells ----
@@ -54,7 +54,7 @@ def test_while_a_request_waits_everyone_is_struck_in_turn() -> None:
 
 
 def test_without_prefill_workers_a_cut_hits_the_one_that_decodes() -> None:
-    alone = Standing("decode", None, "unified-1", 5, 1)
+    alone = RequestStatus("decode", None, "unified-1", 5, 1)
     assert victim(Cell("cut-link", "decode"), 1, alone, members(0, 2, "unified")).name == "unified-1"
 
 
@@ -78,9 +78,11 @@ def test_a_request_is_in_a_stage_when_it_is_carried_as_one_of_that_stage() -> No
     assert is_in("queue", WAITING)
     assert is_in("transfer", THERE)
     assert not is_in("first-token", THERE)
-    assert not is_in("prefill", Standing("prefill", None, "decode-3", 0, 1)), "decode computes this one itself"
-    assert not is_in("decode", Standing("decode", "prefill-2", "decode-3", 1, 1)), "too early to be called decoding"
-    assert is_in("decode", Standing("decode", "prefill-2", "decode-3", 9, 1))
+    assert not is_in("prefill", RequestStatus("prefill", None, "decode-3", 0, 1)), "decode computes this one itself"
+    assert not is_in("decode", RequestStatus("decode", "prefill-2", "decode-3", 1, 1)), (
+        "too early to be called decoding"
+    )
+    assert is_in("decode", RequestStatus("decode", "prefill-2", "decode-3", 9, 1))
 
 
 # ---- requests ----
@@ -152,11 +154,11 @@ tandem_workers{role="decode",state="draining"} 1.0
 
 
 def test_pages_are_read() -> None:
-    page = read_worker(PAGE)
+    page = parse_worker_metrics(PAGE)
     assert page is not None
     assert (page.blocks_used, page.blocks_exported, page.blocks_refused) == (10, 4, 3)
     assert linked(PAGE) == 3
-    assert read_worker("") is None, "a worker whose engine has not begun tells nothing"
+    assert parse_worker_metrics("") is None, "a worker whose engine has not begun tells nothing"
 
 
 # ---- results ----

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tandem.apps.cli.board import LineBoard, TableBoard, state_of
+from tandem.apps.cli.display import LineDisplay, TableDisplay, state_of
 from tandem.apps.cli.main import COMMANDS, main
 from tandem.apps.cli.member import Member
+from tandem.apps.cli.metrics_watch import linked_workers, metrics_line
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.ports import free_port
-from tandem.apps.cli.router_watch import figures_line, linked_workers
 from tandem.apps.cli.up import adds_to
 from tandem.apps.cli.up_options import parse
 from tandem.process.processes import Command
@@ -27,7 +27,7 @@ def member(name: str, *lines: str) -> Member:
 
 def test_lines_tell_quarters_of_loading_once() -> None:
     said: list[str] = []
-    with LineBoard(said.append) as board:
+    with LineDisplay(said.append) as board:
         worker = member("decode-0")
         for percent in range(101):
             worker.take(f'{{"event": "loading", "fraction": {percent / 100}}}')
@@ -40,7 +40,7 @@ def test_the_table_has_every_member_and_says_sentences_unbroken() -> None:
     out = io.StringIO()
     members = [member("decode-0", '{"event": "ready"}'), member("decode-1", '{"event": "loading", "fraction": 0.4}')]
     long = "curl " + "x" * 200
-    with TableBoard(Console(file=out, force_terminal=True, width=80), members, lambda: "running 3") as board:
+    with TableDisplay(Console(file=out, force_terminal=True, width=80), members, lambda: "running 3") as board:
         board.say(long)
     text = out.getvalue()
     assert long in text
@@ -59,8 +59,8 @@ def test_figures_are_summed_over_labels() -> None:
         'tandem_requests_running 2.0\ntandem_output_tokens_total{model="a"} 1000.0\n'
         'tandem_output_tokens_total{model="b"} 234.0\ntandem_output_tokens_created{model="a"} 9e9\n'
     )
-    assert figures_line(page) == "running 2   tokens out 1,234"
-    assert figures_line("") == ""
+    assert metrics_line(page) == "running 2   tokens out 1,234"
+    assert metrics_line("") == ""
 
 
 def test_only_ready_workers_count_as_linked() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.apps.cli.change_story import sentences
-from tandem.apps.cli.member import Farewell, Member
-from tandem.apps.cli.operations import Change, Changeable, Left, Operations
+from tandem.apps.cli.change_summary import sentences
+from tandem.apps.cli.member import DrainReport, Member
+from tandem.apps.cli.operations import Change, DrainedWorker, Operations, OperationsDeps
 from tandem.apps.cli.scaling import scaling, worker_called
 from tandem.apps.cli.stopping import StopTimes
 from tandem.apps.cli.supervisor import ROUTER, Supervisor
@@ -138,7 +138,7 @@ def on_stage(act: Callable[[Stage], Awaitable[None]], machine: Machine | None = 
             return None
 
         make = lambda pool, index: member(f"{pool.name}-{index}", pool.role)  # noqa: E731
-        operations = Operations(supervisor, Changeable(POOLS, make, linked, count, 20.0), clock)
+        operations = Operations(supervisor, OperationsDeps(POOLS, make, linked, count, 20.0), clock)
         stage = Stage(used, supervisor, operations, [], loop.create_task(supervisor.run()))
         await supervisor.all_ready()
         await act(stage)
@@ -208,7 +208,7 @@ def test_scaling_down_drains_by_the_router_and_removes() -> None:
         assert worker.signals == []
         assert {f"a:{worker.pid}": 10.0} in stage.machine.drains
         (left,) = change.left
-        assert left == Left("decode-1", left.took_s, True, 2, 1, 0)
+        assert left == DrainedWorker("decode-1", left.took_s, True, 2, 1, 0)
         assert left.took_s == pytest.approx(1.0, abs=0.2)
         assert change.workers == ("prefill-0", "decode-0")
         assert change.moved == 1
@@ -337,13 +337,17 @@ def test_event_lines_of_a_leaving_worker() -> None:
     one.take('{"event": "draining"}')
     assert (one.state, one.note) == ("draining", "")
     one.take('{"event": "drained", "finished": 5, "taken": 1, "cut": 0}')
-    assert one.farewell == Farewell(5, 1, 0)
+    assert one.farewell == DrainReport(5, 1, 0)
 
 
 def test_a_change_in_words() -> None:
     change = Change(
         ("decode-2",),
-        (Left("decode-1", 1.26, True, 3, 2, 1), Left("decode-0", 0.1, False), Left("p", 0.2, False, 0, 0, 0)),
+        (
+            DrainedWorker("decode-1", 1.26, True, 3, 2, 1),
+            DrainedWorker("decode-0", 0.1, False),
+            DrainedWorker("p", 0.2, False, 0, 0, 0),
+        ),
         2,
         ("prefill-0", "decode-0"),
     )

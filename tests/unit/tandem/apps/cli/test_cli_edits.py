@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from tandem.apps.cli.member import Member
-from tandem.apps.cli.rolling.edits import Edits
-from tandem.apps.cli.rolling.rollover import Rollover, Site, unchangeable
+from tandem.apps.cli.rolling.rollout import RolloutDeps, ServiceRollout, unchangeable
+from tandem.apps.cli.rolling.spec_watch import SpecWatch
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.process.processes import Command
@@ -79,8 +79,8 @@ class Stage:
                 member = self.processes.make(running, pool, index)
                 member.state = "ready"
                 self.processes.members.append(member)
-        site = Site(self.processes, self.processes.make, _linked, self._tell, 60.0)
-        self.rollover = Rollover(running, site, LoopClock(loop), self.said.append)
+        site = RolloutDeps(self.processes, self.processes.make, _linked, self._tell, 60.0)
+        self.rollover = ServiceRollout(running, site, LoopClock(loop), self.said.append)
 
     def _tell(self, entry: ServiceEntry) -> None:
         """Whoever has weight can serve at that moment."""
@@ -216,7 +216,7 @@ def test_an_edit_counts_once_it_is_whole_and_says_something_else(tmp_path: Path)
         return found
 
     async def main(loop: VirtualLoop) -> None:
-        edits = Edits(path, read, says["1"])
+        edits = SpecWatch(path, read, says["1"])
         task = asyncio.create_task(edits.next())
         await asyncio.sleep(5.0)
         path.write_text("1 ")

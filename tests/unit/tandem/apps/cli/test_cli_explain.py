@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tandem.apps.cli.request_story import RequestStory, handoff_problems, place_of, tell
+from tandem.apps.cli.request_trace import RequestTrace, assemble_trace, handoff_problems, place_of
 from tandem.apps.cli.timeline import render
 from tandem.core.spans import Attribute, Span
 
@@ -34,7 +34,7 @@ def handoff() -> list[Span]:
 
 
 def test_the_story_begins_with_the_request_and_nests_stages() -> None:
-    story = tell(handoff())
+    story = assemble_trace(handoff())
     assert [one.name for one in story.spans] == [
         "request",
         "tokenize",
@@ -48,7 +48,7 @@ def test_the_story_begins_with_the_request_and_nests_stages() -> None:
 
 
 def test_the_text_has_every_figure() -> None:
-    text = render(tell(handoff()), width=100)
+    text = render(assemble_trace(handoff()), width=100)
     for figure in (
         "chatcmpl-1: ok in 500.0 ms",
         "3.0 MiB in 12 blocks over shm to decode-0, 1.25 GB/s, 0.5 ms of it after",
@@ -69,7 +69,7 @@ def leading_blanks(line: str) -> int:
 
 @pytest.mark.parametrize("width", [20, 60, 100, 200])
 def test_bars_fit_the_line_and_stand_where_they_belong(width: int) -> None:
-    lines = render(tell(handoff()), width).splitlines()[3:10]
+    lines = render(assemble_trace(handoff()), width).splitlines()[3:10]
     assert all(len(line) <= max(width, 50) for line in lines)
     decode = next(line for line in lines if " decode " in line)
     prefill = next(line for line in lines if " prefill " in line)
@@ -78,7 +78,7 @@ def test_bars_fit_the_line_and_stand_where_they_belong(width: int) -> None:
 
 def test_two_tellings_of_one_span_become_one() -> None:
     root = span("request", 10.0, 10.6, "", "root", completion_tokens=40)
-    story = tell([*handoff(), root])
+    story = assemble_trace([*handoff(), root])
     assert len(story.named("request")) == 1
     assert (story.root.attributes["completion_tokens"], story.root.attributes["outcome"]) == (40, "ok")
     assert story.root.end_s == 10.6
@@ -86,27 +86,29 @@ def test_two_tellings_of_one_span_become_one() -> None:
 
 def test_retries_are_listed() -> None:
     first = span("attempt", 10.001, 10.002, "root", "z", number=1, outcome="worker_lost", notes="decode-1 went away")
-    text = render(tell([*handoff(), first]))
+    text = render(assemble_trace([*handoff(), first]))
     assert "retries    1" in text
     assert "attempt 1: worker_lost (decode-1 went away)" in text
 
 
 def test_a_failed_pull_says_why() -> None:
     spans = [msgspec.structs.replace(one, attributes={**one.attributes, "failed": "kv_gone"}) for one in handoff()]
-    assert "failed: kv_gone" in render(tell(spans))
+    assert "failed: kv_gone" in render(assemble_trace(spans))
 
 
 def test_a_lone_root_can_be_told() -> None:
-    text = render(tell([span("request", 1.0, 1.0, "", "root", outcome="invalid_request", reason="no model")]))
+    text = render(
+        assemble_trace([span("request", 1.0, 1.0, "", "root", outcome="invalid_request", reason="no model")])
+    )
     assert "reason: no model" in text
 
 
 def test_a_whole_handoff_has_no_problems() -> None:
-    assert handoff_problems(tell(handoff())) == []
+    assert handoff_problems(assemble_trace(handoff())) == []
 
 
-def story_without(name: str) -> RequestStory:
-    return tell([one for one in handoff() if one.name != name])
+def story_without(name: str) -> RequestTrace:
+    return assemble_trace([one for one in handoff() if one.name != name])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_each_missing_part_is_named(name: str, said: str) -> None:
 
 def test_a_decode_worker_that_computed_the_prompt_is_named() -> None:
     again = span("prefill", 10.1, 10.2, "a", worker="decode-0", tokens_computed=4)
-    assert handoff_problems(tell([*handoff(), again])) == [
+    assert handoff_problems(assemble_trace([*handoff(), again])) == [
         "decode-0 computed 4 prompt tokens that were to be transferred"
     ]
 
@@ -129,7 +131,7 @@ def test_a_pull_that_failed_does_not_count() -> None:
         msgspec.structs.replace(one, attributes={**one.attributes, "failed": "x"}) if one.name == "kv.pull" else one
         for one in handoff()
     ]
-    assert any("no KV bytes" in problem for problem in handoff_problems(tell(spans)))
+    assert any("no KV bytes" in problem for problem in handoff_problems(assemble_trace(spans)))
 
 
 def test_a_place_is_a_worker_or_a_service() -> None:
@@ -151,12 +153,12 @@ def test_the_text_says_where_cached_tokens_were_found_and_why_there_are_no_more(
     }
     root = span("request", 10.0, 10.5, "", "root", prompt_tokens=60, cached_hbm=32, cached_peer=8)
     operator: dict[str, Attribute] = {"operator.missed_because": "another tenant's"}
-    text = render(tell([root, span("dispatch", 10.0, 10.5, **missed, **place, **operator)]))
+    text = render(assemble_trace([root, span("dispatch", 10.0, 10.5, **missed, **place, **operator)]))
     assert "cached     hbm 32, peer 8 of 60 prompt tokens" in text
     assert "missed     diverged: it differs at token 40 (line 3, column 7)" in text
     assert r'"one\ntwo" ▸ "3"' in text
     assert "for operators: another tenant's" in text
-    bare = render(tell([root, span("dispatch", 10.0, 10.5, **missed)]))
+    bare = render(assemble_trace([root, span("dispatch", 10.0, 10.5, **missed)]))
     assert "missed     diverged: it differs at token 40\n" in bare
     assert "▸" not in bare
 
@@ -168,7 +170,7 @@ def test_blocks_of_earlier_requests_are_told_from_a_hand_off() -> None:
         span("kv.pull", 10.005, 10.008, "a", "x", worker="prefill-0", **dram),
         span("kv.pull", 10.008, 10.01, "a", "y", worker="prefill-0", **peer),
     ]
-    story = tell([*handoff(), *brought])
+    story = assemble_trace([*handoff(), *brought])
     assert handoff_problems(story) == []
     text = render(story)
     assert "fetched    1.0 MiB in 4 blocks from its dram over dram to prefill-0, 2 GB/s" in text

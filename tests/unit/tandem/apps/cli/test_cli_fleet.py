@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.fleet.split_listing import FleetOutlook, WayListing
+from router.fleet.split_listing import FleetOutlook, SplitOptionListing
 from tandem.apps.cli.explain import main
-from tandem.apps.cli.fleet_story import NONE, duration, in_force, story
+from tandem.apps.cli.fleet_summary import NONE, duration, in_force, render_split
 from tandem.core.errors import TandemError
 
 CHAT = FleetOutlook(
@@ -30,10 +30,10 @@ CHAT = FleetOutlook(
     moves=3,
     forecast_error=0.014,
     outlooks=(
-        WayListing(1, 20.0, 0.971, 3210.4, 0.75),
-        WayListing(2, 20.0, 0.93, 3100.0, 0.75),
-        WayListing(0, 25.0, 0.81, 2900.0, 0.75),
-        WayListing(0, None, 0.64, 2950.0, 0.75),
+        SplitOptionListing(1, 20.0, 0.971, 3210.4, 0.75),
+        SplitOptionListing(2, 20.0, 0.93, 3100.0, 0.75),
+        SplitOptionListing(0, 25.0, 0.81, 2900.0, 0.75),
+        SplitOptionListing(0, None, 0.64, 2950.0, 0.75),
     ),
     objective={"ttft_s": 2.0, "tpot_s": 0.025},
 )
@@ -44,7 +44,7 @@ UNDECIDED = FleetOutlook(
 
 def text_of(outlook: FleetOutlook, width: int = 100) -> str:
     shown = io.StringIO()
-    Console(width=width, file=shown).print(story(outlook))
+    Console(width=width, file=shown).print(render_split(outlook))
     return shown.getvalue()
 
 

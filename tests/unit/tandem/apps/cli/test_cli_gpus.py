@@ -8,7 +8,7 @@ import pytest
 
 from tandem.apps.cli.gpu_fit import fit_of
 from tandem.apps.cli.gpus import Gpus
-from tandem.apps.cli.launches import Places, members_of
+from tandem.apps.cli.launches import LaunchContext, members_of
 from tandem.apps.cli.member import Member
 from tandem.apps.cli.platform import Platform
 from tandem.apps.cli.up_options import parse
@@ -21,7 +21,7 @@ from tandem.spec.service import ModelService
 from tandem.worker.process_settings import WorkerSettings
 from tests.worlds.gpu_machines import DGX, FOUR, ONE, TWO, Machine
 
-PLACES = Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
+PLACES = LaunchContext(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
 COMMAND = ["--engine", "vllm", "--device", "cuda", "--prefill", "1", "--decode", "2"]
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama",

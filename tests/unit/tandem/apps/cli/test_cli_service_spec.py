@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.apps.cli.launches import Places, members_of, threads_per_worker
+from tandem.apps.cli.launches import LaunchContext, members_of, threads_per_worker
 from tandem.apps.cli.main import main
 from tandem.apps.cli.up_options import model_name, parse
 from tandem.core.errors import TandemError
@@ -170,8 +170,8 @@ def test_model_names() -> None:
     assert model_name("/data/models/tiny/") == "tiny"
 
 
-def places() -> Places:
-    return Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, 9001)
+def places() -> LaunchContext:
+    return LaunchContext(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, 9001)
 
 
 def service() -> ModelService:

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from tandem.apps.cli.launches import Places, members_of
-from tandem.apps.cli.one_machine import (
+from tandem.apps.cli.launches import LaunchContext, members_of
+from tandem.apps.cli.single_node import (
     REPLICAS_MAX,
-    check_here,
-    source_here,
+    check_single_node,
+    ignored_fields,
+    local_source,
     stays_unified,
-    unchecked_hand_over,
-    without_effect,
+    unchecked_handoff,
 )
 from tandem.apps.cli.up_options import parse
 from tandem.core.errors import TandemError
@@ -26,7 +26,7 @@ from tandem.worker.process_settings import WorkerSettings
 from tests.cluster.bad_model_services import over
 from tests.cluster.good_model_services import GOOD, LLAMA_70B, SMALLEST
 
-PLACES = Places(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
+PLACES = LaunchContext(Path("/run/fleet.json"), Path("/run/key"), Path("/run/s"), 9000, None)
 
 
 def changed(text: str, upper: str) -> ModelService:
@@ -41,7 +41,7 @@ def settings_of(service: ModelService) -> list[Any]:
 
 
 def test_what_only_a_cluster_can_do_is_said_in_one_line() -> None:
-    line = without_effect(service_of(yaml.safe_load(LLAMA_70B)))
+    line = ignored_fields(service_of(yaml.safe_load(LLAMA_70B)))
     assert line == (
         "on one machine these have no effect: spec.model.revision, spec.model.credentialsSecret, "
         "spec.rollout.gate, spec.routing.maxQueueSeconds, autoscaling of prefill and decode, accelerator "
@@ -50,12 +50,12 @@ def test_what_only_a_cluster_can_do_is_said_in_one_line() -> None:
 
 
 def test_nothing_is_said_when_everything_counts() -> None:
-    assert without_effect(service_of(yaml.safe_load(SMALLEST))) is None
+    assert ignored_fields(service_of(yaml.safe_load(SMALLEST))) is None
 
 
 @pytest.mark.parametrize("name", ["smallest", "70B, TP 4, P/D, autoscaled", "asleep at night"])
 def test_services_for_clusters_are_taken(name: str) -> None:
-    check_here(service_of(yaml.safe_load(GOOD[name])))
+    check_single_node(service_of(yaml.safe_load(GOOD[name])))
 
 
 def test_a_pool_without_a_number_has_one_worker() -> None:
@@ -99,7 +99,7 @@ def test_the_router_is_told_its_policy() -> None:
 )
 def test_what_cannot_run_here_is_refused(upper: str, said: str) -> None:
     with pytest.raises(TandemError) as caught:
-        check_here(changed(SMALLEST, upper))
+        check_single_node(changed(SMALLEST, upper))
     assert (caught.value.code, said in caught.value.message) == ("bad_setting", True)
 
 
@@ -125,14 +125,14 @@ def test_a_hubs_model_that_is_here_is_refused_where_its_kv_cannot_be_handed_over
     with pytest.raises(TandemError, match=r"layers of recurrent state.*unified workers") as refused:
         parse(FLAGS)
     assert refused.value.param == "pools"
-    assert unchecked_hand_over(parse([*FLAGS, "--prefill", "0"]).service) is None
+    assert unchecked_handoff(parse([*FLAGS, "--prefill", "0"]).service) is None
 
 
 def test_a_hubs_model_that_is_here_and_can_hand_over_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached(tmp_path, monkeypatch, {"layer_types": ["full_attention"]})
-    assert unchecked_hand_over(parse(FLAGS).service) is None
+    assert unchecked_handoff(parse(FLAGS).service) is None
 
 
 WINDOWED = {"sliding_window": 4096, "max_position_embeddings": 32_768}
@@ -159,20 +159,20 @@ def test_windows_that_an_argument_may_take_away_are_left_to_the_workers(
     cached(tmp_path, monkeypatch, WINDOWED)
     service = parse([*FLAGS, "--context-tokens", "4096"]).service
     engine = replace(service.spec.engine, context_tokens=None, extra_args={argument: value})
-    check_here(replace(service, spec=replace(service.spec, engine=engine)))
+    check_single_node(replace(service, spec=replace(service.spec, engine=engine)))
 
 
 def test_of_a_hubs_model_that_is_not_here_it_is_said_that_nothing_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached(tmp_path, monkeypatch, None)
-    line = unchecked_hand_over(parse(FLAGS).service)
+    line = unchecked_handoff(parse(FLAGS).service)
     assert line is not None
     assert line.startswith(
         "not checked: whether prefill and decode can hand KV over, as no config.json of owner/hybrid"
     )
-    assert unchecked_hand_over(parse([*FLAGS, "--prefill", "0"]).service) is None
-    assert unchecked_hand_over(parse(["--engine", "simulated"]).service) is None
+    assert unchecked_handoff(parse([*FLAGS, "--prefill", "0"]).service) is None
+    assert unchecked_handoff(parse(["--engine", "simulated"]).service) is None
 
 
 def test_a_file_is_named_with_what_is_wrong(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_file_is_named_with_what_is_wrong(tmp_path: Path) -> None:
     ("source", "here"), [("demo", "demo"), ("file:///models/x", "/models/x"), ("hf://org/x", "org/x"), ("a/b", "a/b")]
 )
 def test_sources(source: str, here: str) -> None:
-    assert source_here(source) == here
+    assert local_source(source) == here
 
 
 def test_auto_workers_are_asked_for_alone() -> None:
@@ -211,7 +211,7 @@ def test_auto_workers_of_an_engine_with_fixed_steps_are_said_to_stay_unified(
     line = stays_unified(parse(flags).service)
     assert line is not None
     assert line.startswith("workers of auto serve whole requests, as if unified: what a step of engine vllm")
-    assert unchecked_hand_over(parse(flags).service) is None
+    assert unchecked_handoff(parse(flags).service) is None
 
 
 def test_auto_workers_that_cannot_hand_over_are_said_to_stay_unified(

@@ -16,7 +16,7 @@ from tandem.apps.cli.verify.options import VerifyOptions, parse, read_thresholds
 from tandem.apps.cli.verify.prompts import Prompt, read_prompts
 from tandem.apps.cli.verify.replies import Reply, read_reply
 from tandem.apps.cli.verify.report import Report, as_json, as_table, report_of
-from tandem.apps.cli.verify.sides import Running, Started
+from tandem.apps.cli.verify.sides import ExistingEndpoint, LaunchedService
 from tandem.apps.cli.verify.tokenizers import in_answers
 from tandem.core.errors import TandemError
 
@@ -200,10 +200,10 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
 
 def test_sides_are_endpoints_files_or_models(tmp_path: Path) -> None:
     running = side_of("A", "http://127.0.0.1:8000/v1", None, "key")
-    assert isinstance(running, Running)
+    assert isinstance(running, ExistingEndpoint)
     assert (running.target.port, running.target.key) == (8000, "key")
     started = side_of("B", "demo,engine=simulated,dtype=float32", None, None)
-    assert isinstance(started, Started)
+    assert isinstance(started, LaunchedService)
     spec = started.service.spec
     assert (spec.model.source, spec.engine.type, spec.engine.dtype) == ("demo", "simulated", "float32")
     assert [pool.role for pool in spec.pools] == ["unified"]
@@ -213,7 +213,7 @@ def test_sides_are_endpoints_files_or_models(tmp_path: Path) -> None:
         "spec: {pools: [{name: all, role: unified}], model: {toolParser: hermes, reasoningParser: none}}\n"
     )
     from_file = side_of("B", str(service), None, None)
-    assert isinstance(from_file, Started)
+    assert isinstance(from_file, LaunchedService)
     assert from_file.service.spec.model.tool_parser == "hermes"
 
 

@@ -7,7 +7,7 @@ import pytest
 from kv_transfer.index.redis_scripts import CHANGE, ENTRIES_MAX, REGISTER
 from tandem.apps.simulation.agreement import expected
 from tandem.apps.simulation.redis_data import RedisData
-from tandem.apps.simulation.redis_scripts import SCRIPTS, told_by
+from tandem.apps.simulation.redis_scripts import SCRIPTS, reported_by
 
 PREFIX = b"t:"
 NAME, OTHER = b"a" * 16, b"b" * 16
@@ -42,7 +42,7 @@ class Holders:
         assert SCRIPTS[CHANGE](self.data, self.now, arguments) == 1
 
     def told(self) -> set[bytes]:
-        told = told_by(self.data, PREFIX, self.now)
+        told = reported_by(self.data, PREFIX, self.now)
         return {record for record, tiers in told.items() if any(tiers.values())}
 
 

@@ -143,7 +143,7 @@ def test_a_damaged_block_that_is_being_copied_goes_to_nobody_before_the_copy_is_
     pool.publish(slot, name(0), DIGESTS)
     pool.release(slot)
     pool.hold(name(0))
-    pool.condemn(slot)
+    pool.invalidate(slot)
     assert (pool.available, pool.quarantined) == (0, 1)
     pool.unhold(slot)
     assert pool.allocate(1) == [slot]
@@ -218,9 +218,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.unhold(self.copied.pop(number % len(self.copied)))
 
     @rule(slot=st.integers(0, 7))
-    def condemn(self, slot: int) -> None:
+    def invalidate(self, slot: int) -> None:
         if slot < self.pool.blocks:
-            self.pool.condemn(slot)
+            self.pool.invalidate(slot)
             assert slot not in [self.pool.find(known) for known in self.pool.snapshot()]
 
     @rule()

@@ -3,8 +3,8 @@
 import pytest
 
 from tandem.core.kv import Handle, pack_tokens, tail_name
-from tandem.core.request import Branch
-from tandem.engine.protocol import Gone, Pending, Work
+from tandem.core.request import ChildRequest
+from tandem.engine.protocol import EngineRequest, Gone, Pending
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.worlds.scheduler_harness import EPOCH, ROOT, Harness, export_names, trunk_tokens
@@ -94,7 +94,7 @@ def test_blocks_that_land_can_be_pulled_from_here_at_once() -> None:
 
 def test_all_branches_share_what_was_brought() -> None:
     h = harness()
-    work = h.submit(prompt(1, 18), branches=(Branch(0, 1), Branch(1, 2), Branch(2, 3)), bring=4)
+    work = h.submit(prompt(1, 18), branches=(ChildRequest(0, 1), ChildRequest(1, 2), ChildRequest(2, 3)), bring=4)
     h.step()
     h.land_all(work)
     h.run()
@@ -236,7 +236,9 @@ def test_works_that_wait_for_what_is_brought_do_not_count_it_as_queued() -> None
 
 def test_private_works_are_brought_nothing() -> None:
     h = harness()
-    work = Work(77, "local", pack_tokens(prompt(1, 18)), (Branch(0, 1),), *_plain(h), ROOT, 1e9, private=True)
+    work = EngineRequest(
+        77, "local", pack_tokens(prompt(1, 18)), (ChildRequest(0, 1),), *_plain(h), ROOT, 1e9, private=True
+    )
     h.scheduler.submit(work, 0.0)
     assert h.scheduler.prefix(77) is None
     h.scheduler.bring(77, 4)
@@ -316,11 +318,11 @@ def test_a_guests_blocks_are_pinned_as_they_land_and_stay_when_it_has_gone() -> 
     assert h.ask_as_peer(prompt(1, 18))
     assert isinstance(leases.look("reuse-1", names[0], EPOCH), Pending)
     assert not h.step()
-    (guest,) = h.guests
-    h.land_guest(guest, 1)
+    (peer_read,) = h.peer_reads
+    h.land_guest(peer_read, 1)
     assert isinstance(leases.look("reuse-1", names[1], EPOCH), Handle)
-    h.land_guest(guest, 0)
-    h.end_guest(guest)
+    h.land_guest(peer_read, 0)
+    h.end_guest(peer_read)
     assert isinstance(leases.look("reuse-1", names[2], EPOCH), Gone)
     h.scheduler.release_lease("reuse-1")
     work = h.submit(prompt(1, 18))
@@ -337,14 +339,14 @@ def test_a_guest_takes_only_room_that_nobody_waits_for() -> None:
     h.submit(prompt(3, 24), max_tokens=1)
     h.ask_as_peer(prompt(1, 24))
     h.step()
-    assert not h.guests, "a work waits for blocks"
+    assert not h.peer_reads, "a work waits for blocks"
     assert isinstance(h.scheduler.leases.look("reuse-3", name, EPOCH), Gone)
     h.cancel(running)
     h.run()
     h.ask_as_peer(prompt(1, 24))
     h.step()
-    (guest,) = h.guests
-    late = h.guests[guest].targets[0].slot
-    h.end_guest(guest, (late,))
+    (peer_read,) = h.peer_reads
+    late = h.peer_reads[peer_read].targets[0].slot
+    h.end_guest(peer_read, (late,))
     assert h.scheduler.residence.pool.quarantined == 1
     h.drain()

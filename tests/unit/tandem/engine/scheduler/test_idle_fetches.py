@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.core.request import Branch
+from tandem.core.request import ChildRequest
 from tandem.engine.protocol import FetchJob, KvChange
-from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.events import EngineEvents
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.worlds.scheduler_harness import Harness
@@ -174,7 +174,7 @@ def test_who_loses_prefill_flees_from_late_bytes() -> None:
 
 def test_who_loses_prefill_when_all_is_computed_goes_on_fetching() -> None:
     h = harness()
-    work = h.submit(prompt(1, 20), "decode", max_tokens=3, branches=(Branch(0, 1), Branch(1, 2)))
+    work = h.submit(prompt(1, 20), "decode", max_tokens=3, branches=(ChildRequest(0, 1), ChildRequest(1, 2)))
     h.step()
     h.land(work, 0)
     h.provide(work, 0)
@@ -218,7 +218,9 @@ def test_every_fetch_gets_its_turn(sizes: list[int], ready_in: list[int], priori
     decode worker that kept its reservations would wait for it and it for the decode worker."""
     h = harness(blocks=blocks)
     works = [
-        h.submit(prompt(number, size), "decode", max_tokens=3, priority=priorities[number], branches=(Branch(0, 7),))
+        h.submit(
+            prompt(number, size), "decode", max_tokens=3, priority=priorities[number], branches=(ChildRequest(0, 7),)
+        )
         for number, size in enumerate(sizes)
     ]
     order = sorted(works, key=lambda work: ready_in[works.index(work)])
@@ -255,7 +257,7 @@ def test_blocks_found_here_do_not_count_as_room_for_who_shares_them() -> None:
 
 
 def test_an_outbox_does_not_tell_of_a_fetch_that_was_withdrawn_before() -> None:
-    outbox = Outbox()
+    outbox = EngineEvents()
     outbox.fetch(FetchJob(1, ()))
     outbox.fetch(FetchJob(2, ()))
     assert not outbox.withdraw(1)

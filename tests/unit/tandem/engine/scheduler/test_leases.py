@@ -79,11 +79,11 @@ def test_a_lease_cannot_expire_while_its_work_runs(table: LeaseTable) -> None:
 
 def test_a_release_before_the_opening_leaves_a_tombstone_and_tombstones_are_bounded(table: LeaseTable) -> None:
     table.release("late")
-    assert table.buried("late")
+    assert table.tombstoned("late")
     for number in range(3):
         table.release(f"other-{number}")
-    assert not table.buried("late")
-    assert table.buried("other-2")
+    assert not table.tombstoned("late")
+    assert table.tombstoned("other-2")
 
 
 def test_revoked_blocks_are_pending_again(table: LeaseTable) -> None:
@@ -202,6 +202,6 @@ def test_a_lease_that_is_released_again_is_remembered_anew(table: LeaseTable) ->
     """Its work may be on its way still, behind many others."""
     for lease_id in ("a", "b", "c", "a", "d"):
         table.release(lease_id)
-    assert [lease_id for lease_id in "abcd" if table.buried(lease_id)] == ["a", "c", "d"]
+    assert [lease_id for lease_id in "abcd" if table.tombstoned(lease_id)] == ["a", "c", "d"]
     ended, unknown = table.look("a", A, 5), table.look("e", A, 5)
     assert (ended, unknown) == (Gone("the lease has ended"), Gone("no such lease"))

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, unpack_tokens
-from tandem.core.request import Branch, Sampling
+from tandem.core.request import ChildRequest, Sampling
 from tandem.engine.protocol import FirstTokens, Gone, Pending
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.settings import SchedulerSettings
@@ -58,7 +58,7 @@ def test_ends_by_end_token_stop_token_and_length() -> None:
     h = engine(eos_rate=0.2)
     finishes: dict[str | None, int] = {}
     for number in range(40):
-        work = h.submit(prompt(5, number * 7), max_tokens=8, branches=(Branch(0, number),))
+        work = h.submit(prompt(5, number * 7), max_tokens=8, branches=(ChildRequest(0, number),))
         h.run()
         last = h.stories[work].emitted[0][-1]
         finishes[last.finish] = finishes.get(last.finish, 0) + 1
@@ -90,7 +90,7 @@ def test_forced_tokens_count_as_output_and_are_not_emitted_again() -> None:
     h.run()
     tokens = h.tokens(whole)
     for cut in range(1, 8):
-        branch = (Branch(0, 11, tokens[:cut]),)
+        branch = (ChildRequest(0, 11, tokens[:cut]),)
         again = h.submit(prompt(9), max_tokens=8, branches=branch, sampling=Sampling(frequency_penalty=1.0))
         h.run()
         assert h.tokens(again) == tokens[cut:]
@@ -167,7 +167,7 @@ def test_a_fully_cached_prompt_recomputes_its_last_token_without_writing() -> No
 
 def test_branches_share_one_prompt_and_copy_its_tail() -> None:
     h = engine()
-    branches = tuple(Branch(number, 50 + number) for number in range(3))
+    branches = tuple(ChildRequest(number, 50 + number) for number in range(3))
     work = h.submit(prompt(10), max_tokens=5, branches=branches)
     h.run()
     assert sum(row.count for row in h.steps[0].rows) == 10
@@ -489,7 +489,7 @@ def test_a_prompt_larger_than_the_share_of_exports_needs_only_room() -> None:
 
 def test_branches_with_own_forced_tokens_fork_after_what_they_share() -> None:
     h = engine()
-    branches = (Branch(0, 1, (300, 301)), Branch(1, 2, (300,)), Branch(2, 3, (300, 302, 303)))
+    branches = (ChildRequest(0, 1, (300, 301)), ChildRequest(1, 2, (300,)), ChildRequest(2, 3, (300, 302, 303)))
     work = h.submit(prompt(6), "prefill", max_tokens=9, branches=branches)
     h.run()
     assert h.stories[work].ended is not None
@@ -525,7 +525,7 @@ def test_a_block_is_not_copied_for_who_is_preempted_in_the_same_step() -> None:
     urgent = h.submit(prompt(8, 50), "decode", max_tokens=6, priority=1)
     h.step()
     h.land_all(urgent)
-    forked = h.submit(prompt(6), max_tokens=6, branches=(Branch(0, 1), Branch(1, 2)))
+    forked = h.submit(prompt(6), max_tokens=6, branches=(ChildRequest(0, 1), ChildRequest(1, 2)))
     h.step()
     h.provide(urgent, 0)
     h.step()
@@ -578,7 +578,9 @@ def test_works_that_can_never_run_are_refused() -> None:
     assert code_of(lambda: h.submit(prompt(200), max_tokens=57)) == "context_length_exceeded"
     assert code_of(lambda: h.submit(prompt(28), max_tokens=6)) == "out_of_blocks"
     assert code_of(lambda: h.submit((), max_tokens=6)) == "invalid_request"
-    assert code_of(lambda: h.submit(prompt(8), max_tokens=1, branches=(Branch(0, 1, (5,)),))) == "invalid_request"
+    assert (
+        code_of(lambda: h.submit(prompt(8), max_tokens=1, branches=(ChildRequest(0, 1, (5,)),))) == "invalid_request"
+    )
     h.submit(prompt(28), max_tokens=5)
     h.submit(prompt(32), "prefill", max_tokens=50)
     h.run()
@@ -653,7 +655,7 @@ def test_a_cancel_during_a_step_drops_its_result() -> None:
 
 def test_one_branch_can_be_cancelled_alone() -> None:
     h = engine()
-    work = h.submit(prompt(9), max_tokens=5, branches=(Branch(0, 1), Branch(1, 2)))
+    work = h.submit(prompt(9), max_tokens=5, branches=(ChildRequest(0, 1), ChildRequest(1, 2)))
     h.step()
     h.cancel(work, 0)
     h.run()
@@ -694,7 +696,7 @@ def test_stats_tell_when_the_prompt_was_complete() -> None:
 
 def test_the_prompt_of_several_branches_is_complete_when_they_fork() -> None:
     h = engine()
-    work = h.submit(prompt(10), max_tokens=8, branches=(Branch(0, 1, (300, 301)), Branch(1, 2, (400,))))
+    work = h.submit(prompt(10), max_tokens=8, branches=(ChildRequest(0, 1, (300, 301)), ChildRequest(1, 2, (400,))))
     h.step()
     complete = h.now
     h.run()
@@ -704,9 +706,11 @@ def test_the_prompt_of_several_branches_is_complete_when_they_fork() -> None:
     assert stats.first_token > complete, "their own forced tokens come first"
 
 
-@pytest.mark.parametrize("branches", [(Branch(0, 1),), (Branch(0, 1), Branch(1, 2))], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "branches", [(ChildRequest(0, 1),), (ChildRequest(0, 1), ChildRequest(1, 2))], ids=["one", "two"]
+)
 def test_a_prompt_that_others_computed_is_complete_when_its_last_block_has_landed(
-    branches: tuple[Branch, ...],
+    branches: tuple[ChildRequest, ...],
 ) -> None:
     h = engine()
     work = h.submit(prompt(9), "decode", branches=branches)

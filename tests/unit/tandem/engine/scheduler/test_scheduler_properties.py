@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandem.core.errors import TandemError
-from tandem.core.request import Branch, Sampling
+from tandem.core.request import ChildRequest, Sampling
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tests.worlds.scheduler_harness import Harness
@@ -78,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         bring: int,
     ) -> None:
-        branches = tuple(Branch(number, 40 + number, tokens) for number, tokens in enumerate(forced))
+        branches = tuple(ChildRequest(number, 40 + number, tokens) for number, tokens in enumerate(forced))
         most = max(len(tokens) for tokens in forced) + more
         # Small pools refuse some works, and full queues too; both before anything is held.
         with suppress(TandemError):
@@ -145,20 +145,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 99), index=st.integers(0, 99))
     def land_guest(self, number: int, index: int) -> None:
-        guest = self._pick(list(self.h.guests), number)
-        if guest is not None:
-            landed = self.h.landed_for_guest.get(guest, [])
-            left = [target.index for target in self.h.guests[guest].targets if target.index not in landed]
+        peer_read = self._pick(list(self.h.peer_reads), number)
+        if peer_read is not None:
+            landed = self.h.landed_for_guest.get(peer_read, [])
+            left = [target.index for target in self.h.peer_reads[peer_read].targets if target.index not in landed]
             if left:
-                self.h.land_guest(guest, left[index % len(left)])
+                self.h.land_guest(peer_read, left[index % len(left)])
 
     @rule(number=st.integers(0, 99), late=st.integers(0, 2))
     def end_guest(self, number: int, late: int) -> None:
-        guest = self._pick(list(self.h.guests), number)
-        if guest is not None:
-            landed = self.h.landed_for_guest.get(guest, [])
-            left = [target.slot for target in self.h.guests[guest].targets if target.index not in landed]
-            self.h.end_guest(guest, tuple(left[:late]))
+        peer_read = self._pick(list(self.h.peer_reads), number)
+        if peer_read is not None:
+            landed = self.h.landed_for_guest.get(peer_read, [])
+            left = [target.slot for target in self.h.peer_reads[peer_read].targets if target.index not in landed]
+            self.h.end_guest(peer_read, tuple(left[:late]))
 
     @rule(number=st.integers(0, 99))
     def copy_block(self, number: int) -> None:
@@ -223,8 +223,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.h.stop_withdrawn()
             for work_id in list(self.h.fetches):
                 self.h.land_all(work_id)
-            for guest in list(self.h.guests):
-                self.h.end_guest(guest)
+            for peer_read in list(self.h.peer_reads):
+                self.h.end_guest(peer_read)
             self.h.quiet()
             for work_id in self._live("decode"):
                 self.h.sample_first(work_id)

@@ -9,28 +9,36 @@ import time
 import pytest
 
 from tandem.engine.scheduler.activity import activity_of, own_activity_of
-from tandem.engine.scheduler.standstill import LOOK_EVERY_S, STALLED_S, Activity, Lookout, Sight, Verdict, judge
+from tandem.engine.scheduler.stall_detection import (
+    LOOK_EVERY_S,
+    STALLED_S,
+    Activity,
+    ProcessSample,
+    StallDetector,
+    StallVerdict,
+    judge,
+)
 
 
 @pytest.mark.parametrize(
     ("sight", "predicted_s", "overdue_s", "how"),
     [
-        (Sight(), 0.0, 0.0, None),
-        (Sight(step_s=2.9), 0.01, 0.0, None),
-        (Sight(step_s=3.1), 0.01, 3.1, None),
-        (Sight(step_s=15.0), 4.0, 0.0, None),
-        (Sight(step_s=16.1), 4.0, 16.1, None),
-        (Sight(step_s=1.4, still_s=1.4), 0.01, 0.0, None),
-        (Sight(step_s=1.6, still_s=1.5), 60.0, 1.6, "neither runs nor uses processor time, for 1.5 s by now"),
-        (Sight(step_s=9.0, still_s=2.0, stopped=True), 60.0, 9.0, "is stopped, for 2.0 s by now"),
-        (Sight(still_s=1.75, stopped=True), 0.0, 1.75, "is stopped, for 1.8 s by now"),
-        (Sight(still_s=1.25, stopped=True), 0.0, 0.0, None),
+        (ProcessSample(), 0.0, 0.0, None),
+        (ProcessSample(step_s=2.9), 0.01, 0.0, None),
+        (ProcessSample(step_s=3.1), 0.01, 3.1, None),
+        (ProcessSample(step_s=15.0), 4.0, 0.0, None),
+        (ProcessSample(step_s=16.1), 4.0, 16.1, None),
+        (ProcessSample(step_s=1.4, still_s=1.4), 0.01, 0.0, None),
+        (ProcessSample(step_s=1.6, still_s=1.5), 60.0, 1.6, "neither runs nor uses processor time, for 1.5 s by now"),
+        (ProcessSample(step_s=9.0, still_s=2.0, stopped=True), 60.0, 9.0, "is stopped, for 2.0 s by now"),
+        (ProcessSample(still_s=1.75, stopped=True), 0.0, 1.75, "is stopped, for 1.8 s by now"),
+        (ProcessSample(still_s=1.25, stopped=True), 0.0, 0.0, None),
     ],
 )
 def test_a_sight_is_judged_by_stillness_first_and_by_age_then(
-    sight: Sight, predicted_s: float, overdue_s: float, how: str | None
+    sight: ProcessSample, predicted_s: float, overdue_s: float, how: str | None
 ) -> None:
-    assert judge(sight, predicted_s) == Verdict(overdue_s, f"the engine process {how}" if how else None)
+    assert judge(sight, predicted_s) == StallVerdict(overdue_s, f"the engine process {how}" if how else None)
 
 
 class Watched:
@@ -40,12 +48,12 @@ class Watched:
         self.now = 100.0
         self.step: int | None = None
         self.activity: Activity | None = Activity("S", False, 5)
-        self.lookout = Lookout(waits_for_device)
+        self.lookout = StallDetector(waits_for_device)
         self.look(1.0)
 
-    def look(self, seconds: float, *, works: bool = False, steps: bool = False) -> Verdict:
+    def look(self, seconds: float, *, works: bool = False, steps: bool = False) -> StallVerdict:
         """The first verdict of a stalled process within so many seconds, or the last verdict."""
-        verdict, end = Verdict(), self.now + seconds
+        verdict, end = StallVerdict(), self.now + seconds
         while self.now < end and verdict.stalled is None:
             self.now += LOOK_EVERY_S
             if works and self.activity is not None:
@@ -57,7 +65,7 @@ class Watched:
 
 
 def test_a_process_that_waits_for_work_is_well() -> None:
-    assert Watched().look(600.0) == Verdict()
+    assert Watched().look(600.0) == StallVerdict()
 
 
 @pytest.mark.parametrize("step", [None, 1])
@@ -68,7 +76,7 @@ def test_a_stopped_process_is_stalled_with_and_without_a_step_within_two_seconds
     assert watched.look(10.0).stalled is not None
     assert STALLED_S <= watched.now - begin <= STALLED_S + 2 * LOOK_EVERY_S
     watched.activity = Activity("S", True, 6)
-    assert watched.look(LOOK_EVERY_S) == Verdict()
+    assert watched.look(LOOK_EVERY_S) == StallVerdict()
 
 
 def test_a_step_that_begins_is_no_progress_of_a_stopped_process() -> None:
@@ -114,11 +122,11 @@ def test_a_long_step_is_overdue_while_it_lasts_and_never_stalled(running: bool) 
     assert verdict.stalled is None
     assert verdict.overdue_s > 90.0
     watched.step = 2
-    assert watched.look(LOOK_EVERY_S) == Verdict()
+    assert watched.look(LOOK_EVERY_S) == StallVerdict()
 
 
 def test_steps_that_follow_each_other_are_progress_whatever_the_clock_of_the_processor_says() -> None:
-    assert Watched().look(60.0, steps=True) == Verdict()
+    assert Watched().look(60.0, steps=True) == StallVerdict()
 
 
 def test_nothing_is_held_against_the_process_while_the_worker_itself_did_not_run() -> None:
@@ -126,7 +134,7 @@ def test_nothing_is_held_against_the_process_while_the_worker_itself_did_not_run
     watched.step = 1
     watched.look(LOOK_EVERY_S)
     watched.now += 3600.0
-    assert watched.look(LOOK_EVERY_S) == Verdict()
+    assert watched.look(LOOK_EVERY_S) == StallVerdict()
 
 
 def test_a_process_that_is_gone_is_told_of_by_others() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.core.messages import StepFit
-from tandem.core.request import Branch, Sampling
+from tandem.core.request import ChildRequest, Sampling
 from tandem.engine.scheduler.plan import Row, Step
 from tests.unit.tandem.engine.scheduler.test_scheduler import engine, prompt
 from tests.worlds.scheduler_harness import Harness
@@ -120,7 +120,7 @@ def test_who_is_preempted_for_a_prompt_is_no_part_of_the_step(penalty: float) ->
     h.submit(prompt(4), max_tokens=26, sampling=Sampling(frequency_penalty=penalty))
     while len(h.steps) < 23:
         assert h.step()
-    branches = (Branch(0, 1, (300, 301, 302)), Branch(1, 2, (400, 401, 402)))
+    branches = (ChildRequest(0, 1, (300, 301, 302)), ChildRequest(1, 2, (400, 401, 402)))
     h.submit(prompt(8, 50), max_tokens=6, branches=branches, priority=1)
     while not h.scheduler.residence.preemptions:
         assert h.step()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.digest import Digester
 from tandem.engine.local import LocalEngine
-from tandem.engine.protocol import Emitted, StepReport, Work
+from tandem.engine.protocol import Emitted, EngineRequest, StepReport
 from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step, StepResult
 from tandem.engine.scheduler.step_budget import StepLoad
 from tandem.engine.settings import SchedulerSettings
@@ -122,7 +122,7 @@ def test_the_end_token_comes_at_its_rate() -> None:
     model = SimulatedModel(block_tokens=4, blocks=4, context_tokens=64, vocab=1000, eos_rate=0.1)
     ends = 0
     for seed in range(1000):
-        answer = reference_tokens(model, pack_tokens((7,)), Branch(0, seed), Sampling(), Stopping(1))
+        answer = reference_tokens(model, pack_tokens((7,)), ChildRequest(0, seed), Sampling(), Stopping(1))
         ends += answer.tokens == (0,)
     assert 60 <= ends <= 140
 
@@ -161,7 +161,7 @@ def test_bad_settings_are_named(field: str, value: float) -> None:
 def test_another_seed_is_another_model() -> None:
     other = SimulatedModel(block_tokens=4, blocks=16, context_tokens=64, vocab=1000, seed=1)
     assert other.info().model_hash != MODEL.info().model_hash
-    branch, stopping = Branch(0, 5), Stopping(4)
+    branch, stopping = ChildRequest(0, 5), Stopping(4)
     prompt = pack_tokens(TOKENS)
     assert reference_tokens(other, prompt, branch, Sampling(), stopping) != reference_tokens(
         MODEL, prompt, branch, Sampling(), stopping
@@ -186,7 +186,11 @@ def test_it_runs_on_virtual_time_and_takes_the_formulas_time() -> None:
 
         task = asyncio.create_task(engine.run(listen))
         await asyncio.sleep(100.0)
-        engine.submit(Work(1, "local", pack_tokens(TOKENS), (Branch(0, 5),), Sampling(), Stopping(5), bytes(16), 1e9))
+        engine.submit(
+            EngineRequest(
+                1, "local", pack_tokens(TOKENS), (ChildRequest(0, 5),), Sampling(), Stopping(5), bytes(16), 1e9
+            )
+        )
         await done.wait()
         await engine.stop()
         await task
@@ -194,7 +198,7 @@ def test_it_runs_on_virtual_time_and_takes_the_formulas_time() -> None:
 
     assert run(main) == pytest.approx(105.0)
     assert [time for time, _ in emitted] == pytest.approx([101.0, 102.0, 103.0, 104.0, 105.0])
-    wanted = reference_tokens(model, pack_tokens(TOKENS), Branch(0, 5), Sampling(), Stopping(5))
+    wanted = reference_tokens(model, pack_tokens(TOKENS), ChildRequest(0, 5), Sampling(), Stopping(5))
     assert tuple(item.token for _, item in emitted) == wanted.tokens
 
 

@@ -13,8 +13,8 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
 from tandem.engine.digest import Digester
 from tandem.engine.scheduler.plan import Step
-from tandem.engine.torch.card import Card, host_free, kv_bytes, read_card
-from tandem.engine.torch.computer import Computer
+from tandem.engine.torch.executor import ModelExecutor
+from tandem.engine.torch.gpu_memory import GpuMemory, host_free, kv_bytes, read_gpu_memory
 from tandem.engine.torch.prepare import Prepared, prepare
 from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.torch.side_copies import Pairs, StreamCopies
@@ -59,9 +59,9 @@ class LateCopies:
             target.copy_(source)
 
 
-def mirrored(path: Path) -> tuple[Prepared, Computer]:
+def mirrored(path: Path) -> tuple[Prepared, ModelExecutor]:
     ready = prepared(path)
-    return ready, Computer(dataclasses.replace(ready.spec, mirrored=True), ready.memory, LateCopies())
+    return ready, ModelExecutor(dataclasses.replace(ready.spec, mirrored=True), ready.memory, LateCopies())
 
 
 def test_a_landed_slot_may_be_overwritten_once_the_step_has_ended(llama: Path) -> None:
@@ -146,10 +146,10 @@ def test_streams_wait_for_each_other_and_the_host_for_an_event(monkeypatch: pyte
 
 
 def test_the_pool_takes_what_the_card_leaves() -> None:
-    card = Card(free=78 * GIB, total=80 * GIB)
+    card = GpuMemory(free=78 * GIB, total=80 * GIB)
     assert kv_bytes(card, 0.9, 16 * GIB, 1 << 40) == 55 * GIB
     assert kv_bytes(card, 0.45, 16 * GIB, 1 << 40) == 19 * GIB
-    assert kv_bytes(Card(20 * GIB, 80 * GIB), 0.9, 16 * GIB, 1 << 40) == 3 * GIB, "never more than is free"
+    assert kv_bytes(GpuMemory(20 * GIB, 80 * GIB), 0.9, 16 * GIB, 1 << 40) == 3 * GIB, "never more than is free"
     assert kv_bytes(card, 0.9, 16 * GIB, 64 * GIB) == 32 * GIB, "its mirror is in host memory"
     with pytest.raises(TandemError, match="is less than the weights"):
         kv_bytes(card, 0.2, 16 * GIB, 1 << 40)
@@ -161,9 +161,9 @@ def test_a_gpu_pool_is_sized_from_the_card_and_says_what_it_is_for(
 ) -> None:
     asked: list[str] = []
 
-    def card(device: str) -> Card:
+    def card(device: str) -> GpuMemory:
         asked.append(device)
-        return Card(free=2 * GIB, total=2 * GIB)
+        return GpuMemory(free=2 * GIB, total=2 * GIB)
 
     with caplog.at_level(logging.WARNING):
         ready = prepare(TorchSettings(str(llama), device="cuda"), card)
@@ -184,5 +184,5 @@ def test_a_gpu_pool_is_sized_from_the_card_and_says_what_it_is_for(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_a_machine_without_a_gpu_is_said() -> None:
     with pytest.raises(TandemError, match="device = 'cuda'") as caught:
-        read_card("cuda")
+        read_gpu_memory("cuda")
     assert caught.value.code == "bad_setting"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.local import LocalEngine
-from tandem.engine.protocol import StepReport, Work
+from tandem.engine.protocol import EngineRequest, StepReport
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch.build import build_runner
 from tandem.engine.torch.settings import TorchSettings
@@ -39,12 +39,12 @@ class Collector:
             self.done.set()
 
 
-def work(work_id: int, tokens: list[int], count: int) -> Work:
-    return Work(
+def work(work_id: int, tokens: list[int], count: int) -> EngineRequest:
+    return EngineRequest(
         work_id=work_id,
         mode="local",
         prompt=pack_tokens(tokens),
-        branches=(Branch(sequence=0, seed=work_id),),
+        branches=(ChildRequest(sequence=0, seed=work_id),),
         sampling=Sampling(temperature=0.0),
         stopping=Stopping(max_tokens=count, ignore_eos=True),
         root=b"root",

@@ -12,9 +12,9 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
+from tandem.core.request import ChildRequest, Sampling, Stopping
 from tandem.engine.local import LocalEngine
-from tandem.engine.protocol import StepReport, Work
+from tandem.engine.protocol import EngineRequest, StepReport
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.torch import process
 from tandem.engine.torch.process import ProcessRunner
@@ -52,11 +52,11 @@ class Driver:
     def submit(self, work_id: int, count: int) -> None:
         deadline = time.monotonic() + 600
         self.engine.submit(
-            Work(
+            EngineRequest(
                 work_id,
                 "local",
                 pack_tokens(prompt(40)),
-                (Branch(0, 7),),
+                (ChildRequest(0, 7),),
                 Sampling(temperature=0.0),
                 Stopping(max_tokens=count, ignore_eos=True),
                 b"root",

@@ -14,7 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens, unpack_tokens
 from tandem.engine.digest import Digester
 from tandem.engine.scheduler.plan import BlockRef, Draw, Row, Step
-from tandem.engine.torch.computer import Computer
+from tandem.engine.torch.executor import ModelExecutor
 from tandem.engine.torch.grouping import SPARE_BLOCKS, group_by_blocks
 from tests.worlds.torch_drive import GREEDY, Driver, complete, draw_row, prepared, prompt, save_model
 
@@ -178,7 +178,7 @@ def test_step_without_rows(llama: Path) -> None:
 def test_mirrored_pool_exchanges_blocks_with_host_memory(llama: Path) -> None:
     """What another device does: blocks computed there appear on the host, landed ones are taken in."""
     ready = prepared(llama)
-    source = Computer(dataclasses.replace(ready.spec, mirrored=True), ready.memory)
+    source = ModelExecutor(dataclasses.replace(ready.spec, mirrored=True), ready.memory)
     tokens = prompt(17)
     row = draw_row(tokens, 0, pack_tokens((4, 9, 2)))
     blocks = complete(row.table, 17, 8)
@@ -188,7 +188,7 @@ def test_mirrored_pool_exchanges_blocks_with_host_memory(llama: Path) -> None:
     following = draw_row([drawn.drawn[0].token], 17, row.table)
     expected = source.execute(Step(1, (following,))).drawn[0].token
     target = prepared(llama)
-    computer = Computer(dataclasses.replace(target.spec, mirrored=True), target.memory)
+    computer = ModelExecutor(dataclasses.replace(target.spec, mirrored=True), target.memory)
     for slot in (4, 9, 2):
         target.memory.block(slot)[:] = ready.memory.block(slot)
     assert computer.execute(Step(0, (following,), landed=(4, 9, 2))).drawn[0].token == expected

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.kv import chain_names, pack_tokens
-from tandem.engine.vllm.conduit_messages import Closed, DrawFirst, First, Landed, NoMore, Spoiled, Withheld
-from tandem.engine.vllm.connector.load_book import LoadBook, LoadCopy
+from tandem.engine.vllm.conduit_messages import BlocksReceived, Closed, DrawFirst, First, NoMore, Spoiled, Withheld
+from tandem.engine.vllm.connector.load_table import LoadCopy, LoadTable
 from tandem.engine.vllm.connector.orders import LoadOrder, PageTarget
-from tandem.engine.vllm.connector.request_book import Finished, Progress, RequestBook
+from tandem.engine.vllm.connector.request_table import Finished, RequestTable, ScheduledTokens
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams, for_sequence, stage_params
 
 
@@ -18,7 +18,7 @@ def order(request: str = "a", work: int = 1, blocks: int = 3, *, first: bool = T
     return LoadOrder(request, work, sequence, tuple(PageTarget(i, 10 + i, 100 + i) for i in range(blocks)), first)
 
 
-def copied(book: LoadBook, limit: int = 9) -> list[LoadCopy]:
+def copied(book: LoadTable, limit: int = 9) -> list[LoadCopy]:
     """Copy what has landed."""
     copies = book.next_copies(limit)
     book.copied(copies)
@@ -29,12 +29,12 @@ def copied(book: LoadBook, limit: int = 9) -> list[LoadCopy]:
 
 
 def test_a_load_is_over_when_all_blocks_are_copied_and_the_next_position_is_known() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order())
-    book.hear(Landed(1, (0, 2)))
+    book.hear(BlocksReceived(1, (0, 2)))
     assert [copy.target.index for copy in copied(book)] == [0, 2]
     assert book.take() == []
-    book.hear(Landed(1, (1,)))
+    book.hear(BlocksReceived(1, (1,)))
     assert book.take() == [], "it has landed, but is not copied"
     copies = book.next_copies(9)
     assert [(copy.target.slot, copy.target.block) for copy in copies] == [(11, 101)]
@@ -48,8 +48,8 @@ def test_a_load_is_over_when_all_blocks_are_copied_and_the_next_position_is_know
 
 
 def test_what_was_said_before_the_load_began_counts() -> None:
-    book = LoadBook()
-    book.hear(Landed(1, (0, 1, 2)))
+    book = LoadTable()
+    book.hear(BlocksReceived(1, (0, 1, 2)))
     book.hear(First(1, 0, 42))
     book.begin(order())
     assert len(copied(book, 2)) == 2
@@ -58,9 +58,9 @@ def test_what_was_said_before_the_load_began_counts() -> None:
 
 
 def test_what_does_not_come_has_failed() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order())
-    book.hear(Landed(1, (0,)))
+    book.hear(BlocksReceived(1, (0,)))
     copied(book)
     book.hear(First(1, 0, 42))
     assert book.take() == []
@@ -70,19 +70,19 @@ def test_what_does_not_come_has_failed() -> None:
 
 
 def test_a_block_without_a_slot_has_failed_from_the_start() -> None:
-    book = LoadBook()
+    book = LoadTable()
     targets = (PageTarget(0, NO_SLOT, 100), PageTarget(1, 11, 101))
     book.begin(LoadOrder("a", 1, 0, targets, first=False))
-    book.hear(Landed(1, (1,)))
+    book.hear(BlocksReceived(1, (1,)))
     copied(book)
     (ended,) = book.take()
     assert ended.failed == (100,)
 
 
 def test_where_parts_mean_nothing_one_lost_block_fails_all_of_them() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(replace(order(first=False), whole=True))
-    book.hear(Landed(1, (0, 2)))
+    book.hear(BlocksReceived(1, (0, 2)))
     copied(book)
     book.hear(NoMore(1))
     (ended,) = book.take()
@@ -90,7 +90,7 @@ def test_where_parts_mean_nothing_one_lost_block_fails_all_of_them() -> None:
 
 
 def test_a_position_that_is_drawn_here_is_not_awaited() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order(blocks=0))
     assert book.take() == []
     book.hear(DrawFirst(1))
@@ -99,9 +99,9 @@ def test_a_position_that_is_drawn_here_is_not_awaited() -> None:
 
 
 def test_a_block_that_turns_out_to_be_damaged_has_failed_even_if_it_was_copied() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order())
-    book.hear(Landed(1, (0, 1, 2)))
+    book.hear(BlocksReceived(1, (0, 1, 2)))
     copied(book)
     book.hear(Spoiled(1, (1,)))
     book.hear(First(1, 0, 42))
@@ -110,9 +110,9 @@ def test_a_block_that_turns_out_to_be_damaged_has_failed_even_if_it_was_copied()
 
 
 def test_a_block_that_is_damaged_while_it_is_copied_has_failed() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order(first=False))
-    book.hear(Landed(1, (0, 1, 2)))
+    book.hear(BlocksReceived(1, (0, 1, 2)))
     copies = book.next_copies(9)
     book.hear(Spoiled(1, (1,)))
     assert book.take() == [], "the copy may still write to the engine's block"
@@ -122,9 +122,9 @@ def test_a_block_that_is_damaged_while_it_is_copied_has_failed() -> None:
 
 
 def test_what_was_copied_from_slots_of_a_work_that_was_closed_meanwhile_counts_for_nothing() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order(first=False))
-    book.hear(Landed(1, (0, 1, 2)))
+    book.hear(BlocksReceived(1, (0, 1, 2)))
     early, late = book.next_copies(1), book.next_copies(9)
     book.copied(early)
     book.hear(Closed(1))
@@ -137,9 +137,9 @@ def test_what_was_copied_from_slots_of_a_work_that_was_closed_meanwhile_counts_f
 
 @pytest.mark.parametrize("told", [None, Closed(1), NoMore(1)])
 def test_an_aborted_load_is_reported_once_and_fills_nothing(told: Closed | NoMore | None) -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order())
-    book.hear(Landed(1, (0,)))
+    book.hear(BlocksReceived(1, (0,)))
     book.abort("a")
     if told is not None:
         book.hear(told)
@@ -151,7 +151,7 @@ def test_an_aborted_load_is_reported_once_and_fills_nothing(told: Closed | NoMor
 
 
 def test_an_abort_of_what_was_reported_or_is_unknown_reports_nothing() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order(blocks=0, first=False))
     assert len(book.take()) == 1
     book.abort("a")
@@ -161,7 +161,7 @@ def test_an_abort_of_what_was_reported_or_is_unknown_reports_nothing() -> None:
 
 @pytest.mark.parametrize("lost_first", [True, False])
 def test_without_a_stage_every_load_ends(lost_first: bool) -> None:
-    book = LoadBook()
+    book = LoadTable()
     if lost_first:
         book.lose()
     book.begin(order())
@@ -172,20 +172,20 @@ def test_without_a_stage_every_load_ends(lost_first: bool) -> None:
 
 
 def test_a_load_of_a_closed_work_ends() -> None:
-    book = LoadBook()
-    book.hear(Landed(1, (0,)))
+    book = LoadTable()
+    book.hear(BlocksReceived(1, (0,)))
     book.hear(Closed(1))
-    book.hear(Landed(1, (1,)))
+    book.hear(BlocksReceived(1, (1,)))
     book.begin(order())
     assert book.next_copies(9) == [], "its slots are others' by now"
     assert len(book.take()) == 1
 
 
 def test_sequences_of_a_work_load_the_same_blocks_and_await_their_own_position() -> None:
-    book = LoadBook()
+    book = LoadTable()
     book.begin(order("a"))
     book.begin(order("b", sequence=1))
-    book.hear(Landed(1, (0, 1, 2)))
+    book.hear(BlocksReceived(1, (0, 1, 2)))
     assert len(copied(book)) == 6
     book.hear(First(1, 1, 7))
     assert [(ended.request_id, ended.first) for ended in book.take()] == [("b", 7)]
@@ -194,8 +194,8 @@ def test_sequences_of_a_work_load_the_same_blocks_and_await_their_own_position()
 
 
 def test_slots_that_are_complete_or_withheld_are_not_written() -> None:
-    book = LoadBook()
-    book.hear(Landed(1, (0,)))
+    book = LoadTable()
+    book.hear(BlocksReceived(1, (0,)))
     book.hear(Withheld(1, (2,)))
     assert [book.held(1, index) for index in range(3)] == [True, False, True]
     book.saved(1, 1)
@@ -204,7 +204,7 @@ def test_slots_that_are_complete_or_withheld_are_not_written() -> None:
 
 
 MESSAGES = st.one_of(
-    st.builds(Landed, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
+    st.builds(BlocksReceived, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
     st.builds(Spoiled, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=2).map(tuple)),
     st.builds(Withheld, st.integers(1, 3), st.lists(st.integers(0, 3), max_size=2).map(tuple)),
     st.builds(First, st.integers(1, 3), st.integers(0, 1), st.integers(0, 9)),
@@ -218,7 +218,7 @@ MESSAGES = st.one_of(
 class Scheduler:
     """vLLM's side: dies of a report for a request that does not wait, as the real one does."""
 
-    book: LoadBook = field(default_factory=LoadBook)
+    book: LoadTable = field(default_factory=LoadTable)
     waiting: dict[str, int] = field(default_factory=dict)
     begun: int = 0
     copied: dict[str, set[int]] = field(default_factory=dict)
@@ -303,7 +303,7 @@ def test_parameters_travel_as_a_dictionary() -> None:
 
 
 def test_what_is_in_the_engines_own_cache_is_not_loaded() -> None:
-    book = RequestBook(8)
+    book = RequestTable(8)
     book.add("a", params(3, load=20, save=3, first=True), 20)
     assert book.matched("a", 8) == 12
     assert book.matched("a", 8) == 12, "asking changes nothing"
@@ -318,14 +318,14 @@ def test_what_is_in_the_engines_own_cache_is_not_loaded() -> None:
 
 def test_a_load_without_its_first_block_is_none_unless_a_position_is_awaited() -> None:
     for first in (False, True):
-        book = RequestBook(8)
+        book = RequestTable(8)
         book.add("a", StageParams(1, 0, (NO_SLOT, 1), 16, 2, (), first), 17)
         assert book.matched("a", 0) == (16 if first else 0)
         assert book.matched("a", 8) == 8
 
 
 def test_where_parts_mean_nothing_whole_prompts_are_loaded_and_no_others() -> None:
-    book = RequestBook(8, whole=True)
+    book = RequestTable(8, whole=True)
     book.add("all", params(3, load=20, first=True), 20)
     book.add("beginning", params(3, load=16), 20)
     assert book.matched("all", 0) == 20
@@ -336,39 +336,39 @@ def test_where_parts_mean_nothing_whole_prompts_are_loaded_and_no_others() -> No
 
 
 def test_blocks_are_saved_as_they_complete_and_the_tail_at_the_end() -> None:
-    book = RequestBook(8)
+    book = RequestTable(8)
     book.add("a", params(3, held=(0,)), 20)
     blocks = [50, 51, 52]
-    step = book.step([Progress("a", 0, 10, blocks)], idle=False)
+    step = book.step([ScheduledTokens("a", 0, 10, blocks)], idle=False)
     assert step.saves == ()
     assert step.tracked == {"a": (1, 0)}
-    step = book.step([Progress("a", 10, 18, blocks)], idle=False)
+    step = book.step([ScheduledTokens("a", 10, 18, blocks)], idle=False)
     assert [target.index for target in step.saves[0].targets] == [1]
     assert step.blank == (52,), "the tail's block is blanked in the step that writes to it first"
     assert book.saving == ("a",)
-    step = book.step([Progress("a", 18, 20, blocks)], idle=False)
+    step = book.step([ScheduledTokens("a", 18, 20, blocks)], idle=False)
     assert [target.index for target in step.saves[0].targets] == [2]
     assert step.blank == ()
     assert book.saving == (), "nothing more needs to be known of how far it gets"
-    assert book.step([Progress("a", 20, 21, blocks)], idle=False).saves == ()
+    assert book.step([ScheduledTokens("a", 20, 21, blocks)], idle=False).saves == ()
 
 
 def test_what_was_saved_before_a_preemption_is_not_saved_again() -> None:
-    book = RequestBook(8)
+    book = RequestTable(8)
     book.add("a", params(3), 20)
-    assert len(book.step([Progress("a", 0, 16, [50, 51, 52])], idle=False).saves[0].targets) == 2
-    again = book.step([Progress("a", 0, 20, [60, 61, 62])], idle=False)
+    assert len(book.step([ScheduledTokens("a", 0, 16, [50, 51, 52])], idle=False).saves[0].targets) == 2
+    again = book.step([ScheduledTokens("a", 0, 20, [60, 61, 62])], idle=False)
     assert [(target.index, target.block) for target in again.saves[0].targets] == [(2, 62)]
     assert again.blank == (62,)
 
 
 def test_a_request_that_ends_before_its_step_loads_nothing() -> None:
-    book = RequestBook(8)
+    book = RequestTable(8)
     book.add("a", params(2, load=16), 17)
     book.allocated("a", [1, 2, 3], 16)
     assert not book.finished(Finished("a", range(17), 0, [1, 2, 3])), "nothing is copied from its blocks"
     assert not book.finished(Finished("a", range(17), 0, [1, 2, 3]))
-    step = book.step([Progress("a", 0, 8, [1, 2, 3])], idle=False)
+    step = book.step([ScheduledTokens("a", 0, 8, [1, 2, 3])], idle=False)
     assert (step.loads, step.saves) == ((), ())
     assert step.tracked == {"a": (1, 0)}, "the workers hear of its end too"
     assert len(book) == 0
@@ -391,7 +391,7 @@ def test_only_computed_blocks_of_tokens_that_are_final_are_offered(
 ) -> None:
     tokens = tuple(range(100, 120 + output))
     for parent in (bytes(16), None):
-        book = RequestBook(8)
+        book = RequestTable(8)
         book.add("a", StageParams(1, 0, (), 0, 0, parent=parent), 20)
         book.step([], idle=True)
         wanted = bool(kept) and parent is not None
@@ -405,9 +405,9 @@ def test_only_computed_blocks_of_tokens_that_are_final_are_offered(
 
 
 def test_blocks_of_a_request_that_was_saved_are_held_and_those_of_a_preempted_one_fenced() -> None:
-    book = RequestBook(8)
+    book = RequestTable(8)
     book.add("a", params(3), 20)
-    book.step([Progress("a", 0, 16, [50, 51, 52])], idle=False)
+    book.step([ScheduledTokens("a", 0, 16, [50, 51, 52])], idle=False)
     assert book.step([], ["a"], idle=True).fence
     assert not book.step([], ["b"], idle=True).fence
     assert book.finished(Finished("a", range(20), 0, []))
@@ -427,7 +427,7 @@ def test_blocks_of_a_request_that_was_saved_are_held_and_those_of_a_preempted_on
 def test_every_block_that_is_not_held_is_saved_exactly_once(
     prompt: int, chunks: list[int], held: set[int], preempted: set[int]
 ) -> None:
-    book = RequestBook(8)
+    book = RequestTable(8)
     blocks = -(-prompt // 8)
     book.add("a", params(blocks, held=tuple(sorted(held))), prompt)
     saved: list[int] = []
@@ -436,11 +436,11 @@ def test_every_block_that_is_not_held_is_saved_exactly_once(
         at = 0 if number in preempted else at
         end = min(prompt, at + chunk)
         if end > at:
-            for save in book.step([Progress("a", at, end, range(blocks))], idle=False).saves:
+            for save in book.step([ScheduledTokens("a", at, end, range(blocks))], idle=False).saves:
                 assert all(end >= min(prompt, 8 * (target.index + 1)) for target in save.targets)
                 saved += [target.index for target in save.targets]
             at = end
     if at < prompt:
-        for save in book.step([Progress("a", at, prompt, range(blocks))], idle=False).saves:
+        for save in book.step([ScheduledTokens("a", at, prompt, range(blocks))], idle=False).saves:
             saved += [target.index for target in save.targets]
     assert sorted(saved) == [index for index in range(blocks) if index not in held]

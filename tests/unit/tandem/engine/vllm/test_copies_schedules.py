@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tandem.core.kv import chain_names, pack_tokens
 from tandem.engine.vllm.conduit_messages import (
+    BlocksReceived,
     Closed,
     Ended,
-    Landed,
     NoMore,
     OutputOffer,
     OutputSaved,
@@ -25,8 +25,8 @@ from tandem.engine.vllm.conduit_messages import (
     ToRank,
 )
 from tandem.engine.vllm.connector.load_pace import LoadPace
-from tandem.engine.vllm.connector.request_book import Finished, Progress, RequestBook
-from tandem.engine.vllm.connector.vllm_worker import WorkerSide
+from tandem.engine.vllm.connector.request_table import Finished, RequestTable, ScheduledTokens
+from tandem.engine.vllm.connector.worker_side import TandemConnectorWorker
 from tandem.engine.vllm.stage_params import StageParams
 from tests.worlds.late_copies import LateCopies
 
@@ -91,8 +91,8 @@ class Schedules(RuleBasedStateMachine):
         self.copies = LateCopies(BLOCKS, SLOTS)
         self.client = Client()
         pace = LoadPace(itl_s=1.0, share=1.0, bytes_per_s=2.0)
-        self.worker = WorkerSide(0, cast("Any", self.client), self.copies, 1, pace, ("l0", "l1"))
-        self.book = RequestBook(SIZE)
+        self.worker = TandemConnectorWorker(0, cast("Any", self.client), self.copies, 1, pace, ("l0", "l1"))
+        self.book = RequestTable(SIZE)
         self.free = list(range(BLOCKS))
         self.free_slots = list(range(SLOTS))
         self.requests: dict[str, Request] = {}
@@ -137,7 +137,7 @@ class Schedules(RuleBasedStateMachine):
         request = loads[pick % len(loads)]
         index %= len(request.params.slots)
         self.copies.slots[request.params.slots[index]] = request.content(index)
-        self.client.inbox.append(Landed(request.work, (index,)))
+        self.client.inbox.append(BlocksReceived(request.work, (index,)))
         if last:
             self.client.inbox.append(NoMore(request.work))
 
@@ -155,7 +155,7 @@ class Schedules(RuleBasedStateMachine):
             self._preempt(self.running.pop())
         for name in list(self.waiting):
             self._admit(self.requests[name])
-        progress, computing = list[Progress](), list[tuple[Request, int]]()
+        progress, computing = list[ScheduledTokens](), list[tuple[Request, int]]()
         for name in list(self.running):
             request = self.requests[name]
             end = min(request.prompt + request.drawn, request.computed + chunk)
@@ -165,7 +165,7 @@ class Schedules(RuleBasedStateMachine):
                 self._preempt(name)
                 continue
             request.blocks += [self.free.pop() for _ in range(max(0, needed))]
-            progress.append(Progress(name, request.computed, end, list(request.blocks)))
+            progress.append(ScheduledTokens(name, request.computed, end, list(request.blocks)))
             computing.append((request, end))
         decoding = any(request.computed >= request.prompt for request, _ in computing)
         told = [each for each in progress if each.request_id in self.book.saving]

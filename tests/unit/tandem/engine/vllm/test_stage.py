@@ -7,13 +7,13 @@ import pytest
 
 from kv_transfer.export import Exporter
 from kv_transfer.fetch import Fetcher
-from kv_transfer.transport.memory import MemoryFabric, MemoryTransport
+from kv_transfer.transport.memory import MemoryNetwork, MemoryTransport
 from tandem.core.deadlines import Deadlines
 from tandem.core.errors import TandemError
 from tandem.core.kv import Handle, chain_names, pack_tokens
 from tandem.core.messages import RemoteKv
 from tandem.core.metrics import NullMeter
-from tandem.core.request import Branch
+from tandem.core.request import ChildRequest
 from tandem.engine.digest import Digester, unbind
 from tandem.engine.protocol import FetchJob, FirstTokens, Gone, Pending
 from tandem.engine.vllm.conduit_messages import First
@@ -259,7 +259,7 @@ async def test_what_is_here_is_not_fetched_again() -> None:
 
 async def test_positions_known_before_there_is_room_are_not_lost() -> None:
     async with stage_world() as world:
-        work = world.open(PROMPT, "decode", branches=(Branch(0, 1), Branch(1, 2)))
+        work = world.open(PROMPT, "decode", branches=(ChildRequest(0, 1), ChildRequest(1, 2)))
         world.stage.provide_first(work, 0, 7)
         world.stage.provide_first(work, 1, 8)
         params = await world.admitted(work)
@@ -516,7 +516,7 @@ async def test_a_rank_sees_the_end_of_the_stage() -> None:
 
 
 async def test_the_ordinary_fetch_brings_blocks_from_stage_to_stage_while_they_are_saved() -> None:
-    clock, deadlines, fabric = SystemClock(), Deadlines(), MemoryFabric()
+    clock, deadlines, fabric = SystemClock(), Deadlines(), MemoryNetwork()
     async with stage_world() as source, stage_world(epoch=4) as target:
         transport = MemoryTransport(fabric, "p")
         address = await transport.serve(Exporter(source.stage, KEYRING, clock, deadlines))

@@ -6,12 +6,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import FirstTokens, Work
-from tandem.engine.vllm.conduit_messages import Closed, First, Landed, NoMore, OutputSlots
-from tandem.engine.vllm.stage_books import StageBooks
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest, FirstTokens
+from tandem.engine.vllm.conduit_messages import BlocksReceived, Closed, First, NoMore, OutputSlots
 from tandem.engine.vllm.stage_params import NO_SLOT, StageParams, stage_params
 from tandem.engine.vllm.stage_settings import StageSettings
+from tandem.engine.vllm.stage_state import StageState
 
 SIZE = 4
 WORDS = bytes(8)
@@ -25,11 +25,11 @@ class Books(RuleBasedStateMachine):
     def begin(self, tensor: int) -> None:
         ranks = tuple(range(tensor))
         self.ranks = ranks
-        self.books = StageBooks(12, SIZE, ranks, ranks, StageSettings(blocks=12, queue_s=5.0, late_s=3.0))
+        self.books = StageState(12, SIZE, ranks, ranks, StageSettings(blocks=12, queue_s=5.0, late_s=3.0))
         self.now = 0.0
         self.next = 0
         self.params: dict[int, StageParams | None] = {}
-        self.alive: dict[int, Work] = {}
+        self.alive: dict[int, EngineRequest] = {}
         self.fetching: dict[int, dict[int, int]] = {}
         self.late: list[int] = []
         self.told: list[object] = []
@@ -47,9 +47,9 @@ class Books(RuleBasedStateMachine):
         base, length = prompt
         self.next += 1
         lease = f"l{self.next}" if mode == "prefill" else ""
-        work = Work(
-            self.next, mode, pack_tokens(tuple(range(100 * base, 100 * base + length))), (Branch(0, 1),), Sampling(),
-            Stopping(4), bytes(16), self.now + 8.0, lease_id=lease, lease_s=2.0,
+        work = EngineRequest(
+            self.next, mode, pack_tokens(tuple(range(100 * base, 100 * base + length))), (ChildRequest(0, 1),),
+            Sampling(), Stopping(4), bytes(16), self.now + 8.0, lease_id=lease, lease_s=2.0,
         )  # fmt: skip
         self.books.open(work, self.now, save=save)
         self.alive[self.next] = work
@@ -183,9 +183,9 @@ class Books(RuleBasedStateMachine):
             self.books.leases.release(f"l{pick}")
 
     @rule(pick=st.integers(0, 11))
-    def condemn(self, pick: int) -> None:
+    def invalidate(self, pick: int) -> None:
         if self.books.pool.digests(pick) is not None:
-            self.books.condemn(pick)
+            self.books.invalidate(pick)
 
     @invariant()
     def balances(self) -> None:
@@ -210,7 +210,7 @@ class Books(RuleBasedStateMachine):
         self.books.check()
         closed = {message.work for message in self.told if isinstance(message, Closed)}
         for message in self.told:
-            if isinstance(message, Landed | First | NoMore):
+            if isinstance(message, BlocksReceived | First | NoMore):
                 assert message.work in closed, "ranks hear of the end of every work that they have heard of"
 
 

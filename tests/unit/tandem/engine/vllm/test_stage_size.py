@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import Work
-from tandem.engine.vllm.stage_books import StageBooks
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest
 from tandem.engine.vllm.stage_settings import StageSettings
 from tandem.engine.vllm.stage_size import default_bytes, slots_needed, slots_of
+from tandem.engine.vllm.stage_state import StageState
 from tandem.process.settings import load_settings
 from tandem.worker.engines import stage_settings
 from tandem.worker.host_memory import host_memory_bytes
@@ -32,10 +32,10 @@ def test_a_stage_that_starts_takes_a_prompt_of_the_whole_context_in_its_share(
 ) -> None:
     settings = StageSettings(export_share=share, context_share=share if mode == "prefill" else 1 - share)
     slots = slots_needed(settings, block, context)
-    books = StageBooks(slots, block, (0,), (0,), settings)
+    books = StageState(slots, block, (0,), (0,), settings)
     lease = "lease" if mode == "prefill" else ""
-    work = Work(
-        1, mode, pack_tokens(tuple(range(context))), (Branch(0, 1),), Sampling(), Stopping(4), bytes(16), 8.0,
+    work = EngineRequest(
+        1, mode, pack_tokens(tuple(range(context))), (ChildRequest(0, 1),), Sampling(), Stopping(4), bytes(16), 8.0,
         lease_id=lease, lease_s=2.0,
     )  # fmt: skip
     books.open(work, 0.0, save=True)

@@ -12,7 +12,7 @@ from tandem.engine.vllm.adapters import open_adapters
 from tandem.engine.vllm.arguments import (
     PROCESSORS,
     PROCESSORS_V2,
-    TELL_VARIABLE,
+    REPORT_VARIABLE,
     AdapterDirectory,
     EngineArguments,
     Sockets,
@@ -20,8 +20,8 @@ from tandem.engine.vllm.arguments import (
     numbers_identity,
 )
 from tandem.engine.vllm.failure import death_sentence, start_error
+from tandem.engine.vllm.process_reports import progress_of, shard_progress
 from tandem.engine.vllm.settings import METHODS, Parallelism, Speculative, VllmSettings
-from tandem.engine.vllm.telling import progress_of, shard_progress
 
 
 def arguments(settings: VllmSettings) -> EngineArguments:
@@ -38,7 +38,7 @@ def test_a_cpu_engine_is_eager_and_of_one_process() -> None:
     assert "kv_transfer_config" not in made.keywords
     assert made.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert made.environment["TORCH_COMPILE_DISABLE"] == "1"
-    assert made.environment[TELL_VARIABLE] == "/s/tell"
+    assert made.environment[REPORT_VARIABLE] == "/s/tell"
 
 
 def test_ranks_and_a_gpu() -> None:

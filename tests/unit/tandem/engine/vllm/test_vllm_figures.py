@@ -9,9 +9,9 @@ from router.placement import CostModel
 from router.settings import CostPriors
 from tandem.core.entropy import SeededEntropy, below
 from tandem.core.messages import Load
-from tandem.engine.vllm.load import Figures
+from tandem.engine.vllm.load import LoadStats
 from tandem.engine.vllm.notices import Notice
-from tandem.engine.vllm.running import WorkRun
+from tandem.engine.vllm.tracked_request import TrackedRequest
 
 KIND = ("gpu", "model", "r1", "vllm")
 
@@ -44,11 +44,11 @@ def seconds(rows: int, context: int, tokens: int = 0, start: int = 0) -> float:
 
 def told(pace: float, seed: int, steps: int = 600) -> Load:
     """The figures of an engine that is `pace` times slower, after many steps of all sorts."""
-    figures, entropy, now = Figures(1_000, 1e-4), SeededEntropy(seed, "steps"), 0.0
+    figures, entropy, now = LoadStats(1_000, 1e-4), SeededEntropy(seed, "steps"), 0.0
     for number in range(steps):
         rows, context = 1 + below(entropy, 60), 300 + below(entropy, 4_000)
         runs = [SimpleNamespace(prefilled=0.0, attended=context, expanding=False) for _ in range(rows)]
-        figures.load(cast("list[WorkRun]", runs), 0, 0, 0.0)
+        figures.load(cast("list[TrackedRequest]", runs), 0, 0, 0.0)
         tokens = 64 + below(entropy, 2_000) if number % 3 == 0 else 0
         start = below(entropy, 8_000)
         if tokens:
@@ -59,7 +59,7 @@ def told(pace: float, seed: int, steps: int = 600) -> Load:
 
 
 def test_nothing_is_told_before_there_have_been_steps() -> None:
-    assert Figures(1_000, 1e-4).load((), 0, 0, 0.0).fit is None
+    assert LoadStats(1_000, 1e-4).load((), 0, 0, 0.0).fit is None
 
 
 @pytest.mark.parametrize("pace", [1.0, 1.6])

@@ -14,7 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm import group_wire
 from tandem.engine.vllm.arguments import EngineArguments, Sockets, engine_arguments, facts_of, with_threads
-from tandem.engine.vllm.group import Follower, Leader, difference
+from tandem.engine.vllm.group import GroupMember, Leader, difference
 from tandem.engine.vllm.settings import Nodes, Parallelism, VllmSettings
 from tandem.process.settings import load_settings
 from tandem.worker.process_settings import WorkerSettings
@@ -31,12 +31,12 @@ def nodes(count: int) -> tuple[Nodes, ...]:
 
 
 @asynccontextmanager
-async def together(count: int = 2) -> AsyncIterator[tuple[Leader, list[Follower], asyncio.Queue[str]]]:
+async def together(count: int = 2) -> AsyncIterator[tuple[Leader, list[GroupMember], asyncio.Queue[str]]]:
     """A group that has begun; the queue has what the leader is told of lost nodes."""
     first, *others = nodes(count)
     lost: asyncio.Queue[str] = asyncio.Queue()
     leader = Leader(first, FACTS, lost.put_nowait)
-    followers = [Follower(each, FACTS) for each in others]
+    followers = [GroupMember(each, FACTS) for each in others]
     try:
         ports = await asyncio.gather(*(each.join(SOON_S) for each in followers), leader.gather(SOON_S))
         assert len(set(ports)) == 1, "all ranks meet at one port"
@@ -49,7 +49,7 @@ async def together(count: int = 2) -> AsyncIterator[tuple[Leader, list[Follower]
 
 async def test_followers_wait_for_a_leader_that_is_not_there_yet() -> None:
     first, second = nodes(2)
-    follower = Follower(second, FACTS)
+    follower = GroupMember(second, FACTS)
     joining = asyncio.create_task(follower.join(SOON_S))
     await asyncio.sleep(0.1)
     leader = Leader(first, FACTS, lambda _: None)
@@ -61,14 +61,14 @@ async def test_followers_wait_for_a_leader_that_is_not_there_yet() -> None:
 
 async def test_nobody_waits_for_ever() -> None:
     first, second = nodes(2)
-    leader, follower = Leader(first, FACTS, lambda _: None), Follower(second, FACTS)
+    leader, follower = Leader(first, FACTS, lambda _: None), GroupMember(second, FACTS)
     with pytest.raises(TandemError, match=r"the leader 127.0.0.1:\d+ cannot be reached after 0.1 s"):
         await follower.join(0.1)
     with pytest.raises(TandemError, match=r"node 1 of 2 did not come within 0.1 s"):
         await leader.gather(0.1)
     leader.close("")
     first, second, _ = nodes(3)
-    leader, follower = Leader(first, FACTS, lambda _: None), Follower(second, FACTS)
+    leader, follower = Leader(first, FACTS, lambda _: None), GroupMember(second, FACTS)
     gathering = asyncio.create_task(leader.gather(SOON_S))
     await asyncio.sleep(0.1)
     with pytest.raises(TandemError, match=r"does not have all nodes after 0.5 s"):
@@ -80,7 +80,7 @@ async def test_nobody_waits_for_ever() -> None:
 
 async def test_nodes_that_differ_are_refused_by_name_on_both_sides() -> None:
     first, second = nodes(2)
-    leader, follower = Leader(first, FACTS, lambda _: None), Follower(second, {**FACTS, "dtype": "bfloat16"})
+    leader, follower = Leader(first, FACTS, lambda _: None), GroupMember(second, {**FACTS, "dtype": "bfloat16"})
     ends = await asyncio.gather(leader.gather(SOON_S), follower.join(SOON_S), return_exceptions=True)
     sentence = "node 1 of 2 does not fit: dtype is bfloat16 there and float32 here"
     assert isinstance(ends[0], TandemError)
@@ -128,7 +128,7 @@ async def test_a_leader_that_says_nothing_any_more_is_lost(monkeypatch: pytest.M
     _, second = nodes(2)
     silent = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(SOON_S), "127.0.0.1", second.port)
     with pytest.raises(TandemError, match=r"the leader 127.0.0.1:\d+ was silent for"):
-        await Follower(second, FACTS).join(SOON_S)
+        await GroupMember(second, FACTS).join(SOON_S)
     silent.close()
 
 

@@ -5,20 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.core.kv import pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import Work
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest
 from tandem.engine.vllm.outputs import new_positions
-from tandem.engine.vllm.running import WorkRun
+from tandem.engine.vllm.tracked_request import TrackedRequest
 
 EOS, STOP, LENGTH, ABORT = 1, 0, 1, 2
 
 
 def finishes(tokens: list[int], reason: int | None, *, mode: str = "local", most: int = 10) -> list[str | None]:
-    work = Work(
-        work_id=1, mode=mode, prompt=pack_tokens((5, 6)), branches=(Branch(0, 7),), sampling=Sampling(),
+    work = EngineRequest(
+        work_id=1, mode=mode, prompt=pack_tokens((5, 6)), branches=(ChildRequest(0, 7),), sampling=Sampling(),
         stopping=Stopping(max_tokens=most), root=bytes(16), deadline=60.0,
     )  # fmt: skip
-    run = WorkRun(work, 0.0, (EOS,))
+    run = TrackedRequest(work, 0.0, (EOS,))
     output = SimpleNamespace(
         new_token_ids=tokens, finish_reason=reason, new_logprobs=None, new_prompt_logprobs_tensors=None
     )

@@ -6,11 +6,11 @@ import pytest
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import pack_tokens, unpack_tokens
-from tandem.core.request import Branch, Grammar, Sampling, Stopping
-from tandem.engine.protocol import Work
+from tandem.core.request import ChildRequest, Grammar, Sampling, Stopping
+from tandem.engine.protocol import EngineRequest
 from tandem.engine.vllm.requests import (
     DRAW,
-    Draw,
+    ProcessorParams,
     as_prompted,
     cache_salt,
     make_request,
@@ -19,35 +19,37 @@ from tandem.engine.vllm.requests import (
     root_of,
     structured,
 )
-from tandem.engine.vllm.settings import Runner
+from tandem.engine.vllm.settings import RunnerKind
 
 PLAIN = Sampling(temperature=0.7, top_p=0.9, top_k=5)
 PENALISED = Sampling(temperature=0.7, presence_penalty=0.1)
-V1, V2 = Runner(), Runner(v2=True)
-V1_DRAFTS, V2_DRAFTS = Runner(speculates=True), Runner(v2=True, speculates=True)
+V1, V2 = RunnerKind(), RunnerKind(v2=True)
+V1_DRAFTS, V2_DRAFTS = RunnerKind(speculates=True), RunnerKind(v2=True, speculates=True)
 
 
-def work(sampling: Sampling = PLAIN, forced: tuple[int, ...] = (), mode: str = "local", **fields: object) -> Work:
+def work(
+    sampling: Sampling = PLAIN, forced: tuple[int, ...] = (), mode: str = "local", **fields: object
+) -> EngineRequest:
     values: dict[str, object] = {
         "work_id": 7,
         "mode": mode,
         "prompt": pack_tokens((5, 6, 7)),
-        "branches": (Branch(2, 11, forced),),
+        "branches": (ChildRequest(2, 11, forced),),
         "sampling": sampling,
         "stopping": Stopping(10, 6),
         "root": bytes(range(16)),
         "deadline": 1.0,
     }
-    return Work(**{**values, **fields})  # type: ignore[arg-type]
+    return EngineRequest(**{**values, **fields})  # type: ignore[arg-type]
 
 
-def made(each: Work, runner: Runner = V1) -> tuple[dict[str, Any], tuple[int, ...]]:
+def made(each: EngineRequest, runner: RunnerKind = V1) -> tuple[dict[str, Any], tuple[int, ...]]:
     request = make_request(each, each.branches[0], (1, 9), runner)
     return request.sampling, unpack_tokens(request.tokens)
 
 
-def draw(sampling: dict[str, Any]) -> Draw:
-    return Draw.unpacked(sampling["extra_args"][DRAW])
+def draw(sampling: dict[str, Any]) -> ProcessorParams:
+    return ProcessorParams.unpacked(sampling["extra_args"][DRAW])
 
 
 def test_forced_tokens_become_prompt_where_nothing_but_the_tokens_matters() -> None:
@@ -55,7 +57,7 @@ def test_forced_tokens_become_prompt_where_nothing_but_the_tokens_matters() -> N
     assert tokens == (5, 6, 7, 20, 21)
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (8, 4)
     assert sampling["stop_token_ids"] == [1, 9]
-    assert draw(sampling) == Draw(7, 2, 2, 11, 5, 0.9)
+    assert draw(sampling) == ProcessorParams(7, 2, 2, 11, 5, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +65,10 @@ def test_forced_tokens_become_prompt_where_nothing_but_the_tokens_matters() -> N
     [
         work(PENALISED, (20, 21)),
         work(forced=(20, 21), grammar=Grammar("json")),
-        work(branches=(Branch(2, 11, (20, 21)), Branch(3, 12, (22,)))),
+        work(branches=(ChildRequest(2, 11, (20, 21)), ChildRequest(3, 12, (22,)))),
     ],
 )
-def test_forced_tokens_are_drawn_again_where_more_matters(each: Work) -> None:
+def test_forced_tokens_are_drawn_again_where_more_matters(each: EngineRequest) -> None:
     sampling, tokens = made(each)
     assert tokens == (5, 6, 7)
     assert (sampling["max_tokens"], sampling["min_tokens"]) == (10, 6)
@@ -104,27 +106,27 @@ def test_the_second_runner_draws_from_the_seed_of_a_branch_wherever_it_is_taken_
     assert 0 <= sampling["seed"] < 1 << 63
     assert made(work(forced=(20, 21)), V2)[0]["seed"] == sampling["seed"]
     assert made(work(mode="decode"), V2)[0]["seed"] == sampling["seed"]
-    others = [made(work(branches=(branch,)), V2)[0]["seed"] for branch in (Branch(3, 11), Branch(2, 12))]
+    others = [made(work(branches=(branch,)), V2)[0]["seed"] for branch in (ChildRequest(3, 11), ChildRequest(2, 12))]
     assert len({sampling["seed"], *others}) == 3
 
 
 @pytest.mark.parametrize("runner", [V1, V2, V1_DRAFTS, V2_DRAFTS])
 @pytest.mark.parametrize("each", [Sampling(0.7, 0.9, 5, seeded=False), Sampling(0.0)])
-def test_without_a_seed_and_greedily_vllm_does_everything(runner: Runner, each: Sampling) -> None:
+def test_without_a_seed_and_greedily_vllm_does_everything(runner: RunnerKind, each: Sampling) -> None:
     sampling, _ = made(work(each), runner)
     assert not {"seed", "extra_args"} & set(sampling)
     assert (sampling["top_k"], sampling["top_p"]) == (each.top_k, each.top_p)
 
 
 @pytest.mark.parametrize("runner", [V1, V2, V2_DRAFTS])
-def test_a_first_token_that_is_to_come_is_all_that_is_forced_of_an_unseeded_request(runner: Runner) -> None:
+def test_a_first_token_that_is_to_come_is_all_that_is_forced_of_an_unseeded_request(runner: RunnerKind) -> None:
     sampling, _ = made(work(Sampling(0.7, 0.9, 5, seeded=False), mode="decode"), runner)
-    assert draw(sampling) == Draw(7, 2, 0, awaits_first=True)
+    assert draw(sampling) == ProcessorParams(7, 2, 0, awaits_first=True)
     assert (sampling["top_k"], sampling["top_p"]) == (5, 0.9)
 
 
 @pytest.mark.parametrize("runner", [V1_DRAFTS, V2_DRAFTS])
-def test_what_excludes_speculation_is_said(runner: Runner) -> None:
+def test_what_excludes_speculation_is_said(runner: RunnerKind) -> None:
     unseeded = Sampling(0.7, 0.9, 5, seeded=False)
     refuse_under_speculation(work(unseeded, forced=(20,)), runner)
     refuse_under_speculation(work(Sampling(0.0), mode="decode"), runner)

@@ -11,12 +11,12 @@ import pytest
 from tandem.apps.simulation.loop import LoopClock, VirtualLoop, run
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, pack_tokens, unpack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import EngineInfo, StepReport, Work
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import EngineInfo, EngineRequest, StepReport
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.engine import VllmEngine
 from tandem.engine.vllm.names import BlockStored, EventBatch
-from tandem.engine.vllm.requests import Expanded, Request
+from tandem.engine.vllm.requests import Expanded, VllmRequest
 from tandem.engine.vllm.settings import VllmSettings
 
 BLOCK = 4
@@ -38,19 +38,19 @@ class Client:
 
     def __init__(self, reads_s: float) -> None:
         self.reads_s = reads_s
-        self.sent: list[Request] = []
+        self.sent: list[VllmRequest] = []
 
     async def expand(self, prompt: bytes, _files: tuple[bytes, ...]) -> Expanded:
         await asyncio.sleep(self.reads_s)
         return Expanded(pack_tokens((*unpack_tokens(prompt), 9)), {"type": "multimodal"})
 
-    def prepare(self, request: Request) -> Request:
+    def prepare(self, request: VllmRequest) -> VllmRequest:
         return request
 
     def attach(self, prepared: Any, transfer: Mapping[str, object]) -> None:
         raise AssertionError("there is no stage")
 
-    async def add(self, request: Request) -> None:
+    async def add(self, request: VllmRequest) -> None:
         self.sent.append(request)
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -79,7 +79,7 @@ class Stub:
     """`loading.Loaded`, as far as the shell asks."""
 
     stage = None
-    pulses = ()
+    heartbeats = ()
     seconds_per_token = 1e-6
 
     def __init__(self, client: Client, events: Events | None = None) -> None:
@@ -118,12 +118,12 @@ class Shell:
         await self.engine.start()
         return asyncio.create_task(self.engine.run(self.reports.append))
 
-    def submit(self, count: int) -> list[Work]:
+    def submit(self, count: int) -> list[EngineRequest]:
         """Works with an image each."""
         found = [
-            Work(
-                number, "local", pack_tokens((5, 6)), (Branch(0, 1),), Sampling(), Stopping(4, ignore_eos=True), ROOT,
-                self.clock.now() + 600.0, private=True, images=(b"file",),
+            EngineRequest(
+                number, "local", pack_tokens((5, 6)), (ChildRequest(0, 1),), Sampling(),
+                Stopping(4, ignore_eos=True), ROOT, self.clock.now() + 600.0, private=True, images=(b"file",),
             )
             for number in range(1, count + 1)
         ]  # fmt: skip

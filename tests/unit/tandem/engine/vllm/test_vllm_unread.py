@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import TandemError
 from tandem.core.kv import Layout, pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import NO_CHANGE, EngineInfo, StepReport, Work
-from tandem.engine.scheduler.work_deadlines import Wait
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import NO_CHANGE, EngineInfo, EngineRequest, StepReport
+from tandem.engine.scheduler.request_deadlines import Wait
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.image_reader import ImageReader
 from tandem.engine.vllm.ledger import Ledger
-from tandem.engine.vllm.requests import Expanded, Request
-from tandem.engine.vllm.settings import Runner
+from tandem.engine.vllm.requests import Expanded, VllmRequest
+from tandem.engine.vllm.settings import RunnerKind
 
 QUEUE_S = 5.0
 CONTEXT = 50
@@ -33,7 +33,7 @@ class Maker:
 
     problem: TandemError | None = None
 
-    def prepare(self, request: Request) -> Request:
+    def prepare(self, request: VllmRequest) -> VllmRequest:
         if self.problem is not None:
             raise self.problem
         return request
@@ -43,13 +43,15 @@ class Maker:
 
 
 def ledger(maker: Maker | None = None) -> Ledger:
-    return Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), maker or Maker(), None, Runner())
+    return Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), maker or Maker(), None, RunnerKind())
 
 
-def work(number: int, *, priority: int = 0, deadline: float = 100.0, images: tuple[bytes, ...] = (b"file",)) -> Work:
-    return Work(
-        number, "local", pack_tokens((5, 6)), (Branch(0, 1),), Sampling(), Stopping(6, ignore_eos=True), bytes(16),
-        deadline, priority=priority, private=True, images=images,
+def work(
+    number: int, *, priority: int = 0, deadline: float = 100.0, images: tuple[bytes, ...] = (b"file",)
+) -> EngineRequest:
+    return EngineRequest(
+        number, "local", pack_tokens((5, 6)), (ChildRequest(0, 1),), Sampling(),
+        Stopping(6, ignore_eos=True), bytes(16), deadline, priority=priority, private=True, images=images,
     )  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def test_nothing_is_kept_of_a_work_that_ends_while_others_images_are_read(how: s
     books = ledger()
     books.submit(work(1), now=0.0)
     assert books.next_to_read(0.0) is not None
-    kept = list["weakref.ref[Work]"]()
+    kept = list["weakref.ref[EngineRequest]"]()
     for number in range(2, 22):
         each = work(number, deadline=1.0)
         kept.append(weakref.ref(each))

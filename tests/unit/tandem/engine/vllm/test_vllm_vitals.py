@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.engine.scheduler.activity import activity_of, family_of
-from tandem.engine.scheduler.standstill import LOOK_EVERY_S, Activity
-from tandem.engine.vllm.pulse import Pulse, Sign, read_sign
-from tandem.engine.vllm.vitals import Bounds, Verdict, Vitals
+from tandem.engine.scheduler.stall_detection import LOOK_EVERY_S, Activity
+from tandem.engine.vllm.heartbeat import Heartbeat, HeartbeatSample, read_heartbeat
+from tandem.engine.vllm.liveness import Bounds, LivenessMonitor, LivenessVerdict
 
 BOUNDS = Bounds(beat_lost_s=2.0, step_min_s=30.0, step_max_s=600.0)
 PID = 7
@@ -26,26 +26,26 @@ class Watched:
 
     def __init__(self, predicted_s: float = 0.1) -> None:
         self.now = 100.0
-        self.sign = Sign(PID, 100.0, None, 0, 0)
+        self.sign = HeartbeatSample(PID, 100.0, None, 0, 0)
         self.activity: Activity | None = Activity("S", False, 5)
         self.longest_s = predicted_s
-        self.vitals = Vitals(BOUNDS, lambda pid: self.activity, lambda sign: predicted_s)
+        self.liveness = LivenessMonitor(BOUNDS, lambda pid: self.activity, lambda sign: predicted_s)
 
-    def until(self, seconds: float, *, beats: bool, works: bool = False) -> Verdict:
+    def until(self, seconds: float, *, beats: bool, works: bool = False) -> LivenessVerdict:
         """The first problem within so many seconds, or the last verdict."""
-        verdict, end = Verdict(), self.now + seconds
+        verdict, end = LivenessVerdict(), self.now + seconds
         while self.now < end and verdict.problem is None:
             self.now += LOOK_EVERY_S
             if beats:
                 self.sign = replace(self.sign, beat=self.now)
             if works and self.activity is not None:
                 self.activity = replace(self.activity, ticks=self.activity.ticks + 1)
-            verdict = self.vitals.look([self.sign], self.longest_s, self.now)
+            verdict = self.liveness.look([self.sign], self.longest_s, self.now)
         return verdict
 
 
 def test_what_beats_lives() -> None:
-    assert Watched().until(60.0, beats=True) == Verdict()
+    assert Watched().until(60.0, beats=True) == LivenessVerdict()
 
 
 @pytest.mark.parametrize("state", ["T", "S", "Z"])
@@ -82,7 +82,7 @@ def test_a_step_of_fifteen_seconds_is_never_ended(predicted_s: float) -> None:
     assert verdict.problem is None
     assert (verdict.overdue_s > 0) == (predicted_s < 1)
     watched.sign = replace(watched.sign, step_since=None)
-    assert watched.until(1.0, beats=True) == Verdict()
+    assert watched.until(1.0, beats=True) == LivenessVerdict()
 
 
 @pytest.mark.parametrize(("predicted_s", "hung_s"), [(0.01, 30.0), (10.0, 80.0), (31_318.0, 600.0)])
@@ -107,7 +107,7 @@ def test_nothing_is_held_against_others_while_the_worker_itself_did_not_run() ->
     watched.until(1.0, beats=True)
     watched.activity = Activity("S", False, 5)
     watched.now += 3600.0
-    assert watched.until(LOOK_EVERY_S, beats=False) == Verdict()
+    assert watched.until(LOOK_EVERY_S, beats=False) == LivenessVerdict()
 
 
 def test_a_process_that_is_gone_is_told_of_by_others() -> None:
@@ -144,34 +144,34 @@ def test_a_stopped_process_is_seen_as_such_and_a_busy_one_as_running() -> None:
 
 
 def test_a_pulse_shows_its_process_its_step_and_the_heavier_of_two_loads(tmp_path: Path) -> None:
-    pulse, path = Pulse(tmp_path), tmp_path / str(os.getpid())
-    first = read_sign(path)
+    heartbeat, path = Heartbeat(tmp_path), tmp_path / str(os.getpid())
+    first = read_heartbeat(path)
     assert first is not None
     assert (first.pid, first.step_since) == (os.getpid(), None)
-    pulse.scheduled(3, 64)
-    pulse.scheduled(4, 0)
-    pulse.step_begins()
-    pulse.says()
-    sign = read_sign(path)
+    heartbeat.scheduled(3, 64)
+    heartbeat.scheduled(4, 0)
+    heartbeat.step_begins()
+    heartbeat.says()
+    sign = read_heartbeat(path)
     assert sign is not None
     assert (first.said, sign.said) == (0, 1)
     assert sign.step_since is not None
     assert sign.step_since >= first.beat
     assert (sign.rows, sign.prompt_tokens) == (3, 64)
-    pulse.step_ends()
-    ended = read_sign(path)
+    heartbeat.step_ends()
+    ended = read_heartbeat(path)
     assert ended is not None
     assert ended.step_since is None
-    assert read_sign(tmp_path / "1") is None
+    assert read_heartbeat(tmp_path / "1") is None
 
 
 def test_messages_are_counted_beyond_what_32_bits_hold(tmp_path: Path) -> None:
     """They come to that within months, in the engine's own loop."""
-    pulse, path = Pulse(tmp_path), tmp_path / str(os.getpid())
-    pulse._said = (1 << 32) - 1
-    pulse.says()
-    pulse.scheduled(3, 64)
-    sign = read_sign(path)
+    heartbeat, path = Heartbeat(tmp_path), tmp_path / str(os.getpid())
+    heartbeat._said = (1 << 32) - 1
+    heartbeat.says()
+    heartbeat.scheduled(3, 64)
+    sign = read_heartbeat(path)
     assert sign is not None
     assert (sign.said, sign.rows, sign.prompt_tokens) == (1 << 32, 3, 64)
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tandem.core.kv import Layout, pack_tokens
-from tandem.core.request import Branch, Sampling, Stopping
-from tandem.engine.protocol import NO_CHANGE, EngineInfo, Work
-from tandem.engine.scheduler.work_deadlines import Wait
+from tandem.core.request import ChildRequest, Sampling, Stopping
+from tandem.engine.protocol import NO_CHANGE, EngineInfo, EngineRequest
+from tandem.engine.scheduler.request_deadlines import Wait
 from tandem.engine.settings import SchedulerSettings
 from tandem.engine.vllm.ledger import Ledger
-from tandem.engine.vllm.requests import Request
-from tandem.engine.vllm.settings import Runner
+from tandem.engine.vllm.requests import VllmRequest
+from tandem.engine.vllm.settings import RunnerKind
 from tandem.engine.vllm.stage import Stage
-from tandem.engine.vllm.stage_work import Sources
-from tandem.engine.vllm.stepping import StepTeller, Words
+from tandem.engine.vllm.staged_request import Sources
+from tandem.engine.vllm.step_reports import StepReporter, VllmTypes
 
 QUEUE_S = 5.0
 KV_S = 3.0
@@ -151,7 +151,7 @@ class FakeStage:
     def __init__(self) -> None:
         self.fetching: dict[int, None] = {}
 
-    def open(self, work: Work, computed_here: bool) -> None:
+    def open(self, work: EngineRequest, computed_here: bool) -> None:
         if work.mode == "decode":
             self.fetching[work.work_id] = None
 
@@ -174,7 +174,7 @@ class FakeStage:
 class Maker:
     """Requests are sent as they are."""
 
-    def prepare(self, request: Request) -> Request:
+    def prepare(self, request: VllmRequest) -> VllmRequest:
         return request
 
     def attach(self, prepared: Any, transfer: Mapping[str, object]) -> None:
@@ -196,12 +196,12 @@ class Waiting(RuleBasedStateMachine):
         self.now = 0.0
         self.stage = FakeStage()
         scheduler = SchedulerSettings(queue_s=QUEUE_S, kv_wait_s=KV_S)
-        self.ledger = Ledger(INFO, scheduler, Maker(), cast(Stage, self.stage), Runner())
+        self.ledger = Ledger(INFO, scheduler, Maker(), cast(Stage, self.stage), RunnerKind())
         self.model = Model()
         self.wire: deque[Any] = deque()
         self.rows = self.prompt_tokens = self.said = 0
-        self.teller = StepTeller(
-            self.model, lambda sent: self.wire.append(sent[1]), self, Words(record, list_of, AWAITS_KV)
+        self.teller = StepReporter(
+            self.model, lambda sent: self.wire.append(sent[1]), self, VllmTypes(record, list_of, AWAITS_KV)
         )
         self.works: dict[str, int] = {}
         self.with_kv: set[str] = set()
@@ -222,9 +222,9 @@ class Waiting(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 30), priority=st.integers(0, 2), kv=st.booleans())
     def submit(self, prompt: int, priority: int, kv: bool) -> None:
         self.count += 1
-        work = Work(
-            self.count, "decode" if kv else "local", pack_tokens(range(2, 2 + prompt)), (Branch(0, 1),), Sampling(),
-            Stopping(6, ignore_eos=True), bytes(16), self.now + 60.0, priority=priority,
+        work = EngineRequest(
+            self.count, "decode" if kv else "local", pack_tokens(range(2, 2 + prompt)), (ChildRequest(0, 1),),
+            Sampling(), Stopping(6, ignore_eos=True), bytes(16), self.now + 60.0, priority=priority,
         )  # fmt: skip
         self.ledger.submit(work, self.now)
         self.ledger.admitted(self.count, {} if kv else None)
@@ -434,9 +434,16 @@ def heard(ledger: Ledger, now: float, tokens: list[int], kind: str = "") -> None
 def test_a_token_of_the_step_before_a_preemption_gives_nobody_his_place_back() -> None:
     """vLLM schedules a step ahead, and delivers what the last one drew after it has said who lost his place."""
     stage = cast(Stage, FakeStage())
-    ledger = Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), Maker(), stage, Runner())
-    work = Work(
-        1, "local", pack_tokens((5, 6)), (Branch(0, 1),), Sampling(), Stopping(9, ignore_eos=True), bytes(16), 60.0
+    ledger = Ledger(INFO, SchedulerSettings(queue_s=QUEUE_S), Maker(), stage, RunnerKind())
+    work = EngineRequest(
+        1,
+        "local",
+        pack_tokens((5, 6)),
+        (ChildRequest(0, 1),),
+        Sampling(),
+        Stopping(9, ignore_eos=True),
+        bytes(16),
+        60.0,
     )
     ledger.submit(work, 0.0)
     ledger.admitted(1, None)

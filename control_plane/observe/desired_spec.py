@@ -1,0 +1,22 @@
+"""What a ModelService asks for, read and checked, with its revision."""
+
+import msgspec
+
+from control_plane.objects.installation import Installation, completed
+from control_plane.observe.observed import DesiredSpec
+from tandem.kube.kinds import Json
+from tandem.spec.reading import problems, readable
+from tandem.spec.revision import revision_of
+from tandem.spec.service import ModelService
+
+
+def read_desired_spec(obj: Json, installation: Installation) -> DesiredSpec:
+    """Never raises: what cannot be read or must not be is the wish's `problem`."""
+    try:
+        # What the control plane itself wrote is of no matter here, and may be of a newer one.
+        service = msgspec.convert({key: obj[key] for key in obj if key != "status"}, ModelService)
+    except msgspec.ValidationError as error:
+        return DesiredSpec(None, problem=readable(str(error), obj))
+    found = next(problems(service), None)
+    whole = completed(service, installation)
+    return DesiredSpec(whole, revision_of(whole.spec), found)

@@ -1,0 +1,192 @@
+"""Which revision is to be run, and how far the cluster is from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from control_plane.objects.installation import Installation
+from control_plane.objects.revisions import PoolRecord, RevisionRecord, rendered
+from control_plane.objects.scheduling import nodes_of
+from control_plane.objects.workload import record_of
+from control_plane.observe.observed import ModelFacts, Observed
+from control_plane.reconcile.align import Alignment
+from control_plane.reconcile.capacity_check import pools_over_capacity
+from control_plane.rollout import (
+    Failure,
+    Health,
+    PoolTarget,
+    Progress,
+    RevisionObserved,
+    RolloutSpec,
+    RolloutState,
+    pool_target,
+)
+from tandem.core.config_facts import cannot_exchange
+from tandem.spec.pool import WHOLE, engine_of
+from tandem.spec.rollout import Rollout
+from tandem.spec.service import ModelService
+from tandem.spec.status import ModelServiceStatus, RolloutStatus
+from tandem.spec.vllm import kinds_served
+
+INVALID: Final = "InvalidSpec"
+_UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Why the specification is not carried out; `pools` are those that do not fit."""
+
+    reason: str
+    sentence: str
+    pools: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DesiredState:
+    """`target` is the revision that pods are to be of; it differs from the specification's where that is blocked.
+    None: nothing can be run yet, and nothing is touched."""
+
+    service: ModelService | None
+    target: RevisionRecord | None
+    records: Mapping[str, RevisionRecord]
+    blocked: Blocked | None
+    status: ModelServiceStatus
+
+
+def desired_state_of(observed: Observed, installation: Installation) -> DesiredState:
+    """What is to be aimed for."""
+    status = read_status(observed)
+    blocked = _blocked(observed, status)
+    service = observed.wish.service
+    records = {**_without_record(observed), **observed.records}
+    if blocked is None and service is not None:
+        revision = observed.wish.revision
+        number = max((record.number for record in observed.records.values()), default=0) + 1
+        if revision not in observed.records:
+            records[revision] = rendered(service, revision, number, installation)
+        return DesiredState(service, records[revision], records, None, status)
+    return DesiredState(service, records.get(status.current_revision), records, blocked, status)
+
+
+def read_status(observed: Observed) -> ModelServiceStatus:
+    """As it was last written; one that cannot be read counts as none."""
+    plain: Any = observed.object.get("status") or {}
+    try:
+        return msgspec.convert(plain, ModelServiceStatus)
+    except msgspec.ValidationError:
+        return ModelServiceStatus()
+
+
+def _blocked(observed: Observed, status: ModelServiceStatus) -> Blocked | None:
+    wish = observed.wish
+    if wish.problem is not None:
+        return Blocked(INVALID, wish.problem, {})
+    if wish.service is None:
+        return Blocked(INVALID, "the specification cannot be read", {})
+    wide = [pool for pool in wish.service.spec.pools if nodes_of(wish.service, pool) > 1]
+    if wide and not observed.extensions.groups:
+        needs = f"Workers of pool {wide[0].name} span nodes, for which this cluster lacks LeaderWorkerSet"
+        return Blocked("NeedsLeaderWorkerSet", f"{needs}: install it.", {})
+    parted = [pool.name for pool in wide if pool.role not in WHOLE]
+    if parted:
+        why = f"Workers of pool {parted[0]} span nodes, and ranks on other nodes cannot hand their KV over"
+        return Blocked("CannotHandOver", f"{why}: use role unified or auto, fewer ranks or larger nodes.", {})
+    if (refused := _cannot_hand_over(wish.service, observed.model)) is not None:
+        return Blocked("CannotHandOver", f"{refused}. Use role unified or auto.", {})
+    # What runs evidently fits, whatever the arithmetic says.
+    found = {} if wish.revision == status.current_revision else pools_over_capacity(wish.service, observed.model)
+    if not found:
+        return None
+    pool, why = next(iter(found.items()))
+    return Blocked("DoesNotFit", f"Pool {pool} does not fit: {why}.", found)
+
+
+def _cannot_hand_over(service: ModelService, model: ModelFacts | None) -> str | None:
+    for pool in service.spec.pools:
+        engine = engine_of(service.spec.engine, pool)
+        if model is None or pool.role in WHOLE or engine.type != "vllm":
+            continue
+        if alone := cannot_exchange(kinds_served(model.config, engine)):
+            return f"Workers of pool {pool.name} would hand KV over, and cannot: {alone}"
+    return None
+
+
+def _without_record(observed: Observed) -> dict[str, RevisionRecord]:
+    """Revisions that have workers and whose ControllerRevision is gone."""
+    found: dict[str, dict[str, PoolRecord]] = {}
+    for each in observed.workers:
+        if each.revision not in observed.records:
+            found.setdefault(each.revision, {})[each.pool] = record_of(each.object)
+    return {name: RevisionRecord(name, 0, pools, {}) for name, pools in found.items()}
+
+
+def alignment(observed: Observed, goal: DesiredState, target: RevisionRecord) -> Alignment:
+    """The target's pools with the numbers that scaling wants now."""
+    rollout = goal.service.spec.rollout if goal.service is not None else Rollout()
+    wanted = {name: _wanted(observed, goal, name) for name in _all_pools(goal)}
+    goals = tuple(
+        pool_target(name, wanted[name], rollout.max_surge, rollout.max_unavailable) for name in sorted(target.pools)
+    )
+    return Alignment(goals, {name: frozenset(record.pools) for name, record in goal.records.items()}, wanted)
+
+
+def _all_pools(goal: DesiredState) -> list[str]:
+    return sorted({pool for record in goal.records.values() for pool in record.pools})
+
+
+def _wanted(observed: Observed, goal: DesiredState, name: str) -> int:
+    """What the service says goes before what its EnginePool does not say yet."""
+    pools = {pool.name: pool for pool in goal.service.spec.pools} if goal.service is not None else {}
+    own = pools.get(name)
+    if own is not None and own.replicas is not None and goal.blocked is None:
+        return own.replicas
+    wanted = observed.wanted(name)
+    if wanted is None:
+        wanted = 1 if own is None else own.first_replicas
+    if own is None or own.autoscaling is None:
+        return wanted
+    return min(max(wanted, own.autoscaling.min_replicas), own.autoscaling.max_replicas)
+
+
+def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTarget, ...]) -> RolloutSpec:
+    """The user's wishes about how one revision replaces another."""
+    if goal.service is None:
+        return RolloutSpec(target.name, goals)
+    spec = goal.service.spec
+    return RolloutSpec(
+        revision=target.name,
+        pools=goals,
+        weight=spec.rollout.weight,
+        paused=spec.rollout.paused,
+        auto_rollback=spec.rollout.auto_rollback,
+        progress_deadline_s=float(spec.rollout.progress_deadline_seconds),
+        gated=spec.rollout.gate is not None,
+        error_budget=spec.slo.error_rate,
+    )
+
+
+def rollout_state(status: ModelServiceStatus) -> RolloutState:
+    """What the last step left, from the status."""
+    kept = status.rollout or RolloutStatus()
+    failure = None
+    if kept.failed_revision and kept.failure_kind:
+        failure = Failure(kept.failed_revision, kept.failure_kind, kept.failure_message)
+    progress = Progress(kept.aim, kept.wanted, kept.left, kept.since) if kept.aim else None
+    weights = {each.name: each.weight for each in status.revisions if each.weight}
+    return RolloutState(status.current_revision or None, weights, failure, progress)
+
+
+def revisions_seen(observed: Observed, goal: DesiredState, aligned: Alignment) -> dict[str, RevisionObserved]:
+    """Every revision that has workers, as a step sees it."""
+    names = dict.fromkeys(each.revision for each in observed.workers)
+    return {name: _seen(observed, goal, aligned, name) for name in sorted(names)}
+
+
+def _seen(observed: Observed, goal: DesiredState, aligned: Alignment, name: str) -> RevisionObserved:
+    plain = aligned.seen(observed, name)
+    gate = observed.gates.get(name)
+    counts = gate is not None and gate.baseline == goal.status.current_revision
+    result = gate.result if gate is not None and counts else _UNKNOWN
+    return RevisionObserved(plain.pools, result, observed.health.get(name, Health()))

@@ -1,0 +1,42 @@
+"""What workers that tell of no KV events probably have: the names of prompts that were sent there, for a while. Pure.
+
+As many names as the worker has blocks, the least recently used given up first, the end of a prefix before its start.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class IndexChange(NamedTuple):
+    """How what is guessed of a worker has changed."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class ApproximateIndex:
+    """One worker incarnation's. A name is given up `ttl_s` after it was last used."""
+
+    def __init__(self, names_max: int, ttl_s: float) -> None:
+        self._names_max = names_max
+        self._ttl_s = ttl_s
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def used(self, names: Sequence[bytes], now: float) -> IndexChange:
+        """A prompt of these blocks was sent there."""
+        stored = []
+        for name in reversed(names[: self._names_max]):
+            if name not in self._until:
+                stored.append(name)
+            self._until[name] = now + self._ttl_s
+            self._until.move_to_end(name)
+        removed = [self._until.popitem(last=False)[0] for _ in range(len(self._until) - self._names_max)]
+        return IndexChange(stored, removed + self.expired(now).removed)
+
+    def expired(self, now: float) -> IndexChange:
+        """What has not been used for too long."""
+        removed = []
+        while self._until and next(iter(self._until.values())) <= now:
+            removed.append(self._until.popitem(last=False)[0])
+        return IndexChange([], removed)

@@ -1,0 +1,90 @@
+"""Holders of blocks that a shared index tells of: those this router has no link to, or whose feed it has lost.
+
+A request asks the index before it is placed, within a few milliseconds, and only while there is such a holder;
+placing then finds the answer here. Strangers are never placed on: they are sources to fetch from.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from kv_transfer.index.redis_wire import RedisHolder
+from router.placement.view import WorkerView
+from tandem.core.clock import Clock
+from tandem.core.messages import Hello
+
+_ANSWERS_MAX: Final = 1024
+_NOTHING: Final[Mapping[str, RedisHolder]] = MappingProxyType({})
+
+
+class SharedIndex(Protocol):
+    """`kv_transfer.index.redis_index.RedisIndex`."""
+
+    def holders(self, service: str = "") -> frozenset[str]:
+        """Whoever tells of a service's blocks there. The empty name is that of the index's own settings."""
+        ...
+
+    async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, RedisHolder]:
+        """How far each holder of a service's blocks gets. Bounded, and empty whenever something is wrong."""
+        ...
+
+
+@dataclass(frozen=True)
+class OrphanedHolder:
+    """A holder without a link."""
+
+    worker_id: str
+    epoch: int
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def of(cls, hello: Hello) -> "OrphanedHolder":
+        return cls(hello.worker_id, hello.epoch, hello.addresses)
+
+    def addresses_by(self, path: str) -> tuple[str, ...]:
+        """Where its blocks can be pulled, in its own order but for transport `path`, which comes first."""
+        return tuple(sorted(self.addresses, key=lambda address: address.partition("://")[0] != path))
+
+
+class OrphanedHolders:
+    """What the index has answered lately. A prompt's last name stands for the whole prompt."""
+
+    def __init__(self, index: SharedIndex, clock: Clock, answer_s: float) -> None:
+        self._index = index
+        self._clock = clock
+        self._answer_s = answer_s
+        self._answers: OrderedDict[bytes, tuple[float, Mapping[str, RedisHolder]]] = OrderedDict()
+        self._hellos: dict[str, Hello] = {}
+
+    def some(self, known: Sequence[str], service: str) -> bool:
+        """Whether anybody but `known` tells of a service's blocks."""
+        return not self._index.holders(service).issubset(known)
+
+    async def seek(self, names: Sequence[bytes], service: str) -> None:
+        """Ask about a prompt for a service."""
+        found = await self._index.longest(names, service)
+        self._answers[names[-1]] = self._clock.now(), found
+        self._answers.move_to_end(names[-1])
+        if len(self._answers) > _ANSWERS_MAX:
+            self._answers.popitem(last=False)
+        for holder, each in found.items():
+            self._hellos[holder] = each.hello
+
+    def holding(self, names: Sequence[bytes]) -> Mapping[str, RedisHolder]:
+        """What was answered about a prompt, while that is fresh."""
+        if not names or names[-1] not in self._answers:
+            return _NOTHING
+        when, found = self._answers[names[-1]]
+        return found if self._clock.now() - when <= self._answer_s else _NOTHING
+
+    def stranger(self, holder: str) -> OrphanedHolder | None:
+        """A holder that an answer named."""
+        hello = self._hellos.get(holder)
+        return None if hello is None else OrphanedHolder.of(hello)
+
+
+def view_of(hello: Hello, pairing: int) -> WorkerView:
+    """A stranger as placement sees it: somebody who only keeps blocks."""
+    return replace(WorkerView.of(hello, pairing), role="store")

@@ -1,0 +1,18 @@
+"""What is known of each worker, worked out when it is first asked for. Pure."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Known = TypeVar("Known")
+
+
+class LazyDict(dict[str, Known]):
+    """By worker id. What has been worked out is kept until its owner drops it, because it learned something."""
+
+    def __init__(self, work_out: Callable[[str], Known]) -> None:
+        super().__init__()
+        self._work_out = work_out
+
+    def __missing__(self, worker_id: str) -> Known:
+        found = self[worker_id] = self._work_out(worker_id)
+        return found

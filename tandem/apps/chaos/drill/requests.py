@@ -1,0 +1,123 @@
+"""The requests of a drill: each has a fixed prompt and seed, so that its right answer can be known beforehand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from typing import Any, Final
+
+import msgspec
+
+from tandem.apps.bench.content import prompt_text
+from tandem.apps.bench.workload import Piece
+
+_SEED: Final = 20_000
+_FILL_N: Final = 8
+_LONG_TOKENS: Final = 4000
+_MIDDLE_TOKENS: Final = 1200
+_ORPHAN_TOKENS: Final = 250
+_CONTEXT_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True)
+class DrillRequest:
+    """A request. `name` is equal for requests with equal answers; `n` sequences of at most `max_tokens` each."""
+
+    name: str
+    chat: bool
+    prompt: str
+    max_tokens: int
+    n: int
+    seed: int
+    temperature: float
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def body(self, model: str, cache_salt: str, *, resumable: bool = False) -> bytes:
+        """The JSON to send. Blocks are found in caches under an equal salt only."""
+        said: dict[str, Any] = {"prompt": self.prompt}
+        if self.chat:
+            said = {"messages": [{"role": "user", "content": self.prompt}]}
+        return msgspec.json.encode(
+            {
+                "model": model,
+                **said,
+                **({"resumable": True} if resumable else {}),
+                "n": self.n,
+                "max_tokens": self.max_tokens,
+                "ignore_eos": True,
+                "seed": self.seed,
+                "temperature": self.temperature,
+                "cache_salt": cache_salt,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class RequestShapes:
+    """All requests a drill asks, sized for a model with `context_tokens`."""
+
+    load: tuple[DrillRequest, ...]
+    targets: dict[str, DrillRequest]
+    """By the stage they are to be struck in: long in that stage."""
+    fill: DrillRequest
+    """Many sequences, so that a few of them leave no place for another request."""
+    probe: DrillRequest
+    orphan: DrillRequest
+    """Still far from its end a few seconds on, so that what nobody wants any more is seen to be freed."""
+
+    def all(self) -> tuple[DrillRequest, ...]:
+        return (self.orphan, *self.load, *dict.fromkeys(self.targets.values()), self.fill, self.probe)
+
+
+def shapes(context_tokens: int, tokens_per_word: float) -> RequestShapes:
+    """The requests for a model."""
+    most = int(_CONTEXT_SHARE * context_tokens)
+    prompts = _Prompts(tokens_per_word, most)
+    long = DrillRequest("target-long", False, prompts.text(_LONG_TOKENS), 24, 1, _SEED, 0.7)
+    targets = {
+        "queue": DrillRequest("target-queue", False, prompts.text(200), 24, 1, _SEED + 1, 0.7),
+        "prefill": long,
+        "transfer": long,
+        "first-token": DrillRequest("target-first", False, prompts.text(_MIDDLE_TOKENS), 24, 1, _SEED + 2, 0.7),
+        "decode": DrillRequest("target-decode", True, prompts.text(300), 64, 1, _SEED + 3, 0.7),
+    }
+    return RequestShapes(
+        load=tuple(_load(prompts)),
+        targets=targets,
+        fill=DrillRequest("fill", False, prompts.text(40), 40, _FILL_N, _SEED + 4, 0.7),
+        probe=DrillRequest("probe", True, prompts.text(60), 8, 1, _SEED + 5, 0.0),
+        orphan=DrillRequest(
+            "orphan", False, prompts.text(300), min(_ORPHAN_TOKENS, context_tokens - most), 2, _SEED + 6, 0.7
+        ),
+    )
+
+
+def _load(prompts: "_Prompts") -> Iterator[DrillRequest]:
+    """Chat and completions, greedy and not, some with several sequences, some with long prompts."""
+    sizes = cycle((80, 300, 30, 600, 150, _MIDDLE_TOKENS))
+    for number in range(12):
+        yield DrillRequest(
+            name=f"load-{number}",
+            chat=number % 2 == 0,
+            prompt=prompts.text(next(sizes)),
+            max_tokens=24 + 4 * (number % 5),
+            n=(1, 1, 3, 1, 2)[number % 5],
+            seed=_SEED + 100 + number,
+            temperature=(0.0, 0.8, 1.0)[number % 3],
+        )
+
+
+@dataclass
+class _Prompts:
+    """Texts that share no beginning. `most` bounds their tokens."""
+
+    tokens_per_word: float
+    most: int
+    _content: Iterator[int] = field(default_factory=count)
+
+    def text(self, tokens: int) -> str:
+        return prompt_text((Piece(next(self._content), min(tokens, self.most)),), self.tokens_per_word, _SEED)

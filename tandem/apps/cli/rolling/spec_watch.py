@@ -1,0 +1,52 @@
+"""Notices that the file of a running platform has been edited."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tandem.core.errors import TandemError
+from tandem.spec.service import ModelService
+
+_LOOK_EVERY_S: Final = 0.5
+
+_Stamp = tuple[int, int, int]
+
+
+class SpecWatch:
+    """`read` gives what the file says now, checked; it raises `bad_setting`. Beginnings of an edit are not edits: a
+    file counts once it has not changed between two looks."""
+
+    def __init__(self, path: Path, read: Callable[[], ModelService], said: ModelService) -> None:
+        self._path = path
+        self._read = read
+        self._said = said
+        self._seen = self._stamp()
+
+    async def next(self) -> ModelService | TandemError:
+        """Wait until the file says something else; what is wrong with it when it cannot be used."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            stamp = self._stamp()
+            if stamp is None or stamp == self._seen:
+                continue
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if self._stamp() != stamp:
+                continue
+            self._seen = stamp
+            try:
+                says = self._read()
+            except TandemError as error:
+                if self._stamp() != stamp:
+                    continue  # it was being written
+                return error
+            if says != self._said:
+                self._said = says
+                return says
+
+    def _stamp(self) -> _Stamp | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,37 @@
+"""What a simulated world has beyond a router and workers that tell of everything: stores, Redis, more routers."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kv_transfer.index.redis_settings import RedisSettings
+from kv_transfer.tiers.settings import TierSettings
+from tandem.apps.simulation.names import ROUTER
+
+_SECOND: Final = f"{ROUTER}2"
+
+
+@dataclass(frozen=True)
+class PlatformTopology:
+    """Nothing of it by default: one router, which every worker tells of its blocks."""
+
+    stores: int = 0
+    store_tiers: TierSettings = field(default_factory=TierSettings)
+    collect_after_s: float = 0.5
+    """How long after a worker has told of a block a store asks for it."""
+    linked: bool = True
+    """Whether routers have links to the stores; without, they know of them from Redis only."""
+    redis: RedisSettings = field(default_factory=RedisSettings)
+    """Without a URL there is none."""
+    redis_down: bool = False
+    """Everybody is told of a Redis that is never there."""
+    silent: tuple[str, ...] = ()
+    """Workers that tell of no events."""
+    routers: int = 1
+
+    @property
+    def store_names(self) -> tuple[str, ...]:
+        return tuple(f"s{number}" for number in range(self.stores))
+
+    @property
+    def router_names(self) -> tuple[str, ...]:
+        return (ROUTER, _SECOND)[: self.routers]

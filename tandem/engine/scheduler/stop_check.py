@@ -1,0 +1,19 @@
+"""When a sequence ends: a pure rule over one new output position."""
+
+from typing import Final
+
+from tandem.engine.scheduler.sequence import ScheduledRequest
+
+_GOES_ON: Final = (None, None)
+
+
+def finish_of(job: ScheduledRequest, token: int, position: int) -> tuple[str | None, int | None]:
+    """(finish, stop reason) that `token` at output `position` (from 1) brings; (None, None) when it goes on.
+
+    End tokens below or at `min_tokens` do not end a sequence: drawing them there is forbidden anyway.
+    """
+    if position > job.min_tokens and token in job.ends:
+        return "stop", (token if token in job.stop_tokens else None)
+    if position >= job.max_tokens:
+        return "length", None
+    return _GOES_ON

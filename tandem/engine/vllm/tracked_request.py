@@ -1,0 +1,169 @@
+"""A work while vLLM has it: which positions its branches have come to, and its figures. No vLLM, no I/O."""
+
+from tandem.core.request import ChildRequest
+from tandem.engine.protocol import EngineRequest, RequestStats
+from tandem.engine.scheduler.request_deadlines import Wait
+from tandem.engine.vllm.requests import draws_again, request_id
+
+_REASONS_MAX = 16
+
+
+class TrackedChild:
+    """One branch. `position` is the last output position that is known here, `drawn` counts vLLM's tokens."""
+
+    __slots__ = ("base", "done", "drawn", "forced", "index", "position", "request_id", "sent")
+
+    def __init__(self, work: EngineRequest, branch: ChildRequest) -> None:
+        self.index = branch.sequence
+        self.request_id = request_id(work.work_id, branch.sequence)
+        self.forced = len(branch.forced)
+        self.base = 0 if draws_again(work) else self.forced
+        self.position = self.forced
+        self.drawn = 0
+        self.sent: float | None = None
+        """When its request was given to vLLM."""
+        self.done = False
+
+
+class TrackedRequest:
+    """One work."""
+
+    def __init__(self, work: EngineRequest, now: float, eos_token_ids: tuple[int, ...]) -> None:
+        self.work = work
+        self.work_id = work.work_id
+        stopping = work.stopping
+        eos = () if stopping.ignore_eos else eos_token_ids
+        self.end_tokens = tuple(dict.fromkeys((*eos, *stopping.stop_token_ids)))
+        self._ends = frozenset(self.end_tokens)
+        self._stop_tokens = frozenset(stopping.stop_token_ids)
+        self.branches = {branch.sequence: TrackedChild(work, branch) for branch in work.branches}
+        self.root = next(iter(self.branches.values()))
+        """The branch whose request computes the prompt."""
+        self.live = len(self.branches)
+        self.first: list[tuple[int, int, str | None]] = []
+        """What prefill drew: (sequence, token, finish)."""
+        self.queued = now
+        self.wait = Wait.PLACE
+        self.waits_since = now
+        self.admitted: float | None = None
+        """When vLLM first gave it its blocks."""
+        self.prefilled: float | None = None
+        self.first_token: float | None = None
+        self.brought = now
+        """When a position of it was given out last."""
+        self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
+        self.chunks = self.preemptions = 0
+        self._kv_waits: list[tuple[float, float]] = []
+        """When it began to wait for its KV, and ceased to."""
+        self._kv_from = 0.0
+        self._loads = False
+        """Some of its blocks were awaited from the stage."""
+        self._reasons: dict[str, None] = {}
+        self.waits_for_prefill = work.mode == "decode"
+        """Another worker computes its prompt and is not known to be done."""
+        self.expanding = bool(work.images)
+        """Its images have not taken their places in its prompt yet."""
+        self._lost_place = False
+        """It was preempted, and nothing has been heard of it since."""
+
+    def reads(self, now: float) -> None:
+        """Its images are being read."""
+        self.wait, self.waits_since = Wait.NOTHING, now
+
+    def expanded(self, work: EngineRequest, now: float) -> None:
+        """Its images are in their places in the prompt of `work`: it waits for its turn from now on."""
+        self.work, self.expanding = work, False
+        self.wait, self.waits_since = Wait.PLACE, now
+
+    @property
+    def begun(self) -> bool:
+        """Whether its client has some of the answer: drawn by prefill, or in an attempt before."""
+        return self.work.mode != "prefill" and any(branch.position for branch in self.branches.values())
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.work.prompt) // 4
+
+    @property
+    def attended(self) -> int:
+        """Positions that the next step of its branches attends to, all together."""
+        known = self.prompt_tokens
+        return sum(known + branch.position for branch in self.branches.values() if not branch.done)
+
+    def finish_of(self, token: int, position: int) -> tuple[str | None, int | None]:
+        """(finish, stop reason) that `token` at output `position` brings; the rule of every engine."""
+        if position > self.work.stopping.min_tokens and token in self._ends:
+            return "stop", (token if token in self._stop_tokens else None)
+        if position >= self.work.stopping.max_tokens:
+            return "length", None
+        return None, None
+
+    def prefill_over(self, now: float) -> None:
+        """Nobody else computes its prompt any more: what it waits for itself counts from now."""
+        if self.waits_for_prefill:
+            self.waits_for_prefill, self.waits_since = False, now
+
+    def waits(self, wait: Wait, now: float) -> bool:
+        """It waits for something else from now on; False when it did so before."""
+        if wait is self.wait:
+            return False
+        if self.wait is Wait.KV and len(self._kv_waits) < _REASONS_MAX:
+            self._kv_waits.append((self._kv_from, now))
+        self.wait, self.waits_since, self._kv_from = wait, now, now
+        self._loads = self._loads or wait is Wait.KV
+        if wait is not Wait.PLACE:
+            self.admitted = self.admitted or now
+        return True
+
+    def noticed(self, wait: Wait, now: float, *, preempted: bool) -> bool:
+        """vLLM says what it does with it; False when it did so before."""
+        self._lost_place = preempted
+        return self.waits(wait, now)
+
+    def drew(self, now: float) -> None:
+        """vLLM drew tokens for it, so it has a place; but not for those of the step before it was preempted, which
+        come afterwards where vLLM schedules a step ahead."""
+        if self._lost_place:
+            self._lost_place = False
+        else:
+            self.waits(Wait.NOTHING, now)
+
+    def computes(self, start: int, tokens: int) -> None:
+        """A step computes a piece of the prompt. vLLM's own figures come with the last of them: a work that ends
+        before has these."""
+        if self.chunks == 0:
+            self.tokens_loaded, self.tokens_reused = (start, 0) if self._loads else (0, start)
+        self.chunks += 1
+        self.tokens_computed += tokens
+
+    def explain(self, reason: str) -> None:
+        if len(self._reasons) < _REASONS_MAX:
+            self._reasons[reason] = None
+
+    def stats(self, now: float, staged: int = 0, fetched: int = 0) -> RequestStats:
+        """`staged` tokens were in the stage before, `fetched` came into it from elsewhere.
+
+        vLLM counts what it hoped to load; what did not come it computed.
+        """
+        loaded = min(self.tokens_loaded, staged + fetched)
+        pulled = min(fetched, loaded)
+        reused = self.tokens_reused + loaded - pulled
+        computed = self.tokens_computed + self.tokens_loaded - loaded
+        if self.prefilled is not None and computed == 0 and self.work.mode != "decode":
+            # The last token of a prompt that was all there is computed again all the same.
+            computed, reused, pulled = 1, reused - (reused > 0), pulled - (reused == 0)
+        return RequestStats(
+            tokens_computed=computed,
+            tokens_reused=reused,
+            tokens_pulled=pulled,
+            submitted=self.queued,
+            admitted=self.admitted,
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            finished=now,
+            chunks=self.chunks,
+            preemptions=self.preemptions,
+            reasons=tuple(self._reasons),
+            kv_waits=(*self._kv_waits, *([(self._kv_from, now)] if self.wait is Wait.KV else [])),
+            prompt_tokens=self.prompt_tokens if self.work.images and not self.expanding else 0,
+        )
