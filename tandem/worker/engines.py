@@ -121,6 +121,9 @@ def _runner(settings: WorkerSettings) -> Runner:
     if settings.engine == "simulated":
         model = _simulated(settings)
         return SimulatedRunner(model, HostMemory(model.layout.block_bytes, model.blocks))
+    if missing := [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]:
+        problem = f"engine = 'torch': no {' and no '.join(missing)} here; pip install 'tandem-serve[torch]'"
+        raise TandemError("bad_setting", problem, param="engine")
     # Imported on use: only this branch may need torch.
     from tandem.engine.torch.build import build_runner
 
