@@ -69,11 +69,11 @@ class BlockServer:
 
     @property
     def blocks_lent(self) -> int:
-        """Blocks that stay because somebody copies them."""
+        """Blocks that stay in place because a receiver is copying them."""
         return sum(len(lent.copies) for lent in self._lent.values())
 
     async def answers(self, request: PullOpen) -> AsyncGenerator[tuple[Answer, ...], None]:
-        """What is here, a batch at a time, and at once that the rest is not.
+        """Answers to a pull: the blocks that are here, a batch at a time, and at once that the rest is not.
 
         Raises `ticket_refused`, `stale_epoch`, `protocol_mismatch`, or `kv_gone` for a lease of other kinds.
         """
@@ -100,7 +100,8 @@ class BlockServer:
             self._release(lease_id)
 
     def refused(self, lease_id: str, name: bytes) -> None:
-        """Believe the own digest, not the receiver: a good copy stays whatever anybody says of it."""
+        """Check a block that a receiver refused against the store's own digest: a good copy stays whatever the
+        receiver says of it."""
         copy = self._upper.book.find(name)
         if lease_id not in self._lent or copy is None or copy.place is None:
             return

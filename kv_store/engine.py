@@ -8,7 +8,7 @@ from tandem.engine.protocol import BlockSpace, EngineInfo, EngineRequest, Listen
 
 
 def info_of(hello: Hello, blocks: int) -> EngineInfo:
-    """What blocks are kept: those of the worker that said hello."""
+    """The `EngineInfo` of a store, whose blocks are those of the worker that sent `hello`."""
     return EngineInfo(
         model=hello.model,
         model_hash=hello.model_hash,

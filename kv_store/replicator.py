@@ -54,7 +54,7 @@ class _Told:
 
 
 class ReplicationQueue:
-    """Names that are worth bringing, each with the worker that told of it last. Pure."""
+    """Names of blocks that are worth pulling into the store, each with a worker that reported it. Pure."""
 
     def __init__(self, settings: CollectSettings) -> None:
         self._settings = settings
@@ -145,7 +145,7 @@ class Replicator:
         self.line.forget(holder)
 
     async def run(self) -> None:
-        """Bring what is told until cancelled."""
+        """Pull reported blocks into the store until cancelled."""
         async with asyncio.TaskGroup() as group:
             for number in range(self._settings.pulls):
                 group.create_task(self._work(), name=f"collect-{number}")

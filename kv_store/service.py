@@ -62,7 +62,7 @@ OpenTiers = Callable[[TierSettings, HeldSpace, bytes], LocalTiers]
 
 @dataclass(frozen=True)
 class StoreDeps:
-    """What a store stands on: the seams its process, or the simulator, hands to it."""
+    """Dependencies of a store: the seams that its process, or the simulator, provides."""
 
     links: LinkServer
     dialer: Dialer
@@ -168,7 +168,7 @@ class StoreService:
         return WorkerHost(worker, identity, incarnation, None, parts.health, self._tiers)
 
     async def _first_hello(self) -> Hello:
-        """What the first worker that answers says of itself. Raises `link_lost` when none does in time."""
+        """The hello of the first worker that answers. Raises `link_lost` when none does in time."""
         try:
             async with asyncio.timeout(self._settings.identity_s):
                 while True:

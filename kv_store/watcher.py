@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockEventSink(Protocol):
-    """Who is told what workers have (`kv_store.replicator.Replicator`)."""
+    """Receiver of the block events of workers (`kv_store.replicator.Replicator`)."""
 
     def told(self, holder: Holder, stored: Sequence[bytes], removed: Sequence[bytes]) -> None: ...
 
@@ -108,7 +108,7 @@ class WorkerWatcher:
 
 
 class _Hearing:
-    """What one incarnation of a worker has said."""
+    """Receives the messages of one incarnation of a worker."""
 
     def __init__(self, hello: Hello, sink: BlockEventSink) -> None:
         self.holder = Holder(hello.worker_id, hello.epoch, hello.addresses)

@@ -91,7 +91,8 @@ class Exporter:
             unwatch()
 
     async def _shared(self, request: PullOpen) -> AsyncGenerator[tuple[Answer, ...], None]:
-        """What is here now or in own tiers, and at once that everything else is not."""
+        """Answers to a pull of shared blocks: those that are here now or in own tiers, and at once that all others
+        are not."""
         lease_id = request.lease_id
         if not self._space.share(lease_id, request.names, self._settings.reuse_lease_s):
             raise TandemError("kv_gone", f"lease {lease_id}: nothing can be shared now")
@@ -126,7 +127,8 @@ class Exporter:
         self._space.release(lease_id)
 
     def refused(self, lease_id: str, name: bytes) -> None:
-        """Believe the own digest, not the receiver: a good copy stays whatever anybody says of it."""
+        """Check a block that a receiver refused against the holder's own digest: a good copy stays whatever the
+        receiver says of it."""
         if self._space.recheck(lease_id, name):
             event(_log, "kv_block_damaged", level=logging.WARNING, lease=lease_id, block=name.hex())
 
@@ -182,7 +184,7 @@ class ExportProgress:
         return self._index == len(self.request.names)
 
     def next(self, now: float) -> tuple[Answer, ...]:
-        """What can be sent now; empty means wait. Renews the lease. Raises `kv_gone`."""
+        """The answers that can be sent now; empty means wait. Renews the lease. Raises `kv_gone`."""
         if not self._lease_open(now):
             return ()
         batch = self._ready_blocks()

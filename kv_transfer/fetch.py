@@ -1,9 +1,9 @@
-"""Fetching: bring the blocks of one prompt into their slots, from whoever has them.
+"""Fetching: bring the blocks of one prompt into their slots, from any holder that has them.
 
 Hand-off, prefix reuse, restoring from own tiers, fail-over and migration are this one operation. A fetch asks one
-origin after the other for what is still open: own tiers, then other holders, then whoever computes the prompt for
-this request. Each is a leg with its own bounds, and is closed before the next one begins. What does not arrive, or
-does not verify, is computed by the engine instead: a fetch never fails a request.
+origin after the other for the blocks that are still open: own tiers, then other holders, then the worker that
+computes the prompt for this request. Each is a leg with its own bounds, and is closed before the next one begins. The
+engine computes what does not arrive or does not verify: a fetch never fails a request.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ OnHandOffFailed = Callable[[FetchReport], Awaitable[None]]
 
 
 def ignore_report(_report: FetchReport) -> None:
-    """Nobody wants to know."""
+    """Ignore the report: no caller needs it."""
 
 
 async def ignore_failure(_report: FetchReport) -> None:
-    """Nobody is to be asked."""
+    """Return at once: nothing need be asked before the missing blocks are computed here."""
 
 
 class Fetcher:
@@ -266,7 +266,7 @@ class _Fetch:
         return self.leg is not None and self.leg.opened is not None
 
     def open_below(self, blocks: int | None) -> tuple[FetchTarget, ...]:
-        """What has not landed of the first `blocks` blocks of the prompt, or of all of them."""
+        """Targets that have not landed, among the first `blocks` blocks of the prompt or among all of them."""
         return tuple(
             target
             for target in self.job.targets

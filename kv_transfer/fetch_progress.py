@@ -14,10 +14,10 @@ from tandem.engine.protocol import FetchJob, FetchTarget, FirstTokens
 
 @dataclass(frozen=True)
 class OriginReport:
-    """What one origin brought of blocks that nobody had to compute for this request.
+    """Blocks that one origin brought and that did not have to be computed for this request.
 
-    `origin` is a tier of `tandem.core.tiers`, `path` the tier or the transport that carried. `reason` says why not
-    everything came that it was expected to have; None when it did.
+    `origin` is a tier of `tandem.core.tiers`, `path` the tier or the transport that carried them. `reason` says why
+    some of the blocks that the origin was expected to have did not come; None when all did.
     """
 
     origin: str
@@ -37,13 +37,13 @@ class OriginReport:
 
 @dataclass(frozen=True)
 class FetchReport:
-    """What a fetch brought: `brought` from whoever had it already; everything else is about the hand-off, if there
-    was one.
+    """Result of a fetch: `brought` are the blocks from origins that already had them; everything else is about the
+    hand-off, if there was one.
 
     `seconds` is the whole fetch, `gb_per_s` the rate while the holder had blocks to give. `exposed_s` is how long
     blocks kept arriving after the last time this side had to wait for prefill: what the transfer cost beyond it.
-    `reason` is None when every block landed, and `code` is empty; `passed_over` says of each transport that was
-    tried before `path` why it did not carry.
+    `reason` is None when every block landed, and `code` is empty; `passed_over` gives for each transport that was
+    tried before `path` the reason why it did not carry.
     """
 
     blocks: int
@@ -73,18 +73,18 @@ class PrefillStatus:
 
     def __init__(self) -> None:
         self.at: float | None = None
-        """Since when that is known."""
+        """When the receiver learned that the prompt has been computed; None while it does not know."""
         self.changed: Callable[[], None] = ignore_change
 
     def known(self, now: float) -> None:
-        """The router says so, or that nobody computes it there any more."""
+        """Record that the router says so, or that no worker computes the prompt there any more."""
         if self.at is None:
             self.at = now
             self.changed()
 
 
 def ignore_change() -> None:
-    """No pull runs that would have to hear of it."""
+    """Ignore the change: no pull is running that would have to react to it."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class FetchProgress:
     started: float
     until: float = inf
     prefilled: PrefillStatus | None = None
-    """None where nobody computes what is fetched."""
+    """Status of the prefill that computes the blocks; None where no worker computes them."""
     path: str = ""
     first: FirstTokens | None = None
     failed: dict[str, str] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class FetchProgress:
         return len(self._landed) == len(self.job.targets)
 
     def open_targets(self) -> tuple[FetchTarget, ...]:
-        """What has not landed, in prompt order."""
+        """Targets that have not landed, in prompt order."""
         return tuple(target for target in self.job.targets if target.index not in self._landed)
 
     def moved(self, now: float) -> None:
@@ -160,9 +160,10 @@ class FetchProgress:
         self.absent = self.absent or f"block {index}: {reason}"
 
     def deadline(self) -> float:
-        """When to give up: `Alive` keeps a silent transfer going for as long as a request may take. Whether prefill
-        gets on is for the router to judge. A holder that computes may be short of time to say `Alive`, and what it
-        computes would be computed twice: while it does, silence ends a pull only when the router should have."""
+        """Time at which to give up. `Alive` keeps a silent transfer going for as long as a request may take. The
+        router judges whether prefill makes progress. A holder that computes may be short of time to send `Alive`, and
+        what it computes would be computed twice: while it computes, silence ends a pull only when the router should
+        have ended it."""
         bounds, heard = self.deadlines, self._heard
         silent_s = bounds.transfer_progress_s
         if self.prefilled is not None:
@@ -176,7 +177,8 @@ class FetchProgress:
         return min(self.deadline() - now, max(bounds.transfer_progress_s, bounds.prefill_progress_s))
 
     def brought(self, origin: str, holder: str, reason: str | None) -> tuple[OriginReport, ...]:
-        """What came, one entry per tier where blocks came from several; nothing when nothing came and all is well."""
+        """Reports of the blocks that came, one per tier where they came from several; empty when no block came and
+        there is no reason to give."""
         tokens: dict[str, list[int]] = {}
         for target in self.job.targets:
             if (tier := self._landed.get(target.index)) is not None:

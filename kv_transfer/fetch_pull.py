@@ -33,7 +33,7 @@ class FetchSettings:
 
 @dataclass(frozen=True)
 class Receiver:
-    """What all pulls of one engine have in common."""
+    """State and dependencies that all pulls of one engine share."""
 
     space: BlockSpace
     transports: Mapping[str, Transport]
@@ -144,8 +144,8 @@ class PeerFetch(OriginFetch[Pull]):
         return opened
 
     async def acknowledge(self) -> bool:
-        """Tell the holder it may let go. If that fails, or takes as long as a stalled transfer may, its lease ends
-        by itself."""
+        """Tell the holder that it may release the blocks. If that fails, or takes as long as a stalled transfer may,
+        the lease ends by itself."""
         return await self._say_within(self.progress.deadlines.transfer_progress_s)
 
     async def let_go(self) -> None:
@@ -230,7 +230,7 @@ class PeerFetch(OriginFetch[Pull]):
                     _move(limit, self.progress.deadline())
 
     async def _shut(self, opened: Pull) -> None:
-        """Also threads that look at what has arrived let go of it."""
+        """Close the pull, and wait until the threads that check what has arrived no longer read it."""
         await opened.close()
         if self._verifying is not None:
             await self._verifying.close()
@@ -260,8 +260,8 @@ class PeerFetch(OriginFetch[Pull]):
 
 
 def _move(limit: asyncio.Timeout, when: float) -> None:
-    """From now on `limit` ends at `when`. One that has ended stays as it is: whoever has news cannot know, since the
-    pull hears of the end of its time only in its next turn."""
+    """Let `limit` end at `when` from now on. A limit that has ended stays as it is: the caller cannot know, since the
+    pull learns that its time is over only in its next turn."""
     with suppress(RuntimeError):
         limit.reschedule(when)
 

@@ -15,8 +15,8 @@ Batch = tuple[Restored | Lost, ...]
 
 
 class RunningRestore:
-    """A restore that runs. A disk may take its time to let go of a slot, so whoever waits for a batch does so beside
-    the restore and can leave it alone."""
+    """A restore that is running. A disk may take its time to release a slot, so a caller waits for a batch beside the
+    restore and can leave it alone."""
 
     def __init__(self, batches: AsyncGenerator[Batch, None]) -> None:
         self._batches = batches

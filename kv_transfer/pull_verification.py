@@ -1,4 +1,5 @@
-"""Checks of one pull's blocks that run in threads while later blocks arrive; what verifies is told in order."""
+"""Checks of one pull's blocks that run in threads while later blocks arrive; verified blocks are reported in
+order."""
 
 import asyncio
 from collections import deque
@@ -69,7 +70,7 @@ class PullVerification:
         self._empty.set()
 
     async def close(self) -> None:
-        """As `stop`. When this returns nobody reads the blocks any more."""
+        """As `stop`. When this returns no thread reads the blocks any more."""
         self.stop()
         while self._checks:
             await is_over(self._checks[0].job)

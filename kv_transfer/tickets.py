@@ -74,7 +74,7 @@ class Keyring:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a ticket says. `expires` is in wall-clock seconds since the Unix epoch."""
+    """Claims that a ticket makes. `expires` is in wall-clock seconds since the Unix epoch."""
 
     tenant: str
     holder_epoch: int

@@ -1,9 +1,10 @@
-"""Which holders leave pulls unanswered, and what that says about the next pull.
+"""Tracks which holders leave pulls unanswered, and what that implies for the next pull.
 
-A pull that is called off (its blocks are wanted for somebody else, its client is gone) proves nothing by itself. Yet
-where nothing gets through, and every pull is called off a little before its bound, nobody would ever find out.
-So the silence adds up: the next pull waits only for what is left of the bound. After a pull that failed the next one
-waits a quarter of it; and what is only cheaper to bring than to compute is not asked for at all for a while.
+A pull that is called off (its blocks are wanted for another request, its client is gone) proves nothing by itself.
+Yet where nothing gets through, and every pull is called off a little before its bound, the fault would never be
+found. So the silence adds up: the next pull waits only for the rest of the bound. After a pull that failed, the next
+one waits a quarter of the bound; and blocks that are only cheaper to bring than to compute are not requested at all
+for a while.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Final
 _LEAST: Final = 0.25
 """The share of its bound that a pull always has."""
 _SPARED_S: Final = 5.0
-"""For how long after a failure nobody is asked for what can be computed instead."""
+"""Seconds after a failure in which a holder is not asked for blocks that can be computed instead."""
 _KEPT_MAX: Final = 1024
 """Addresses: workers that are gone never answer again."""
 
@@ -27,7 +28,8 @@ class _Silence:
 
 @dataclass
 class UnansweredPulls:
-    """By address, in seconds of one receiver's clock. Whoever answers is trusted again."""
+    """The silence of holders by address, in seconds of one receiver's clock. A holder that answers is trusted
+    again."""
 
     _by_address: dict[str, _Silence] = field(default_factory=dict)
 
@@ -49,7 +51,7 @@ class UnansweredPulls:
         silence.until = now
 
     def failed(self, address: str, bound_s: float, now: float) -> None:
-        """It did not answer for as long as it had, or refused to be reached."""
+        """Record that the holder at `address` did not answer within `bound_s`, or refused to be reached."""
         silence = self._by_address.setdefault(address, _Silence())
         if len(self._by_address) > _KEPT_MAX:
             del self._by_address[next(iter(self._by_address))]
@@ -57,5 +59,5 @@ class UnansweredPulls:
         silence.until = silence.failed = now
 
     def answered(self, address: str) -> None:
-        """It is there."""
+        """Forget the silence of the holder at `address`: it has answered."""
         self._by_address.pop(address, None)

@@ -23,13 +23,15 @@ class Verifier:
         self._hashing = hashing
 
     def begin(self, blocks: Sequence[memoryview]) -> DigestJob:
-        """Hash blocks, whose slots nobody may write to before the job is over. `judge` tells what comes of it."""
+        """Start hashing blocks, whose slots must not be written to before the job is over. `judge` evaluates the
+        result."""
         return self._hashing.begin(blocks)
 
     async def check(
         self, blocks: Sequence[memoryview], handles: Sequence[Handle], *, epoch: int, names: Sequence[bytes]
     ) -> list[bytes | Refusal]:
-        """`judge` of blocks that are here. Cancelled, it ends when nobody reads them any more."""
+        """Hash blocks that are here and `judge` them. When cancelled, it ends once nothing reads the blocks any
+        more."""
         return judge(await hashed(self._hashing, blocks), handles, epoch=epoch, names=names)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from tandem.core.clock import Clock
 
 _LEFT_MAX: Final = 64
-"""How many entries that nobody waits for any more are kept beside as many again as somebody waits for."""
+"""Number of stale entries that are kept in addition to as many as there are pending alarms."""
 _PAUSE_S: Final = 0.001
 """Between two rings: what a loop's timers are exact to, so that none rings early again and again."""
 
@@ -73,7 +73,7 @@ class Alarms:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Until the next one that somebody waits for."""
+        """Sleep until the next pending alarm."""
         heap = self._heap
         while heap and heap[0][2].order != heap[0][1]:
             heappop(heap)
@@ -108,12 +108,12 @@ class Alarm:
             self._alarms.give_up()
 
     def retire(self) -> None:
-        """It will not be set again: let go of whom it would have told."""
+        """Switch the alarm off for good and release its callback: it will not be set again."""
         self.off()
         self._on_ring = _nobody
 
     def ring(self) -> None:
-        """Its time has come."""
+        """Run the alarm's callback: its time has come."""
         self.order = 0
         self._on_ring()
 

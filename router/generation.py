@@ -45,11 +45,11 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     pin: Pin | None = None
     """The prompt is a prefix to be computed and kept."""
     avoid: tuple[tuple[str, int], ...] = ()
-    """Incarnations (worker id, epoch) that are to compute it only if nobody else can."""
+    """Incarnations (worker id, epoch) that may compute the request only if no other can."""
     kv_bytes_max: int | None = None
-    """What the tenant may have in a worker's tiers; None sets no bound."""
+    """Bytes of KV that the tenant may hold in a worker's tiers; None sets no bound."""
     grammar: Grammar | None = None
-    """What the output must be."""
+    """The grammar that constrains the output."""
     adapter: str = ""
     """The LoRA adapter to compute with; empty for the bare model."""
     special_text: bool = False
@@ -59,12 +59,12 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     revision: str = ""
     """The revision of its service that was asked for by name; empty for whichever is its turn."""
     images: tuple[bytes, ...] = ()
-    """Files of the images that the prompt has places for, in their order. It grows where they are read: its tokens
-    are not those of a text, and no block of it is anybody else's."""
+    """Files of the images that the prompt has places for, in the order of the places. The prompt grows where the
+    images are read: its tokens are not those of a text, and it shares no block with another request."""
 
     @property
     def asked_model(self) -> str:
-        """What the client called the model."""
+        """The name by which the client asked for the model."""
         return self.adapter or self.model
 
     @property
@@ -156,13 +156,14 @@ class ServedModel(msgspec.Struct, frozen=True):
     parent: str = ""
     """Of a LoRA adapter, the model that it adapts; empty for a model."""
     features: tuple[str, ...] = ()
-    """What engines of some of its workers can do beyond the rest (`tandem.core.messages.Hello.features`)."""
+    """Features that the engines of some of its workers have beyond the rest
+    (`tandem.core.messages.Hello.features`)."""
     revisions: tuple[str, ...] = ()
-    """Those of its service that may be asked for by name."""
+    """The revisions of its service that may be asked for by name."""
     aliases: tuple[str, ...] = ()
     """Other names that clients may ask for it by."""
     slo: Slo = UNBOUND
-    """What its service says requests are to hold."""
+    """The objective that its service sets for requests."""
 
     @property
     def base(self) -> str:
@@ -171,7 +172,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class Generator(Protocol):
-    """What the front door needs of the rest of the router."""
+    """The interface that the front door needs from the rest of the router."""
 
     def start(self, generation: Generation, sink: Sink) -> Running:
         """Admit and dispatch. Raises `queue_full`, `draining`, `no_workers`, `over_quota`, `model_not_found`."""
@@ -187,7 +188,7 @@ class Generator(Protocol):
 
 
 class Seeker(Protocol):
-    """Who is asked about a request before it is started, when there is an index beyond the router's own."""
+    """Looks up a request before it is started, when there is an index beyond the router's own."""
 
     async def seek(self, generation: Generation) -> None:
         """Find out who has the prompt's blocks. Bounded by a few milliseconds; never fails."""
@@ -203,7 +204,7 @@ class BlockShape(msgspec.Struct, frozen=True):
 
 
 class PinnedPrefixes(Protocol):
-    """What the front door needs of the rest of the router for prefixes that are kept."""
+    """The interface that the front door needs from the rest of the router for prefixes that are kept."""
 
     def shape(self, model: str) -> BlockShape | None:
         """The blocks of a model's workers; None when no worker of it is known."""
@@ -223,7 +224,7 @@ class PinnedPrefixes(Protocol):
 
 
 class Resumed(Protocol):
-    """A resumable request that was found again. While nobody listens its lease runs."""
+    """A resumable request that was found again. Its lease runs while no sink listens to it."""
 
     @property
     def generation(self) -> Generation: ...
@@ -234,13 +235,13 @@ class Resumed(Protocol):
         ...
 
     def listen(self, sink: Sink, after: tuple[int, ...]) -> Running:
-        """Tell `sink` everything beyond that place, now and from now on; whoever listened before is told
-        `taken_over`. Leaving (`Running.cancel`) begins the lease again. Raises `invalid_request`."""
+        """Send `sink` everything beyond the place `after`, now and from now on; a sink that listened before gets
+        `taken_over`. `Running.cancel` stops listening and starts the lease again. Raises `invalid_request`."""
         ...
 
 
 class Resumer(Protocol):
-    """Who finds resumable requests: those of this router, and those that workers hold for any."""
+    """Finds resumable requests: those of this router, and those that workers hold for any router."""
 
     async def resume(self, request_id: str, tenant: str) -> Resumed:
         """Raises `not_found` when it is unknown or another tenant's, `queue_full`, `draining`."""

@@ -1,10 +1,11 @@
-"""What is known of sequences by their prefixes: a radix tree per owner, bounded in bytes, least recently used first.
+"""What is known of sequences by their prefixes: a radix tree per owner, bounded in bytes, that evicts the least
+recently used first.
 
-A sequence (text, packed tokens) is made of *units* (pieces between two cuts, blocks), and a prefix of it is known in
+A sequence (text, packed tokens) consists of *units* (pieces between two cuts, blocks), and a prefix of it is known in
 whole units. An edge of the tree is a `Run`: consecutive units with what is known of them. A sequence that only grew
 is one run, so that finding it again is one comparison of memory.
 
-Owners share nothing but the bound: what one has put in is found by nobody else.
+Owners share only the bound: no owner finds what another has put in.
 """
 
 from collections import OrderedDict
@@ -186,7 +187,7 @@ class PrefixTree(Generic[SequenceT, RunT]):
         return self._owners[node.owner] if node.parent is None else node.parent.children
 
     def _touch(self, node: _Node[RunT] | None) -> None:
-        """It was used, and so was everything above it."""
+        """Mark a node and every node above it as just used."""
         used = self._used
         while node is not None:
             used[node] = None

@@ -43,10 +43,10 @@ class SharedIndexRun(Protocol):
 
 
 class Discovery(Protocol):
-    """Whoever finds workers: `tandem.process.workers_file.WorkersFile`, `router.discovery.kubernetes`."""
+    """A finder of workers: `tandem.process.workers_file.WorkersFile`, `router.discovery.kubernetes`."""
 
     async def open(self) -> None:
-        """What has to be right before anything is served. Raises `bad_setting`."""
+        """Set up what has to be right before anything is served. Raises `bad_setting`."""
         ...
 
     async def run(self) -> None: ...
@@ -54,7 +54,7 @@ class Discovery(Protocol):
 
 @dataclass(frozen=True)
 class RouterComponents:
-    """What the router is made of. `discovery` is None when the workers are fixed."""
+    """The parts of a router. `discovery` is None when the workers are fixed."""
 
     fleet: Fleet
     dispatcher: Dispatcher
@@ -78,7 +78,7 @@ class RouterService:
         self.port = 0
         """The HTTP port, once `start` has returned."""
         self.peer_port: int | None = None
-        """That of peers, then."""
+        """The port for peers, once `start` has returned; None without one."""
 
     async def start(self) -> None:
         """Listen. Raises `bad_setting` when a port cannot be had."""
@@ -132,7 +132,7 @@ class RouterService:
             await asyncio.sleep(_LOOK_S)
 
     async def drain_requested(self) -> float | None:
-        """Nobody but the process's owner asks a router to leave."""
+        """Wait forever: only the owner of the process asks a router to drain."""
         await asyncio.Event().wait()
         return None
 

@@ -1,4 +1,4 @@
-"""What a router is made of: from settings to a service, once a loop runs."""
+"""Builds a router: from settings to a service, once a loop runs."""
 
 import asyncio
 import time

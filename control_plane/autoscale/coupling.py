@@ -12,7 +12,8 @@ from typing import Final
 from control_plane.autoscale.model import PoolLoad
 
 _OVERDUE: Final = 3.0
-"""Whoever has been starting for so many times the usual does not come: there may be no room for it."""
+"""Multiple of the usual cold start after which a starting worker is no longer expected: there may be no room for
+it."""
 
 
 @dataclass(frozen=True)

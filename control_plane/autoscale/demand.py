@@ -54,8 +54,8 @@ class DemandForecast:
 
 
 def decode_loads(decode: tuple[Scalable, ...], prefill: tuple[Scalable, ...], flow: DemandForecast) -> Loads:
-    """What is being decoded and what is coming: at least what prefill hands over while it works off what waits, and
-    no more than it ever can."""
+    """Loads of the decode pools, from the sequences being decoded and those to come: at least what prefill hands over
+    while it works off what waits, and no more than it can ever hand over."""
     first = _reference(decode)
     load, traffic = flow.load, flow.traffic
     present = (load.decoding, sum(pool.load.kv_used for pool in decode))
@@ -79,7 +79,8 @@ def decode_loads(decode: tuple[Scalable, ...], prefill: tuple[Scalable, ...], fl
 def prefill_loads(
     prefill: tuple[Scalable, ...], decode: tuple[Scalable, ...], decided: Mapping[str, int], flow: DemandForecast
 ) -> Loads:
-    """What arrives and waits, but no more workers than decode can absorb by the time they are ready."""
+    """Loads of the prefill pools, from the requests that arrive and wait, but no more workers than decode can absorb
+    by the time they are ready."""
     first = _reference(prefill)
     workers, reason = _prefill(prefill, first, flow)
     rate = flow.prefill_rate(first.speed)

@@ -1,4 +1,5 @@
-"""What one decision leaves to the next. Losing it costs a stabilisation window of extra workers, never capacity."""
+"""State that one scaling decision leaves to the next. Losing it costs a stabilisation window of extra workers, never
+capacity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""What workers of a pool can do, learned from what they tell: prefill speed, decode steps by sequences, cold starts.
+"""Speeds of a pool's workers, learned from their reports: prefill speed, decode steps by sequences, cold starts.
 
-Workers that have been ready for less than a minute are left out: caches, graphs and clocks are cold, and what they
-tell of themselves would ask for more workers, which start cold again. Pure.
+Workers that have been ready for less than a minute are left out: their caches, graphs and clocks are cold, and their
+reports would ask for more workers, which start cold again. Pure.
 """
 
 import math
@@ -25,7 +25,7 @@ _START_MAX_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class WorkerSample:
-    """What a worker told last. `ready_for_s` is how long it has been ready, speeds are 0 when it has none yet."""
+    """The last report of a worker. `ready_for_s` is how long it has been ready; speeds are 0 when it has none yet."""
 
     pool: str
     ready_for_s: float
@@ -127,5 +127,5 @@ class Measured:
 
 
 def speeds(measured: Mapping[str, Measured]) -> dict[str, PoolSpeed]:
-    """What `decide` reads."""
+    """The speed of each pool, as `decide` reads it."""
     return {pool: each.speed for pool, each in measured.items()}

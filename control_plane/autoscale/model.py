@@ -1,4 +1,4 @@
-"""What the scaling decision reads and what it returns. Plain values: no cluster, no clock.
+"""Inputs and results of the scaling decision. Plain values: no cluster, no clock.
 
 Times are wall-clock seconds (schedules are in UTC), loads are of one service over all routers and workers. A
 *worker's worth* is what one worker of a pool carries within the SLO.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 COLD_START_S: Final = 180.0
-"""What a start is taken to last before one was measured."""
+"""Seconds that a cold start is assumed to last before one has been measured."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class DecodeFit:
 
 @dataclass(frozen=True)
 class PoolSpeed:
-    """What was measured of one worker of a pool, warm workers only; None for what was not."""
+    """Measured speed of one worker of a pool, from warm workers only; None for what has not been measured."""
 
     prefill_token_s: float | None = None
     """Seconds per prompt token,"""
@@ -123,10 +123,10 @@ class PoolScaling:
     reasons: tuple[str, ...]
 
     def metric(self, wanted: int) -> float:
-        """What is told to an autoscaler whose target is one per replica: rounded up it is `replicas`.
+        """The metric for an autoscaler whose target is one per replica: rounded up it is `replicas`.
 
-        Autoscalers ignore deviations of up to a tenth. So that a decision is not lost there, more replicas are told
-        by the greatest such value and fewer by the least.
+        Autoscalers ignore deviations of up to a tenth. To keep a decision from being lost there, the metric is the
+        greatest such value when more replicas are wanted and the least when fewer are.
         """
         if self.replicas == 0:
             return 0.0

@@ -1,7 +1,7 @@
-"""What arrives, how it changes, and what a request is like on average: learned from totals. Pure.
+"""Arrival rate of a service, its change, and the average request: learned from totals. Pure.
 
-The rate is smoothed by Holt's method, a level and a slope, with weights that go by the time between looks. A forecast
-looks as far ahead as a start takes; it is never below the level and never above twice the level.
+The rate is smoothed by Holt's method, a level and a slope, with weights that depend on the time between looks. A
+forecast looks as far ahead as a start takes; it is never below the level and never above twice the level.
 """
 
 import math
@@ -59,7 +59,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is known at time `at`, and the totals up to there."""
+    """Traffic of a service as known at time `at`, and the totals up to that time."""
 
     tokens: Trend = Trend()
     """Prompt tokens that arrive."""

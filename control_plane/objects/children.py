@@ -73,7 +73,7 @@ def disruption_budget(service: str, pool: Pool, owner: Json) -> Json:
 
 
 def scaled_object(service: str, pool: Pool, scaling: Autoscaling, owner: Json, installation: Installation) -> Json:
-    """What makes KEDA ask our scaler, and scale the EnginePool as it answers."""
+    """The ScaledObject that makes KEDA query our scaler and scale the EnginePool by its answer."""
     # The scaler itself decides when fewer will do and when a service goes to sleep; nobody is to decide it again,
     # and the usual tolerance of a tenth would swallow one worker of more than ten.
     at_once = {"stabilizationWindowSeconds": 0, "tolerance": "0"}

@@ -1,4 +1,4 @@
-"""What a gate asks where a service names no prompts of its own: a line each, of many kinds and lengths."""
+"""Prompts of a gate for services that name none of their own: one line each, of many kinds and lengths."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What every service of this installation shares: images, Secrets, addresses."""
+"""Settings that every service of an installation shares: images, Secrets, addresses."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,7 +22,7 @@ class Installation:
     worker_image: str = "tandem-worker"
     """Of workers whose pool names none."""
     vllm_image: str | None = None
-    """The same for the engine vllm; by default `worker_image`."""
+    """Image of workers with the engine vllm whose pool names none; by default `worker_image`."""
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
     service_account: str | None = None

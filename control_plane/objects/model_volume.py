@@ -21,7 +21,7 @@ _DEMO: Final = "demo"
 
 @dataclass(frozen=True)
 class ModelVolume:
-    """`source` is the model as the worker is told of it."""
+    """Where the pods of a worker find the model. `source` is the model as the worker's settings name it."""
 
     source: str
     volumes: tuple[Json, ...] = ()

@@ -1,7 +1,7 @@
-"""What a revision consists of, kept in a ControllerRevision.
+"""The content of a revision, kept in a ControllerRevision.
 
-It has the rendered pods, not only the specification: as long as a revision lives its pods stay the same, whatever a
-newer control plane would render. A revision is brought back by applying its specification again.
+It holds the rendered pods, not only the specification: as long as a revision lives its pods stay the same, whatever a
+newer control plane would render. Applying its specification again brings a revision back.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class RevisionRecord:
 
     @property
     def model_name(self) -> str:
-        """What the spec calls the model; empty where that is the service's name."""
+        """The model's name in the spec; empty where the model has the service's name."""
         return str(self.spec.get("model", {}).get("name") or "")
 
 

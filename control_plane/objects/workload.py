@@ -1,4 +1,5 @@
-"""What runs a pool's pods in one revision: a Deployment, or a LeaderWorkerSet where one worker spans nodes."""
+"""The workload that runs a pool's pods in one revision: a Deployment, or a LeaderWorkerSet where one worker spans
+nodes."""
 
 from typing import Any, Final
 
@@ -47,7 +48,8 @@ def workload(service: str, record: PoolRecord, revision: str, replicas: int, eng
 
 
 def record_of(workers: Json) -> PoolRecord:
-    """What is known of workers whose ControllerRevision is gone: enough to go on scaling them."""
+    """The record of workers whose ControllerRevision is gone, read from their workload: enough to go on scaling
+    them."""
     labels, spec = labels_of(workers), workers["spec"]
     group = spec.get("leaderWorkerTemplate")
     template = spec["template"] if group is None else group["leaderTemplate"]
@@ -79,8 +81,9 @@ def _group(record: PoolRecord) -> Json:
 
 
 def _following(template: Json, nodes: int) -> Json:
-    """The same program with the same settings, which finds its leader. It has no links: it is a part of the first
-    pod's worker, so it bears neither the role nor the port by which routers find workers."""
+    """The template of a group's other pods: the same program with the same settings, which finds its leader. It has
+    no links: it is a part of the first pod's worker, so it bears neither the role nor the port by which routers find
+    workers."""
 
     def follow(container: Json) -> Json:
         ports = [port for port in container.get("ports", ()) if port["name"] == _PROBED]
@@ -96,8 +99,9 @@ def _following(template: Json, nodes: int) -> Json:
 
 
 def _on_node(template: Json, nodes: int, rank: str) -> Json:
-    """The variables are the LeaderWorkerSet controller's, in every pod of a group; who has been told already, in a
-    template that was read from such a set, is told once."""
+    """The template with the flags that place its worker on a node. The `LWS_` variables are set by the
+    LeaderWorkerSet controller in every pod of a group. A template read from such a set already has the flags and gets
+    them only once."""
 
     where = {"count": nodes, "rank": rank, "leader": "$(LWS_LEADER_ADDRESS)", "host": "$(POD_IP)"}
     added = as_flags({f"vllm.nodes.{key}": value for key, value in where.items()})

@@ -1,1 +1,1 @@
-"""What there is of a service, read from the objects of the cluster and from what routers tell. Pure."""
+"""The observed state of a service, read from the objects of the cluster and from router reports. Pure."""

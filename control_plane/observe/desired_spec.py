@@ -1,4 +1,4 @@
-"""What a ModelService asks for, read and checked, with its revision."""
+"""The specification that a ModelService asks for, read and checked, with its revision."""
 
 import msgspec
 

@@ -16,8 +16,8 @@ from tandem.spec.service import ModelService
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model before it is loaded; `dtype` is that of its weights, `context` the longest one. None
-    is what is not known; `unread` is why there is no shape. `config` is its `config.json`."""
+    """Facts about a model that are known before it is loaded. `dtype` is that of its weights, `context` the longest
+    one; None stands for an unknown fact. `unread` is why there is no shape. `config` is its `config.json`."""
 
     shape: Shape | None
     dtype: str | None = "bfloat16"
@@ -28,9 +28,10 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class DesiredSpec:
-    """What a ModelService asks for. `service` is None when it cannot be read, `problem` says why it cannot be had.
+    """The specification that a ModelService asks for. `service` is None when it cannot be read; `problem` says why it
+    cannot be fulfilled.
 
-    `service` has what the installation says filled in; `revision` is of that.
+    `service` includes the installation's defaults; `revision` is that of the completed specification.
     """
 
     service: ModelService | None
@@ -48,15 +49,15 @@ class Pod:
     revision: str
     created_s: float
     ready: bool = False
-    """It takes work."""
+    """Whether the pod takes work."""
     ready_s: float | None = None
-    """Since when."""
+    """When the pod became ready, wall-clock seconds; None while it is not ready."""
     leaving: bool = False
     unplaced_s: float | None = None
-    """Since when no node has room for it."""
+    """Time since which no node has had room for the pod, wall-clock seconds; None otherwise."""
     unplaced_why: str = ""
     cost: str = ""
-    """What it is said to cost to delete it."""
+    """The pod's deletion cost as annotated; empty without the annotation."""
     running: int = 0
     """Sequences, as routers see it."""
     queued_tokens: int = 0
@@ -72,7 +73,7 @@ class Workers:
     pool: str
     revision: str
     replicas: int
-    """That it asks for."""
+    """Replicas that the workload asks for."""
     object: Json
 
 
@@ -110,7 +111,7 @@ class Observed:
     gates: Mapping[str, Gate] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
     routers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Those that take requests, by name, with the revisions to which they give new ones."""
+    """Routers that take requests, by name, each with the revisions to which it gives new requests."""
     children: Mapping[Ref, Json] = field(default_factory=dict)
 
     @property
@@ -131,7 +132,7 @@ class Observed:
         return {each.pool: each for each in self.workers if each.revision == revision}
 
     def pods_of(self, pool: str, revision: str | None = None) -> tuple[Pod, ...]:
-        """Those that leave included."""
+        """The pods of a pool, of one revision or of all, including those that are leaving."""
         return tuple(pod for pod in self.pods if pod.pool == pool and revision in (None, pod.revision))
 
     def ready(self, pool: str, revision: str) -> int:

@@ -15,7 +15,7 @@ _OVER: Final = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class PodLoad:
-    """What routers know of one worker; see `Pod`."""
+    """Load of one worker as routers know it; see `Pod`."""
 
     running: int = 0
     queued_tokens: int = 0

@@ -44,7 +44,8 @@ Stores = Mapping[Kind, Store]
 
 @dataclass(frozen=True)
 class ReportedInputs:
-    """What is not in the cluster: load per pod, from routers; facts about the model. Health is added later."""
+    """Inputs that are not in the cluster: load per pod, from routers; facts about the model. Health is added
+    later."""
 
     loads: Mapping[str, PodLoad] = field(default_factory=dict)
     model: ModelFacts | None = None

@@ -18,8 +18,8 @@ from tandem.kube.recorder import EventRecorder
 
 _AWAITED_S: Final = 10.0
 _LACKED_S: Final = 1.0
-"""When to look again at a service with objects of a kind that is not there: it goes, or is being defined anew, and
-the mirror will know soon."""
+"""Seconds until the next look at a service with objects of a kind that does not exist: the kind is being removed or
+redefined, and the mirror will show it soon."""
 _SLACK_S: Final = 0.001
 """A clock may stand this much before the time that was waited for."""
 
@@ -34,7 +34,7 @@ class _Memory:
     gone: dict[Ref, str] = field(default_factory=dict)
     wrote_at: float = 0.0
     waiting_since: float | None = None
-    """Since when statuses wait in which only counts are new; None where none does."""
+    """Time since which statuses that differ only in counts have been waiting; None where none waits."""
     lacked_kind: bool = False
     """Whether an object was left out whose kind was not there, though it is mirrored."""
 
@@ -118,7 +118,7 @@ class Applier:
     def _put_off(
         self, memory: _Memory, statuses: tuple[Json, ...], stored: Callable[[Ref], Json | None]
     ) -> tuple[Json, ...]:
-        """Those to be written now: the others tell of new counts alone, and more may come soon."""
+        """The statuses to write now. The others change counts alone, and more changes may come soon."""
         now = self._clock.now()
         if memory.waiting_since is not None and now - memory.waiting_since > INTERIM_AFTER_S - _SLACK_S:
             memory.waiting_since = None
@@ -191,5 +191,5 @@ def _version(obj: Json | None) -> int:
 
 
 def _stays(obj: Json | None, uid: str) -> bool:
-    """Whether that very object is there, and nobody has asked for it to go."""
+    """Whether `obj` is the object with this uid and is not being deleted."""
     return obj is not None and obj["metadata"].get("uid") == uid and "deletionTimestamp" not in obj["metadata"]

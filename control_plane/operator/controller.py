@@ -32,7 +32,7 @@ Key = tuple[str, str]
 
 
 class Reports(Protocol):
-    """What routers tell."""
+    """Reports from routers, by service."""
 
     def health(self, key: Key, revision: str) -> Health:
         """Totals of a revision."""
@@ -43,19 +43,19 @@ class Reports(Protocol):
         ...
 
     def routers(self, key: Key) -> dict[str, frozenset[str]]:
-        """Those that take requests, with the revisions of a service to which they give new ones."""
+        """Routers that take requests, each with the revisions of a service to which it gives new requests."""
         ...
 
 
 class Models(Protocol):
-    """What is known of models."""
+    """Source of facts about models."""
 
     def facts(self, obj: Json, wish: DesiredSpec) -> ModelFacts | None: ...
 
 
 @dataclass(frozen=True)
 class ControllerDeps:
-    """What the controller works with."""
+    """Dependencies of the controller."""
 
     mirror: Mirror
     reports: Reports
@@ -69,7 +69,8 @@ class ControllerDeps:
 
 
 class Controller:
-    """`work` and `failed` are for the queue's workers; `observed` is for whoever wants to know how a service is."""
+    """Reconciles services. The queue's workers call `work` and `failed`; `observed` gives the observed state of a
+    service."""
 
     def __init__(self, tools: ControllerDeps) -> None:
         self._tools = tools

@@ -7,7 +7,7 @@ from control_plane.rollout import Health
 
 Key = tuple[str, str]
 Totals = Callable[[str], Health]
-"""What routers have counted of a revision so far."""
+"""Gives the totals that routers have counted of a revision so far."""
 
 
 @dataclass

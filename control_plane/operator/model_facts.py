@@ -35,7 +35,7 @@ Fetch = Callable[[str, str | None], Mapping[str, Any]]
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
-    """What the formulas make of a configuration; of one that they do not know, why."""
+    """Facts that the formulas derive from a configuration; for a configuration they do not know, the reason."""
     context, dtype = read(config).context_tokens, weight_type(config)
     try:
         return ModelFacts(shape_of(config), dtype, context, config=config)
@@ -44,7 +44,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
 
 
 def annotated(obj: Json) -> ModelFacts | None:
-    """What a service says of its model itself."""
+    """Facts about the model that the service states itself in its annotation."""
     text = (obj["metadata"].get("annotations") or {}).get(ANNOTATION)
     if text is None:
         return None
@@ -66,7 +66,7 @@ def from_hub(repository: str, revision: str | None) -> Mapping[str, Any]:
 
 
 class HubFacts:
-    """Asks for each model once, and again after a while where that failed. `on_found` hears of models."""
+    """Looks up each model once, and again after a while where that failed. Calls `on_found` for each model found."""
 
     def __init__(self, clock: Clock, on_found: Callable[[str], None], fetch: Fetch = from_hub) -> None:
         self._clock = clock
@@ -78,7 +78,7 @@ class HubFacts:
         self._asked: set[tuple[str, str | None]] = set()
 
     def of(self, model: Model) -> ModelFacts | None:
-        """What is known now; a hub's model that nobody has asked for is asked for."""
+        """The facts known now. A hub's model that has not been looked up is queued for it."""
         repository = hub_id(model.source)
         if repository is None:
             return None

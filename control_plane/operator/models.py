@@ -1,4 +1,4 @@
-"""What is known of a service's model, from wherever it is known."""
+"""Facts about a service's model, from every source that has them."""
 
 from control_plane.observe.observed import DesiredSpec, ModelFacts
 from control_plane.operator.model_facts import HubFacts, annotated

@@ -41,7 +41,7 @@ def _is_ready(pod: Json) -> bool:
 
 
 class RouterReports:
-    """What the last round of polls brought, by service. `serving` names the routers that take requests now."""
+    """Results of the last round of polls, by service. `serving` names the routers that take requests now."""
 
     def __init__(self, poller: Poller, serving: Callable[[], Iterable[str]]) -> None:
         self._poller = poller
@@ -61,7 +61,7 @@ class RouterReports:
         return self._loads.get("/".join(key), {})
 
     def routers(self, key: Key) -> dict[str, frozenset[str]]:
-        """Those that take requests, with the revisions of a service to which they give new ones."""
+        """Routers that take requests, each with the revisions of a service to which it gives new requests."""
         self._read()
         told = self._sharing.get("/".join(key), {})
         return {name: told.get(name, frozenset()) for name in self._serving()}

@@ -13,7 +13,7 @@ from tandem.spec.service import Spec
 
 
 def scaled_services(mirror: Mirror, controller: Controller) -> Iterator[ServiceObserved]:
-    """Those of which a pool has autoscaling and whose specification is sound."""
+    """The services with a sound specification in which at least one pool has autoscaling."""
     for obj in mirror.services():
         key = key_of(obj)
         wish = controller.wish(key, obj)

@@ -104,7 +104,7 @@ class OperatorService:
         self._serving = True
 
     async def drain_requested(self) -> float | None:
-        """Nobody but a signal asks."""
+        """Never returns: only a signal asks the operator to drain."""
         await asyncio.Event().wait()
         return None
 
@@ -182,7 +182,7 @@ class OperatorService:
 
 
 class _Parts:
-    """What there is once the cluster is reached."""
+    """Parts of the operator that exist once the cluster is reached."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Parts:
         return (lambda: given) if given else (lambda: serving(self.mirror.routers()))
 
     def _found(self, _repository: str) -> None:
-        """A model is known now: whoever serves it is looked at again."""
+        """Queue every service for another look, now that the facts of a model are known."""
         for obj in self.mirror.services():
             self._queue.add(key_of(obj))
 

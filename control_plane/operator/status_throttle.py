@@ -1,6 +1,6 @@
 """Which changes of a status can wait for others: while pods come and go, counts change many times a second. Pure.
 
-Whatever somebody acts on is written at once: conditions, weights, what a rollout must not forget.
+Everything that triggers an action is written at once: conditions, weights, what a rollout must not forget.
 """
 
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What is to be true of a service next: a pure function of what there is and of the time."""
+"""The next desired state of a service: a pure function of the observed state and of the time."""
 
 from control_plane.reconcile.plan import Deletion, Plan, PlannedEvent
 from control_plane.reconcile.reconcile import reconcile

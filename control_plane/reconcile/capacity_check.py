@@ -27,7 +27,7 @@ def pools_over_capacity(service: ModelService, model: ModelFacts | None) -> dict
 
 
 def pools_unchecked(service: ModelService, model: ModelFacts | None) -> dict[str, str]:
-    """The pools of which nobody knows whether their workers can hold the model, each with what is missing."""
+    """The pools for which it is unknown whether their workers can hold the model, each with what is missing."""
     found = {pool.name: _missing(service, pool, model) for pool in service.spec.pools}
     return {name: reason for name, reason in found.items() if reason}
 
@@ -49,7 +49,7 @@ def _missing(service: ModelService, pool: Pool, model: ModelFacts | None) -> str
 
 
 def memory_of(accelerator: Accelerator) -> int | None:
-    """Bytes of one; None for a type that nobody has told of."""
+    """Memory of one accelerator in bytes; None for a type whose memory is unknown."""
     if accelerator.memory is not None:
         return quantity(accelerator.memory)
     return memory_of_type(accelerator.type)
@@ -80,13 +80,14 @@ def _misfit(engine: EngineSpec, pool: Pool, model: ModelFacts) -> str | None:
 
 
 def _cached(shape: Shape, engine: EngineSpec, pool: Pool) -> Shape:
-    """What its layers keep: where KV is exchanged, all of it, windows or not."""
+    """The shape with what its layers keep in cache: where KV is exchanged, all of it, windows or not."""
     alone = engine.type == "vllm" and pool.role in WHOLE and engine.kv_transfer != "always"
     return shape if alone else shape.with_whole_cache()
 
 
 def _experts_misfit(shape: Shape, memory: int, ranks: int, weights: str) -> str | None:
-    """Experts are dealt out over all ranks and the rest is not: less than an even share nobody has."""
+    """Why the weights do not fit; None when they may. Experts are spread over all ranks and the rest is not, so no
+    rank holds less than an even share."""
     each = shape.weight_bytes(weights) / ranks
     room = memory * (1 - RUNTIME_SHARE)
     if each < room:

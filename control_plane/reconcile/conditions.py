@@ -18,7 +18,7 @@ _MESSAGE_MAX: Final = 4096
 
 @dataclass(frozen=True)
 class ConditionUpdate:
-    """What is to be said: `reason` is one word, `message` a sentence."""
+    """A condition to be written: `reason` is one word, `message` a sentence."""
 
     type: str
     status: Literal["True", "False", "Unknown"]

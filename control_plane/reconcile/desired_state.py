@@ -56,7 +56,7 @@ class DesiredState:
 
 
 def desired_state_of(observed: Observed, installation: Installation) -> DesiredState:
-    """What is to be aimed for."""
+    """The state that the service is to reach."""
     status = read_status(observed)
     blocked = _blocked(observed, status)
     service = observed.wish.service
@@ -137,7 +137,8 @@ def _all_pools(goal: DesiredState) -> list[str]:
 
 
 def _wanted(observed: Observed, goal: DesiredState, name: str) -> int:
-    """What the service says goes before what its EnginePool does not say yet."""
+    """Replicas wanted of a pool. Replicas that the service sets take precedence over its EnginePool, which may not
+    show them yet."""
     pools = {pool.name: pool for pool in goal.service.spec.pools} if goal.service is not None else {}
     own = pools.get(name)
     if own is not None and own.replicas is not None and goal.blocked is None:
@@ -168,7 +169,7 @@ def rollout_spec(goal: DesiredState, target: RevisionRecord, goals: tuple[PoolTa
 
 
 def rollout_state(status: ModelServiceStatus) -> RolloutState:
-    """What the last step left, from the status."""
+    """The state that the last rollout step left, read from the status."""
     kept = status.rollout or RolloutStatus()
     failure = None
     if kept.failed_revision and kept.failure_kind:

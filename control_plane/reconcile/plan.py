@@ -1,4 +1,4 @@
-"""What one look at a service decides."""
+"""The actions that one look at a service decides on."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ class Deletion:
 
 @dataclass(frozen=True)
 class PlannedEvent:
-    """What is said about an object as an Event."""
+    """An Event to be recorded about an object."""
 
     about: Json
     kind: Literal["Normal", "Warning"]

@@ -27,7 +27,7 @@ LOAD_EVERY_S: Final = 30.0
 def pool_status(
     observed: Observed, goal: DesiredState, stands: ServiceState, name: str, now: float
 ) -> EnginePoolStatus:
-    """What is to be written of the pool `name`, whose EnginePool is there."""
+    """The status to write for the pool `name`, whose EnginePool exists."""
     obj = observed.engine_pools[name]
     before = read_pool_status(obj)
     pods = observed.pods_of(name)

@@ -46,7 +46,7 @@ _LOOK_AT_LOAD_S: Final = pool_status.LOAD_EVERY_S
 
 
 def reconcile(observed: Observed, now: float, installation: Installation) -> Plan:
-    """What is to be done next. `now` is wall-clock seconds."""
+    """The plan of what to do next for a service. `now` is wall-clock seconds."""
     if "deletionTimestamp" in observed.object["metadata"]:
         # What belongs to it goes with it.
         return Plan()
@@ -117,8 +117,8 @@ def _pools(observed: Observed, goal: DesiredState, installation: Installation) -
 
 
 def _handovers(observed: Observed, goal: DesiredState) -> Iterator[Json]:
-    """Replicas that the service no longer says stay as they are until somebody scales the pool: without another
-    manager they would fall back to the default."""
+    """EnginePools whose replicas the service no longer sets. The replicas stay as they are until the pool is scaled:
+    without another manager they would fall back to the default."""
     for pool in _spec_pools(goal):
         obj = observed.engine_pools.get(pool.name)
         if obj is None or pool.replicas is not None or annotations_of(obj).get(SCALED_BY) != "spec":
@@ -182,7 +182,7 @@ def _statuses(
     installation: Installation,
     now: float,
 ) -> tuple[tuple[Json, ...], tuple[PlannedEvent, ...]]:
-    """Those that have changed, and what there is to say about that."""
+    """The statuses that have changed, and the Events about those changes."""
     status = service_status.service_status(observed, goal, rollout, stands, installation.service_url, now)
     written: list[Json] = []
     notes: list[PlannedEvent] = []

@@ -14,7 +14,8 @@ from tandem.spec.status import Condition, ModelServiceStatus, PoolStatus, Revisi
 
 _RESTING: Final = ("WeightReached", "Paused")
 HEARD_WITHIN_S: Final = 30.0
-"""Routers hear at once, after an outage of the API server within seconds; a broken one holds nobody back."""
+"""Seconds that a complete service waits for routers before it counts as ready. Routers learn of a change at once,
+after an outage of the API server within seconds; a broken router holds up no service for longer."""
 _NAMED_MAX: Final = 3
 _STARTING: Final = Verdict("Progressing", "Its pools are being made.")
 
@@ -56,7 +57,7 @@ def routable(observed: Observed, goal: DesiredState, revision: str) -> bool:
 def service_status(
     observed: Observed, goal: DesiredState, plan: RolloutPlan | None, stands: ServiceState, url: str, now: float
 ) -> ModelServiceStatus:
-    """What is to be written."""
+    """The status to write for the service."""
     generation = int(observed.object["metadata"].get("generation", 0))
     state = plan.state if plan is not None else rollout_state(goal.status)
     weights = dict(state.weights)
@@ -89,7 +90,7 @@ def as_object(observed: Observed, status: Json) -> Json:
 
 
 def awaits_routers(observed: Observed) -> bool:
-    """Whether a service that is complete waits for routers to hear of it."""
+    """Whether a service that is complete still waits for routers to know its revisions."""
     stated = (observed.object.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "Unknown" for each in stated)
 

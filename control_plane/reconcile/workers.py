@@ -55,7 +55,8 @@ def objects(observed: Observed, goal: DesiredState, counts: Counts, retired: tup
 
 
 def deletions(observed: Observed, counts: Counts, retired: tuple[str, ...]) -> Iterator[Deletion]:
-    """Everything of revisions that nobody needs, but their records; and settings whose workers never came to be."""
+    """Deletions of everything that belongs to retired revisions, except their records, and of settings whose workers
+    were never made."""
     kept = {revision for _, revision in counts} - set(retired)
     for ref, obj in observed.children.items():
         revision = labels_of(obj).get(REVISION) if ref.kind in _REVISIONED else None
@@ -79,7 +80,7 @@ def deletion(ref: Ref, obj: Json) -> Deletion:
 
 
 def deletion_costs(observed: Observed, counts: Counts) -> Iterator[Json]:
-    """What it costs to delete each pod of a Deployment that is about to lose some: idle ones cost least."""
+    """Updates of the deletion cost of each pod of a Deployment that is about to lose some: idle pods cost least."""
     for each in observed.workers:
         if counts.get((each.pool, each.revision), each.replicas) >= each.replicas:
             continue

@@ -1,1 +1,1 @@
-"""What routers tell of load and health, folded over all of them."""
+"""Router reports of load and health, folded over all routers."""

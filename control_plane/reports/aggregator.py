@@ -49,8 +49,8 @@ class _Router:
 
 @dataclass(frozen=True)
 class ReportAggregate:
-    """What is known at time `at`. Keys of counters are (incarnation, service, revision), the revision empty for what
-    is the service's."""
+    """State of all router reports at time `at`. Keys of counters are (incarnation, service, revision); the revision
+    is empty for counters of the service as a whole."""
 
     routers: Mapping[str, _Router] = field(default_factory=dict)
     last: Mapping[str, Mapping[tuple[str, str], Counts]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class ReportAggregate:
 
 
 def _demands(fresh: Sequence[_Router], totals: Mapping[tuple[str, str], Counts], complete: bool) -> dict[str, Demand]:
-    """Of every service that anybody has told of."""
+    """The demand of every service that any router has reported."""
     held: dict[str, list[ServiceCounts]] = {service: [] for service, revision in totals if not revision}
     for router in fresh:
         for each in router.report.revisions.services if router.report is not None else ():

@@ -41,8 +41,8 @@ class Endpoint:
 async def get(
     place: Endpoint, path: str, timeout_s: float, tls: ssl.SSLContext | None = None, key: str = ""
 ) -> bytes:
-    """The body. Raises `link_lost` when nobody answers in time or the answer breaks off, `not_allowed` for a 401 or
-    403, and `protocol_mismatch` for any other status than 200 or for what is too long."""
+    """The body of the answer. Raises `link_lost` when no answer comes in time or the answer breaks off, `not_allowed`
+    for a 401 or 403, and `protocol_mismatch` for any other status than 200 or for an answer that is too long."""
     if place.secure and tls is None:
         raise TandemError("bad_setting", f"{place.authority} wants TLS and no certificates are set", param="tls")
     try:

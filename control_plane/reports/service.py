@@ -12,7 +12,8 @@ from tandem.spec.service import Spec
 
 @dataclass(frozen=True)
 class WorkerPod:
-    """When the pod of a worker was made and when it became ready, wall-clock seconds; None while it is not ready."""
+    """Times at which a worker's pod was made and became ready, in wall-clock seconds; `ready_s` is None while it is
+    not ready."""
 
     made_s: float
     ready_s: float | None = None
@@ -95,7 +96,8 @@ def _sequences(workers: Iterable[WorkerReport]) -> int:
 
 
 def _prefilling_tokens(told: Mapping[str, tuple[WorkerReport, ...]], in_flight: int) -> int:
-    """Workers know what they need not compute; routers, what no worker has told of yet."""
+    """Prompt tokens in prefill: from worker reports, which leave out what need not be computed, or from the routers'
+    count while no worker has reported."""
     loads = [worker.load for workers in told.values() for worker in workers if worker.load is not None]
     return sum(load.queued_prompt_tokens for load in loads) if loads else in_flight
 

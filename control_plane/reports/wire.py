@@ -9,7 +9,7 @@ from tandem.core.errors import TandemError
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """What a worker tells of itself; speeds are 0 while it has none."""
+    """A worker's report of its own load; speeds are 0 while it has none."""
 
     running: int = 0
     waiting: int = 0
@@ -63,7 +63,7 @@ class RevisionCounts(msgspec.Struct, frozen=True):
 
 
 class ServiceCounts(msgspec.Struct, frozen=True):
-    """What a router holds of one service now, and below it counters since it began."""
+    """Requests and tokens of one service that a router holds now, followed by counters since the router began."""
 
     service: str = ""
     namespace: str = ""
@@ -72,9 +72,9 @@ class ServiceCounts(msgspec.Struct, frozen=True):
     in_flight_requests: int = 0
     in_flight_prompt_tokens: int = 0
     requests: int = 0
-    """That have arrived."""
+    """Requests that have arrived."""
     prompt_tokens: int = 0
-    """That placed requests had computed."""
+    """Prompt tokens that placed requests had computed."""
     output_tokens: int = 0
     """Of requests that have ended."""
     unplaced: int = 0

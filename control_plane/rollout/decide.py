@@ -1,9 +1,8 @@
-"""One step of a rollout: what is in the cluster in, what is to be true next out.
+"""One step of a rollout: from the observed state of the cluster to the next desired one.
 
 The caller applies the plan as far as it gets and calls again whenever something changes: nothing is kept in between
-but the state, which may be lost. Two rules make any partly applied plan safe. Pods are taken from a revision only
-after routers have been told of the weights under which it can spare them; and pods that are only starting count for
-nothing.
+but the state, which may be lost. Two rules make any partly applied plan safe. A revision loses pods only after
+routers have received the weights under which it can spare them; and pods that are only starting count for nothing.
 """
 
 from collections.abc import Mapping

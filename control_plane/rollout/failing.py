@@ -1,4 +1,4 @@
-"""When a rollout has failed: by its gate, by what routers see, or by the clock."""
+"""Decides when a rollout has failed: by its gate, by what routers see, or by the clock."""
 
 from control_plane.rollout.model import Failure, Progress, RolloutSpec
 from control_plane.rollout.progress import aim_of

@@ -1,4 +1,4 @@
-"""What the rollout decision reads and what it returns. Plain values: no cluster, no clock.
+"""Inputs and results of the rollout decision. Plain values: no cluster, no clock.
 
 A revision spans all pools of a service: prefill pods of one revision serve only with decode pods of the same. So
 every number here is per (pool, revision), and a revision counts as routable only when each of its pools has a ready
@@ -28,7 +28,7 @@ class PoolTarget:
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """What the user asks for: `revision` is to have `weight` percent; 100 replaces the others."""
+    """The rollout that the user asks for: `revision` is to have `weight` percent; 100 replaces the others."""
 
     revision: str
     pools: tuple[PoolTarget, ...]
@@ -47,7 +47,7 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class Health:
-    """What routers saw of one revision while the rollout lasts: finished requests, and how many of them were bad."""
+    """Requests of one revision that routers saw finish during the rollout, and how many of them were bad."""
 
     requests: int = 0
     errors: int = 0
@@ -90,7 +90,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Progress:
-    """Since when (wall-clock seconds) the rollout has not come nearer to its end; `left` pods are to change."""
+    """Progress of a rollout: it has not come nearer to its end since `since` (wall-clock seconds); `left` pods are to
+    change."""
 
     aim: str
     wanted: str
@@ -100,9 +101,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class RolloutState:
-    """What one step leaves to the next, kept in the service's status. Losing it costs time, never traffic.
+    """State that one step leaves to the next, kept in the service's status. Losing it costs time, never traffic.
 
-    `weights` are those that routers have been told: percent of new sessions per revision, in sum 100 or empty.
+    `weights` are those that routers have been given: percent of new sessions per revision, in sum 100 or empty.
     """
 
     stable: str | None = None
@@ -123,7 +124,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """What is to be true next. Every part may be applied without the others, in any order, or not at all."""
+    """The next desired state of a rollout. Every part may be applied without the others, in any order, or not at
+    all."""
 
     replicas: Mapping[tuple[str, str], int]
     """Pods per (pool, revision), for every revision that is in the cluster or wanted."""
@@ -131,5 +133,5 @@ class RolloutPlan:
     state: RolloutState
     verdict: Verdict
     retired: tuple[str, ...]
-    """Revisions without pods that nobody needs: their Deployments can be deleted."""
+    """Revisions without pods that are no longer needed: their Deployments can be deleted."""
     requeue_after_s: float | None

@@ -28,7 +28,7 @@ def progressed(view: View, left: int, last: Progress | None, now: float) -> Prog
 
 
 def aim_of(view: View) -> str:
-    """What the rollout is heading for; a change of it starts the clock anew, and so does going on after a pause."""
+    """The aim of the rollout as a string. A change of it restarts the clock, and so does resuming after a pause."""
     gate = view.of(view.update).gate if view.gated(view.update) else "not_required"
     going = "back" if view.rejected else f"{view.spec.weight}%"
     resting = ":paused" if view.spec.paused else ":asleep" if view.asleep else ""

@@ -16,7 +16,7 @@ _Z: Final = 3.0
 
 
 def regression(new: Health, old: Health, margin: float) -> tuple[FailureKind, str] | None:
-    """What got worse and by how much, errors first; None while nothing is proven."""
+    """The kind of regression and a sentence that quantifies it, errors first; None while nothing is proven."""
     if worse(new.errors, new.requests, old.errors, old.requests, margin):
         return "errors", _sentence("failed", new.errors, new.requests, old.errors, old.requests)
     if worse(new.slo_misses, new.requests, old.slo_misses, old.requests, margin):

@@ -13,7 +13,7 @@ from control_plane.rollout.fractions import NOTHING, WHOLE, grain, largest, smal
 from control_plane.rollout.view import View
 
 Shares = Mapping[str, Fraction]
-"""What each revision is to have in the end; those that are absent, nothing."""
+"""The share that each revision is to have in the end; an absent revision has none."""
 
 
 def wanted_shares(view: View) -> dict[str, Fraction]:
@@ -113,7 +113,8 @@ class Split:
         self.pods[name] = {pool: max(count, high[pool]) for pool, count in self.pods[name].items()}
 
     def _missing(self, name: str) -> dict[str, int]:
-        """What the stable revision must have, counting pods of the others that are only starting."""
+        """Pods that the stable revision must have in each pool, counting pods of the others that are only
+        starting."""
         others = [other for other in self.view.serving if other != name]
         return {
             goal.name: goal.replicas - goal.unavailable - sum(self.pods[other][goal.name] for other in others)

@@ -1,4 +1,4 @@
-"""What is said about a rollout: one reason and one sentence per situation."""
+"""Verdicts on a rollout: one reason and one sentence per situation."""
 
 from control_plane.rollout.failing import overdue
 from control_plane.rollout.model import Failure, Progress, Verdict

@@ -55,7 +55,7 @@ class View:
         return self.observed.get(revision, RevisionObserved())
 
     def replicas(self, revision: str) -> dict[str, int]:
-        """What its Deployments ask for, by pool."""
+        """Replicas that the revision's Deployments ask for, by pool."""
         return {goal.name: self.of(revision).pods(goal.name).replicas for goal in self.goals}
 
     def ready(self, revision: str) -> dict[str, int]:

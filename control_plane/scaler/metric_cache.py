@@ -1,4 +1,5 @@
-"""The latest decision of every service, for whoever asks, and for whoever waits for it to change."""
+"""The latest scaling decision of every service, for callers that ask for it and callers that wait for it to
+change."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,8 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 
 STALE_S: Final = 60.0
-"""A decision that nobody has renewed for so long is none: whoever asks then falls back to what it was told to."""
+"""Seconds after which a decision that was not renewed counts as none: the caller then uses its configured
+fallback."""
 
 
 @dataclass(frozen=True)

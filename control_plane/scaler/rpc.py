@@ -10,8 +10,8 @@ from tandem.core.errors import TandemError
 
 SERVICE: Final = "externalscaler.ExternalScaler"
 METRIC: Final = "tandem-workers"
-"""What a pool carries, in workers. Its target is one for good: KEDA reads targets only when it makes the autoscaler,
-so that a target in tokens would not follow the measured speed."""
+"""Name of the metric: the load of a pool, in workers. Its target is always one: KEDA reads targets only when it makes
+the autoscaler, so a target in tokens would not follow the measured speed."""
 TARGET: Final = 1.0
 
 

@@ -1,4 +1,4 @@
-"""What is remembered of each service between decisions: speeds and history. Synchronous; the loop owns it."""
+"""State kept of each service between decisions: speeds and history. Synchronous; the loop owns it."""
 
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ class ScalingState:
         self._memories = {key: memory for key, memory in self._memories.items() if key in services}
 
     def measured(self, namespace: str, service: str) -> dict[str, Measured]:
-        """What its pools can do, for metrics and people."""
+        """Measured speeds of a service's pools, by pool, for metrics and people."""
         memory = self._memories.get((namespace, service))
         return {} if memory is None else dict(memory.measured)
 

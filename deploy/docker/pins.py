@@ -1,7 +1,7 @@
-"""What an image on a base with vLLM is installed under: `python3 pins.py FILE` prints constraints for pip.
+"""Constraints for installing into an image on a base with vLLM: `python3 pins.py FILE` prints them for pip.
 
-Every package of the base stays as Python finds it there: of two with one name the first counts, and what pip cannot
-read as a version is left out. What the base does not have is pinned by FILE, a constraints file of Tandem.
+Every package of the base stays as Python finds it there: of two with one name the first counts, and versions that pip
+cannot read are left out. Packages that the base does not have are pinned by FILE, a constraints file of Tandem.
 """
 
 import importlib.metadata

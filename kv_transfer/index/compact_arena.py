@@ -15,8 +15,8 @@ Item = TypeVar("Item", np.uint64, np.uint32)
 class Arena(Generic[Item]):
     """Anonymous private memory, seen as `array[rows, columns]` and, for single items, as the flat memoryview `flat`.
 
-    Pages that nobody has written to take no memory, and `reserve` moves page tables instead of bytes where the
-    system can (Linux). Whoever calls `reserve` must hold no view of the old memory.
+    Pages that have never been written take no memory, and `reserve` moves page tables instead of bytes where the
+    system can (Linux). The caller of `reserve` must hold no view of the old memory.
     """
 
     def __init__(self, item: type[Item], columns: int, rows: int) -> None:
@@ -52,5 +52,6 @@ class Arena(Generic[Item]):
 
 
 def _map(size: int) -> mmap.mmap:
-    """In ordinary pages: zeroing a huge one takes milliseconds on some machines, and whoever writes first waits."""
+    """Map memory in ordinary pages: zeroing a huge page takes milliseconds on some machines, and the first write
+    waits for it."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -18,7 +18,7 @@ class HolderBits:
         self._holders: list[str] = []
         self._free: list[int] = []
         self.live = 0
-        """The bits that stand for somebody."""
+        """Mask of the bits that stand for a holder."""
         self.dropped = 0
         """The bits whose entries are still to be cleared."""
 

@@ -46,7 +46,7 @@ class CompactIndex:
         self._swept = 0
 
     def __len__(self) -> int:
-        """Names that somebody has, those of dropped workers included until they are cleared."""
+        """Number of names that have a holder, those of dropped workers included until they are cleared."""
         self._settle()
         return self._table.used
 
@@ -179,7 +179,8 @@ class CompactIndex:
         return {self._bits.holder(number): held for number, held in found.items()}
 
     def _leading_many(self, packed: bytes) -> dict[int, Held]:
-        """By runs as far as there are any; what follows, up to where nobody has any, by looking it up."""
+        """Leading names of each holder, by bit number. Runs give them as far as there are any; names after the runs
+        are looked up, up to where no holder has any."""
         runs = leading_runs(self._table, packed)
         rest = packed[runs.names * NAME_BYTES :]
         bound = 0 if runs.ended else self._bound(rest)
@@ -198,7 +199,7 @@ class CompactIndex:
         return found
 
     def _bound(self, packed: bytes) -> int:
-        """How many names need to be looked at: up to the first of those probed that nobody has."""
+        """How many names need to be looked at: up to the first probed name that no live holder has."""
         at, count = 0, len(packed) // NAME_BYTES
         while at < count:
             hbm, dram, nvme = self._by_tier(packed[at * NAME_BYTES : (at + 1) * NAME_BYTES])
@@ -250,8 +251,8 @@ class CompactIndex:
         return bool(self._sweeping or self._bits.dropped)
 
     def _sweep(self, first: int, last: int) -> None:
-        """Clear dropped workers' bits in a range of rows, and forget names that nobody else has. Rows do not move,
-        and new names have no dropped bits."""
+        """Clear dropped workers' bits in a range of rows, and forget names that no other worker has. Rows do not
+        move, and new names have no dropped bits."""
         rows = self._table.rows
         holders = [rows.array[first:last, KEY_WORDS:], *(each.array[first:last] for each in rows.extensions)]
         before, after = np.zeros((2, last - first), dtype=np.uint64)

@@ -33,7 +33,7 @@ class Rows:
 
     @property
     def flat(self) -> "memoryview[int]":
-        """The same word by word."""
+        """The memory of `array`, word by word."""
         return self._main.flat
 
     @property

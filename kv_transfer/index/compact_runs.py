@@ -33,7 +33,7 @@ class Runs(NamedTuple):
     names: int
     """How many these are."""
     ended: bool
-    """Whether the next name is known to nobody, or there is none."""
+    """Whether the next name is not in the table, or there is none."""
 
 
 def leading_runs(table: NameTable, packed: bytes) -> Runs:

@@ -6,14 +6,14 @@ from itertools import repeat
 from kv_transfer.index.protocol import Held
 
 Holders = tuple[int, int, int]
-"""Who has one name in the pool, in DRAM, on NVMe: a bit per holder."""
+"""Holders of one name in the pool, in DRAM, on NVMe: a bit per holder."""
 
 
 def leading(rows: Iterable[Holders], live: int, lengths: Iterable[int] = repeat(1)) -> dict[int, Held]:
-    """How far the holders in `live` get through the names whose holders are `rows`, in order; by bit number. Each row
-    stands for as many names as its length.
+    """How far each holder in `live` gets through the names whose holders are `rows`, in order; by bit number. Each
+    row stands for as many names as its length.
 
-    Costs a few integer operations per name that somebody still has, and a step per holder and name that has to be
+    Costs a few integer operations per name that still has a holder, and a step per holder and name that has to be
     read from a lower tier.
     """
     found: dict[int, Held] = {}

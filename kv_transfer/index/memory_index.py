@@ -1,9 +1,9 @@
 """`BlockIndex` in dictionaries: for each tier and name a set of workers, for each worker its names.
 
-For small worlds, as the simulator's: a look-up costs a dictionary access per name and tier, a name some 400 bytes.
-A worker is one bit of a Python integer, so intersecting "who has all names so far" with "who has this name" is a
-single `&` for any realistic number of workers. Dropping a worker masks its bit at once; its entries are cleared
-little by little by the updates that follow, so that losing a worker with a million names holds nobody up.
+For small worlds, such as the simulator's: a look-up costs a dictionary access per name and tier, a name some 400
+bytes. A worker is one bit of a Python integer, so intersecting the workers that have all names so far with those that
+have this name is a single `&` for any realistic number of workers. Dropping a worker masks its bit at once; the
+updates that follow clear its entries little by little, so that losing a worker with a million names delays no caller.
 """
 
 from collections import deque
@@ -70,7 +70,7 @@ class MemoryIndex:
             self._dropped.append((bit, own))
 
     def names(self, worker: str, tier: str = "hbm") -> KeysView[bytes]:
-        """What is known of one worker."""
+        """Names that one worker is known to have in a tier."""
         own = self._names.get(worker)
         return own[tier].keys() if own is not None else {}.keys()
 

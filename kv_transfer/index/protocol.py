@@ -40,7 +40,7 @@ class BlockIndex(Protocol):
     def removed(self, worker: str, names: Sequence[bytes], tier: str = "hbm") -> None: ...
 
     def change(self, worker: str, stored: bytes, removed: bytes, tier: str = "hbm") -> None:
-        """The same for packed names: first what was stored, then what was removed."""
+        """Apply changes given as packed names: first the stored names, then the removed ones."""
         ...
 
     def replace(self, worker: str, names: Sequence[bytes]) -> None:

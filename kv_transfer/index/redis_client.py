@@ -14,7 +14,7 @@ from kv_transfer.index.redis_settings import RedisSettings
 
 
 def redis_client(settings: RedisSettings) -> Connect:
-    """What opens the nodes of these settings."""
+    """The function that opens a node with these settings."""
     return partial(RedisClient, settings)
 
 

@@ -20,7 +20,7 @@ class ScriptUnknown(RedisFailed):
 
 
 class RedisConnection(Protocol):
-    """Connections to one node, made when they are needed. Nothing here bounds a wait: whoever asks does."""
+    """Connections to one node, made when they are needed. Nothing here bounds a wait: the caller does."""
 
     async def ask(self, *command: Argument) -> object:
         """The answer: numbers, bytes, or lists of them. Raises `RedisFailed`, `OSError`."""

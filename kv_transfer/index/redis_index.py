@@ -1,7 +1,8 @@
-"""The router's side of the Redis index: who has the leading blocks of a prompt, beyond those it has links to.
+"""The router's side of the Redis index: the holders of a prompt's leading blocks, beyond those the router has links
+to.
 
-One round trip per prompt, within a few milliseconds, or none: whatever goes wrong, the answer is that nobody else
-has anything, and the request goes on with what the links tell.
+One round trip per prompt, within a few milliseconds, or none: whatever goes wrong, the answer is that no other holder
+has anything, and the request goes on with what the links report.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ NAMES_MAX: Final = 512
 
 
 class RedisIndex:
-    """Look-ups of one router. Each service's blocks are told of under a name of its own; the empty one is that of the
-    settings. Holders of another are known about a second after it was first asked for."""
+    """Look-ups of one router. Each service's blocks are published under a name of its own; the empty name stands for
+    the service of the settings. Holders of another service are known about a second after it was first asked for."""
 
     def __init__(self, settings: RedisSettings, meter: Meter, connect: Connect) -> None:
         self._settings = settings
@@ -53,7 +54,7 @@ class RedisIndex:
         return self._nodes.usable
 
     def holders(self, service: str = _OWN) -> frozenset[str]:
-        """Who told of a service's blocks lately; nobody while it is not usable."""
+        """Holders that lately published blocks of a service; none while the index is not usable."""
         if service:
             self._idle[service] = 0
         return self._holders.get(service, _NOBODY) if self._nodes.usable else _NOBODY

@@ -1,9 +1,10 @@
-"""A holder's side of the Redis index: tells what a worker or store keeps, behind its back and never in its way.
+"""A holder's side of the Redis index: publishes what a worker or store keeps, in the background and without delaying
+it.
 
-Changes go through a bounded queue, in order, a batch per round trip. What the holder keeps is told whole when it
+Changes go through a bounded queue, in order, a batch per round trip. The holder publishes everything it keeps when it
 registers, and again every quarter of an entry's life, so that entries outlive neither the holder nor a loss of Redis'
-data. Another server, a restarted one, a record that is gone, or more changes than the queue holds: then the holder
-registers under a new number, which voids all it told before, and tells everything anew.
+data. After a change of server, a restart of it, the loss of the record, or more changes than the queue holds, the
+holder registers under a new number, which voids all it published before, and publishes everything anew.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from tandem.process.logs import event
 _log = logging.getLogger(__name__)
 
 _BATCH: Final = 128
-"""Names per script call: Redis serves nobody else meanwhile, for a millisecond or so."""
+"""Names per script call: Redis serves no other client meanwhile, for a millisecond or so."""
 _SWEPT: Final = 64
 _BUCKETS: Final = 1 << 16
 
@@ -62,9 +63,9 @@ class RedisPublisher:
         self._walk: deque[tuple[str, Sequence[bytes]]] = deque()
         self._walk_at = 0.0
         self._walk_every_s = 0.0
-        """Between two steps of the walk; 0 while the holder is told of for the first time."""
+        """Seconds between two steps of the walk; 0 while what the holder keeps is published for the first time."""
         self._gone: set[tuple[str, bytes]] = set()
-        """What was removed since the walk's names were taken."""
+        """Names, with their tiers, that were removed since the walk's names were taken."""
         self._changed = asyncio.Event()
 
     @property
@@ -207,7 +208,8 @@ class RedisPublisher:
         self._bucket = (last + 1) % _BUCKETS
 
     def _void_here(self, number: int) -> None:
-        """The number stands for nobody, or somebody else, in what has become of the data."""
+        """Start over if `number` is still the current one: after a loss of data it stands for no holder, or for
+        another one."""
         if number == self._number:
             event(_log, "redis_record_gone", level=logging.WARNING, node=self._nodes.address)
             self._start_over()

@@ -1,4 +1,4 @@
-"""What the Redis index runs inside Redis, in Lua, so that each request of it is one round trip.
+"""Lua scripts that the Redis index runs inside Redis, so that each request of it is one round trip.
 
 Keys of a service begin with its prefix. `<prefix>n` counts holder numbers. `<prefix>h<number>` is the record of one
 holder's incarnation, its `Hello`, which expires with its lease; `<prefix>i<id>` has number and record of the holder's
@@ -40,8 +40,8 @@ if redis.call('GET', key) ~= record then return 0 end
 redis.call('ZREM', ARGV[1] .. 'z', id)
 return redis.call('DEL', key)
 """
-"""What was told under a number is void, if the number still stands for this incarnation: after a loss of data it may
-be somebody else's."""
+"""Void everything published under a number, if the number still stands for this incarnation: after a loss of data it
+may belong to another holder."""
 
 RENEW: Final = """
 local key, record, lease_ms, id = ARGV[1] .. 'h' .. ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -136,7 +136,7 @@ for packed, _ in pairs(numbers) do
 end
 return answer
 """
-"""The time, the entries of the leading names that anybody has, then number and record of each holder that lives."""
+"""The time, the entries of the leading names that have any, then number and record of each live holder."""
 
 SWEEP: Final = """
 local prefix, from, to = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -160,4 +160,4 @@ for number = from, to do
 end
 return removed
 """
-"""Withdraw what has expired in a range of buckets; how many names nobody has any more."""
+"""Withdraw the entries that have expired in a range of buckets; returns how many names no holder has any more."""

@@ -1,4 +1,4 @@
-"""What the Redis index stores and answers, as values (`kv_transfer.index.redis_scripts` has the layout). Pure."""
+"""Values that the Redis index stores and answers (`kv_transfer.index.redis_scripts` has the layout). Pure."""
 
 import struct
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ def encoded(hello: Hello) -> bytes:
 
 
 def read_answer(answer: Sequence[bytes], names: int) -> dict[str, RedisHolder]:
-    """The holders in the answer to a look-up of `names` names, by holder id. Of one that has told of itself under two
-    numbers the longer prefix counts. Raises `ValueError` when the answer is torn."""
+    """The holders in the answer to a look-up of `names` names, by holder id. For a holder that has published under
+    two numbers the longer prefix counts. Raises `ValueError` when the answer is torn."""
     if len(answer) % 2 != 1 or len(answer[0]) < _NUMBER.size:
         raise ValueError("the answer has no time or a holder without a record")
     records = [msgspec.msgpack.decode(record, type=Hello) for record in answer[2::2]]
@@ -48,7 +48,7 @@ def read_answer(answer: Sequence[bytes], names: int) -> dict[str, RedisHolder]:
 
 
 def _rows(packed: bytes, bits: dict[int, int]) -> list[Holders]:
-    """Who has each name, by tier, but for entries that have expired. Neighbours mostly have the same entries."""
+    """Holders of each name, by tier, without entries that have expired. Neighbours mostly have the same entries."""
     now = _NUMBER.unpack_from(packed)[0]
     rows: list[Holders] = []
     known: dict[bytes, Holders] = {}

@@ -15,7 +15,7 @@ from tandem.engine.protocol import BlockMemory
 
 
 class HeldSpace(Protocol):
-    """What tiers need of the engine's blocks (`tandem.engine.protocol.BlockSpace` has it)."""
+    """The part of the engine's block space that tiers need (`tandem.engine.protocol.BlockSpace` has it)."""
 
     @property
     def epoch(self) -> int: ...
@@ -42,7 +42,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     slot: int
     words: bytes
-    """Its unbound content words."""
+    """Unbound content words of the block."""
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -80,7 +80,7 @@ class Reading(Protocol):
     """Blocks on their way from a shelf into slots."""
 
     def results(self) -> AsyncGenerator[tuple[BlockRead | BlockReadFailed, ...], None]:
-        """What has come, in the order in which it was asked for, a batch at a time."""
+        """Results of the reads, in the order in which they were requested, a batch at a time."""
         ...
 
     async def abandon(self) -> None:
@@ -94,7 +94,7 @@ class Reading(Protocol):
 
 
 class BackendOwner(Protocol):
-    """Who decides what lies on a shelf. Called on the event loop."""
+    """The owner of a shelf, which decides what lies on it. Called on the event loop."""
 
     def found(self, records: Sequence[Record]) -> Sequence[bool]:
         """Blocks of an earlier run; whether each is kept."""
@@ -105,7 +105,7 @@ class BackendOwner(Protocol):
         ...
 
     def moved(self, name: bytes, place: int) -> bool:
-        """The block lies elsewhere now. False when nobody wants it any more: then its new place is free."""
+        """The block lies elsewhere now. False when the owner no longer wants it: then its new place is free."""
         ...
 
     def worth(self, name: bytes) -> int:
@@ -137,7 +137,8 @@ class StorageBackend(Protocol):
         ...
 
     def open(self, owner: BackendOwner) -> None:
-        """Begin, on the running event loop. What an earlier run left is told to `owner` as it is found."""
+        """Begin, on the running event loop. Reports to `owner` the blocks that an earlier run left, as they are
+        found."""
         ...
 
     async def write(
@@ -162,7 +163,7 @@ class StorageBackend(Protocol):
         ...
 
     async def close(self, within_s: float) -> None:
-        """Finish what is being written, within a bound, and let go."""
+        """Finish pending writes within `within_s` seconds and release all resources."""
         ...
 
 
@@ -171,7 +172,7 @@ class FillableBackend(StorageBackend, Protocol):
     """A shelf in memory whose places others fill: its bytes are lent where they lie."""
 
     def take(self) -> int:
-        """A place that somebody else fills. There is one when the owner's book has room."""
+        """Take a place for the caller to fill. There is one when the owner's book has room."""
         ...
 
     def filled(self, place: int, name: bytes, words: bytes) -> None:

@@ -1,4 +1,4 @@
-"""When something that failed is tried again."""
+"""Backoff after failures: when an operation that failed is tried again."""
 
 
 class Backoff:
@@ -11,7 +11,7 @@ class Backoff:
         self._until = float("-inf")
 
     def failed(self, now: float) -> float:
-        """It failed at `now`. Gives how long it is left alone."""
+        """Record a failure at `now`. Gives the seconds to wait before the next try."""
         if now >= self._until:
             self._wait_s = min(self._most_s, 2 * self._wait_s or self._first_s)
             self._until = now + self._wait_s

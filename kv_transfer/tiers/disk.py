@@ -73,7 +73,7 @@ class Disk(Protocol):
         ...
 
     def reuse(self, old: str, name: str, size: int) -> DiskFile:
-        """A new file in the room of an old one, with what that one has. Nobody must be reading it."""
+        """A new file in the space of an old one, with the old file's content. The old file must have no readers."""
         ...
 
     def open(self, name: str) -> DiskFile:
@@ -90,8 +90,8 @@ class Disk(Protocol):
 
 
 class SystemDisk:
-    """`Disk` over a directory of this host. Where the file system refuses direct I/O, `direct` becomes False and
-    its page cache is told to keep nothing."""
+    """`Disk` over a directory of this host. Where the file system refuses direct I/O, `direct` becomes False and the
+    page cache is advised to keep nothing."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -189,7 +189,7 @@ class SystemFile:
 
 
 def _beyond(pieces: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of the pieces after their first `count` bytes."""
+    """The pieces that remain after the first `count` bytes."""
     for number, piece in enumerate(pieces):
         if count < len(piece):
             return [piece[count:], *pieces[number + 1 :]]

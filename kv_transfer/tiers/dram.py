@@ -24,7 +24,7 @@ _INLINE_BYTES: Final = 256 << 10
 """Below this a copy takes less time than handing it to a thread."""
 _JOB_BYTES: Final = 16 << 20
 _Kept = tuple[bytes, bytes]
-"""What a place holds: a block's name and its content words."""
+"""Content of one place: a block's name and its content words."""
 PageLock = Callable[[memoryview], None]
 """Locks the pool's pages for a device: an engine on CUDA registers them (`cudaHostRegister`), so that copies to and
 from the device run at full speed beside its computing. Engines on the CPU need none."""
@@ -144,7 +144,7 @@ class DramBackend:
         return self._words_of(landing.bring(slots, source), count)
 
     def take(self) -> int:
-        """A place that somebody else fills. There is one when the owner's book has room."""
+        """Take a free place for another component to fill. One is free whenever the owner's book has room."""
         return self._free.pop()
 
     def filled(self, place: int, name: bytes, words: bytes) -> None:

@@ -1,6 +1,8 @@
-"""What one tier holds and what it gives up: least recently used first, except what is pinned or being read.
+"""Index of one tier: what the tier holds and what it evicts, least recently used first, except blocks that are pinned
+or being read.
 
-Decisions only: no bytes, no clock, no I/O. Capacity and quotas are counted in blocks, which all have one size.
+The index only decides: no bytes, no clock, no I/O. Capacity and quotas are counted in blocks, which all have one
+size.
 """
 
 from collections import OrderedDict
@@ -20,10 +22,11 @@ class Copy(msgspec.Struct, gc=False):
     place: int | None = None
     """None while the block is only a reservation."""
     used: bool = False
-    """It was wanted since it was written."""
+    """Whether the block has been wanted since it was written."""
     readers: int = 0
     doomed: bool = False
-    """It was removed while somebody read it: nobody finds it, and it goes with its last reader."""
+    """Whether the copy was removed while it was being read: lookups no longer find it, and it goes with its last
+    reader."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class TierIndex:
             self._bump(copy)
 
     def acquire(self, name: bytes) -> Copy:
-        """Somebody reads the readable block: it keeps its place until `release`."""
+        """Register a reader of a readable block, which keeps its place until `release`."""
         copy = self._copies[name]
         assert copy.place is not None, "a block that is not written cannot be read"
         copy.readers += 1

@@ -84,7 +84,7 @@ class LocalTiers:
 
     @property
     def levels(self) -> tuple[Tier, ...]:
-        """The tiers, the fastest first, for whoever lends from them and fills them."""
+        """The tiers, fastest first, for components that lend from them and fill them."""
         return self._levels
 
     @property

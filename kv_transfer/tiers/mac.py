@@ -1,9 +1,9 @@
-"""Keyed checksums of what lies on disk: only who has the service's key can write a record that is believed.
+"""Keyed checksums of data on disk: only a holder of the service's key can write a record that is believed.
 
-The content words of a block (`tandem.engine.digest`) find accidents; whoever can write to the disk could make other
-bytes with the same words. So records carry a MAC over every byte: keyed BLAKE3 where its package is installed (about
-6 GB/s on one core with AVX-512), HMAC-SHA256 otherwise (0.9 to 2 GB/s). A segment says which one it was written
-with, and is ignored where that one is not at hand.
+The content words of a block (`tandem.engine.digest`) detect accidents, but a program that can write to the disk could
+make other bytes with the same words. Records therefore carry a MAC over every byte: keyed BLAKE3 where its package is
+installed (about 6 GB/s on one core with AVX-512), HMAC-SHA256 otherwise (0.9 to 2 GB/s). A segment states which MAC
+it was written with, and is ignored where that MAC is not available.
 """
 
 import hmac

@@ -15,7 +15,7 @@ from tandem.engine.private_memory import PrivateMemory
 from tandem.engine.protocol import BlockMemory
 
 _BATCH_S = 0.002
-"""About how long one batch takes: what has come is told that often."""
+"""Approximate duration of one batch in seconds, and so the interval at which arrived blocks are reported."""
 
 
 class MemoryRecord(msgspec.Struct, gc=False):
@@ -29,7 +29,8 @@ class MemoryRecord(msgspec.Struct, gc=False):
 
 @dataclass
 class MemoryDisk:
-    """What is kept when a worker ends, and how the disk misbehaves: a reason that writes or reads fail for now."""
+    """A simulated disk: the records that outlive a worker, and the faults of the disk, each a reason that writes or
+    reads fail for now."""
 
     records: dict[int, MemoryRecord] = field(default_factory=dict)
     write_fails: str | None = None
@@ -38,8 +39,8 @@ class MemoryDisk:
     """How many times as long as usual everything takes."""
 
     def copy(self) -> "MemoryDisk":
-        """The same blocks on a disk of its own: what a process finds that comes after one that was killed, whose
-        last writes reach nobody any more."""
+        """The same blocks on a separate disk, as found by the successor of a killed process. The killed process's
+        last writes do not reach this disk."""
         return MemoryDisk(
             {
                 place: msgspec.structs.replace(record, data=bytearray(record.data))
@@ -123,7 +124,7 @@ class MemoryBackend:
         return MemoryReading(self, wanted, memory)
 
     def take(self) -> int:
-        """A place in `memory` that somebody else fills."""
+        """Take a free place in `memory` for another component to fill."""
         return self._free.pop()
 
     def filled(self, place: int, name: bytes, words: bytes) -> None:

@@ -36,7 +36,7 @@ _ADOPTED_AT_ONCE: Final = 256
 CHECKING: Final = 2
 """Threads that check or seal one batch while the disk has others in hand."""
 _PASSING: Final = ("disk_full", "read_only", "missing", "busy")
-"""What keeps a disk from taking more while what it has can still be read."""
+"""Reasons for which a disk takes no more blocks for now, while the blocks it has can still be read."""
 
 
 class NvmeBackend:
@@ -221,7 +221,8 @@ class NvmeBackend:
         return [outcomes.get(item.name, "head_full") for item in items]
 
     def _outcome(self, run: Run, future: "asyncio.Future[list[int]]", late: str) -> dict[bytes, int | str]:
-        """What became of a run: places, or the reason; `late` where its segment was given up meanwhile."""
+        """The outcome of a run by block name: the block's place, or the reason that it was not stored; `late` where
+        the run's segment was given up meanwhile or its write has not finished."""
         names = [item.name for item in run.items]
         if run.segment.retired or not future.done() or future.cancelled():
             return dict.fromkeys(names, late)

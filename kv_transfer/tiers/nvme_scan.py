@@ -1,4 +1,4 @@
-"""What an earlier run left in a directory of segments: looked at from the newest to the oldest, heads only."""
+"""Scan of what an earlier run left in a directory of segments: from the newest to the oldest, reading heads only."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ class FoundSegment(msgspec.Struct, frozen=True):
 
 
 class Stray(msgspec.Struct, frozen=True):
-    """A segment file nobody can use, and why. It takes room until that is needed."""
+    """A segment file that cannot be used, and why. It occupies its room until that room is needed."""
 
     number: int
     name: str

@@ -38,7 +38,7 @@ class _Gone:
 
     segment: Segment
     reusable: bool
-    """Whether the next one can be written into its file: nobody reads it, and what it has is known."""
+    """Whether the next segment can be written into this one's file: no job reads it, and its content is known."""
 
 
 class SegmentWriter:
@@ -64,10 +64,10 @@ class SegmentWriter:
         self._thread_pool = crew
         self._lane = crew.lane()
         self._making_room = crew.lane()
-        """Its turn comes next: everything that is to be written waits for it."""
+        """A lane of its own, whose turn comes next: everything that is to be written waits for its jobs."""
         self._stall_s = stall_s
         self._round = 0
-        """Grows when everything is let go of: what was under way then is not gone on with."""
+        """Counter that grows when everything is released: work that was under way then is not continued."""
         self._rolling = asyncio.Lock()
         self._ahead: asyncio.Future[Segment] | None = None
         """The segment after the open one, made beside what is being written, so that nothing has to wait for it."""
@@ -337,12 +337,13 @@ class SegmentWriter:
 
 
 def _made(future: "asyncio.Future[Segment]") -> Segment | None:
-    """What has been made, if it has. What kept it from being made is told to whoever needs it, not to asyncio."""
+    """The segment being made, if it is ready. An error that prevented it is reported to the caller that needs the
+    segment, not to asyncio."""
     return None if future.cancelled() or future.exception() is not None else future.result()
 
 
 def _close(future: "asyncio.Future[Segment]") -> None:
-    """Nobody wants what is being made any more."""
+    """Close the file of a segment that was being made and is no longer wanted."""
     if (segment := _made(future)) is not None:
         segment.file.close()
 

@@ -33,7 +33,7 @@ class PinTable:
         return len(self._pins)
 
     def count(self, tenant: str) -> int:
-        """Pins of a tenant, those included that nobody has looked at since they expired."""
+        """Number of a tenant's pins, including expired ones that have not been looked at since they expired."""
         return self._counts.get(tenant, 0)
 
     def pinned(self, name: bytes, now: float) -> bool:

@@ -13,7 +13,7 @@ from tandem.engine.protocol import BlockMemory, FetchTarget
 
 
 class PinningPool(Protocol):
-    """What is needed of the pool (`tandem.engine.vllm.stage_space.StageSpace` has it)."""
+    """The part of a pool that pinning needs (`tandem.engine.vllm.stage_space.StageSpace` has it)."""
 
     @property
     def memory(self) -> BlockMemory: ...

@@ -55,7 +55,8 @@ Changed = Callable[[str, tuple[bytes, ...], tuple[bytes, ...]], None]
 
 
 class Tiers(Protocol):
-    """What one worker keeps below its pool. `tests/contract/test_tiers.py` defines the behaviour."""
+    """The tiers in which one worker keeps blocks below its pool. `tests/contract/test_tiers.py` defines the
+    behaviour."""
 
     @property
     def shapes(self) -> tuple[TierCost, ...]:
@@ -93,7 +94,8 @@ class Tiers(Protocol):
         ...
 
     def limit(self, tenant: str, kv_bytes: int | None) -> None:
-        """What the tenant may have in each tier from now on, at most; None lifts the bound. What is above it goes."""
+        """Limit the tenant to `kv_bytes` in each tier from now on; None lifts the bound. What is above the limit is
+        evicted."""
         ...
 
     def forget(self, names: Sequence[bytes], reason: str) -> None:
@@ -105,9 +107,9 @@ class Tiers(Protocol):
         ...
 
     def watch(self, changed: Changed) -> None:
-        """Who is told of names that become, or cease to be, available per tier."""
+        """Have `changed` called with names that become, or cease to be, available per tier."""
         ...
 
     async def close(self) -> None:
-        """Finish what is being written, within a bound, and let go of everything."""
+        """Finish what is being written, within a bound, and release everything."""
         ...

@@ -7,7 +7,8 @@ _TENANTS_MAX: Final = 65536
 
 
 class Quotas:
-    """`default` for everybody, less for those who were told so. What is told is kept for the tenants told of last."""
+    """Block quotas of tenants: `default`, or less for tenants with a lower limit. Limits are kept for the tenants
+    that were limited last."""
 
     def __init__(self, default: int) -> None:
         assert default > 0
@@ -19,7 +20,7 @@ class Quotas:
         return min(self.default, self._told.get(tenant, self.default))
 
     def tell(self, tenant: str, blocks: int | None) -> bool:
-        """From now on `tenant` may have `blocks`; None lifts what was told. True when that changes its quota."""
+        """Limit `tenant` to `blocks` from now on; None lifts the limit. True when that changes the tenant's quota."""
         before = self.of(tenant)
         self._told.pop(tenant, None)
         if blocks is not None and blocks < self.default:

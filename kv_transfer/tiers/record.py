@@ -1,8 +1,8 @@
-"""What lies in a segment file: a header page, then records of equal size, each a header page and a block's bytes.
+"""Layout of a segment file: a header page, then records of equal size, each a header page and a block's bytes.
 
-Everything is little-endian and starts at a multiple of `ALIGN`, as direct I/O asks. A record's head is sealed
-together with the segment's id and the record's number, so that a record is only believed where it was written. A
-file is written again for another segment: what the one before has left there is under another id.
+Everything is little-endian and starts at a multiple of `ALIGN`, as direct I/O requires. A record's head is sealed
+together with the segment's id and the record's number, so that a record is only believed where it was written. A file
+is written again for another segment: what the previous segment left there is under another id.
 """
 
 import struct
@@ -79,7 +79,7 @@ class SegmentHead:
 
     @property
     def left(self) -> "SegmentHead":
-        """What records are sealed with that the segment before has left."""
+        """The head under which the records that the previous segment left in this file are sealed."""
         return replace(self, segment_id=self.before)
 
 
@@ -137,8 +137,8 @@ def encode_record(record: RecordHead, segment: SegmentHead, index: int) -> bytes
 
 
 def decode_record(page: Data, segment: SegmentHead, index: int) -> RecordHead:
-    """Raises `Unreadable`: `empty` (never written), `torn` (not a whole header), `forged` (written by somebody else,
-    for another place, or changed since)."""
+    """Decode the header page of record `index`. Raises `Unreadable`: `empty` (never written), `torn` (not a whole
+    header), `forged` (written by another writer, for another place, or changed since)."""
     if len(page) < ALIGN:
         raise Unreadable("torn")
     magic, version, tenant_bytes, words_bytes, name, body_tag = _RECORD.unpack_from(page)

@@ -1,7 +1,7 @@
-"""One restore: blocks from several tiers at the same time into slots, told in prompt order.
+"""One restore: reads blocks from several tiers at the same time into slots, and reports them in prompt order.
 
-A long prompt has thousands of blocks. They are acquired in slices and read in stretches, of which one is begun while
-the one before is told, so that nothing here holds up the event loop for long.
+A long prompt has thousands of blocks. They are acquired in slices and read in stretches. One stretch is begun while
+the one before is reported, so that nothing here holds up the event loop for long.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ STRETCH: Final = 1024
 
 
 class _Part:
-    """What comes from one level, of one stretch."""
+    """The blocks of one stretch that come from one tier."""
 
     def __init__(self, level: Tier) -> None:
         self.level = level
         self.wanted: list[Wanted] = []
         self.copies: dict[int, Copy] = {}
-        """What is borrowed, by index."""
+        """Borrowed copies, by index in the stretch."""
         self.brought = 0
         self._reading: Reading | None = None
         self._results: AsyncGenerator[tuple[BlockRead | BlockReadFailed, ...], None] | None = None
@@ -58,7 +58,7 @@ class _Part:
             return ()
 
     async def end(self) -> None:
-        """When this returns no byte can land any more."""
+        """End the read and release the copies. When this returns, no byte can land any more."""
         if self._reading is not None and self._results is not None:
             await self._reading.abandon()
             await self._results.aclose()
@@ -159,7 +159,7 @@ class TierRestore:
         await self._promote(stretch, part, brought)
 
     async def _promote(self, stretch: _Stretch, part: _Part, brought: Sequence[BlockRead]) -> None:
-        """What came from a slower tier goes into the fastest, while the slots are still nobody's."""
+        """Copy blocks that came from a slower tier into the fastest, while their slots are not in use yet."""
         top = self._levels[0]
         if part.level is top or not top.open:
             return

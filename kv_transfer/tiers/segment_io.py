@@ -1,9 +1,9 @@
-"""Reading and writing runs of records of one segment, by a thread, through a buffer that is its own meanwhile.
+"""Reads and writes runs of records of one segment, on a thread, through a buffer that the job owns meanwhile.
 
-A read ends in the buffer, from where bytes are copied on while the job has the right to, so that a disk which does
-not answer never holds anybody's slot. The content words of a block are compared with its bytes when it is written;
-from then on the seal vouches for both. The disk has a set number of reads and of writes in hand; who waits for its
-turn has sealed what it will write already, and others check what they have read.
+A read ends in the buffer. Bytes are copied on from there while the job has the right to, so that a disk that does not
+answer never holds a slot. The content words of a block are compared with its bytes when it is written; from then on
+the seal vouches for both. The disk has a set number of reads and of writes in hand. A job that waits for its turn to
+write has already sealed its data, and other jobs check what they have read.
 """
 
 import hmac
@@ -48,7 +48,7 @@ class Scratch:
 
     @contextmanager
     def buffer(self, size: int) -> Iterator[memoryview]:
-        """The first `size` bytes of a buffer that nobody else uses meanwhile."""
+        """Lend the first `size` bytes of a buffer that no other job uses meanwhile."""
         try:
             whole = self._idle.pop()
         except IndexError:
@@ -70,7 +70,7 @@ class Segment(msgspec.Struct):
 
 
 class SegmentIo:
-    """What threads do with segments of one shape."""
+    """The operations that threads run on segments of one shape."""
 
     def __init__(self, shape: Shape, digester: Digester, batch_bytes: int, reads: int, writes: int) -> None:
         self.shape = shape
@@ -199,7 +199,7 @@ class SegmentIo:
         memory: BlockMemory,
         landing: SlotWriter,
     ) -> BlockRead | BlockReadFailed:
-        """Copy a body to its slot, which is nobody's until the body has proved to be what its head says."""
+        """Copy a record's body to its slot, which is not in use until the body proves to match its head."""
         try:
             head = self._head(segment, index, wanted.name, record)
         except Unreadable as problem:

@@ -28,7 +28,7 @@ class SlotWriter:
         return target
 
     def call_off(self) -> None:
-        """When this returns nothing is written any more. Waits for the copy of one piece at most."""
+        """Stop writing: when this returns, nothing is written any more. Waits for the copy of one piece at most."""
         with self._lock:
             self._called_off = True
 

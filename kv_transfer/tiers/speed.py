@@ -1,4 +1,4 @@
-"""What reading from a tier costs, learned from the reads themselves: a latency and a rate."""
+"""Cost of reading from a tier, learned from the reads themselves: a latency and a rate."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""One tier: what its book decides, its shelf does; who watches and who measures is told."""
+"""One tier: its backend does what its book decides, and watchers and metrics are notified."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ OnTierChange = Callable[[str, tuple[bytes, ...], tuple[bytes, ...]], None]
 
 
 class Tier:
-    """A shelf with its book; `kv_transfer.tiers.backend.BackendOwner` of it. `told` hears of every change, in
-    order."""
+    """A storage backend with its book, and the backend's `kv_transfer.tiers.backend.BackendOwner`. `told` is called
+    with every change, in order."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Tier:
 
     @property
     def cost(self) -> TierCost:
-        """What it is, with what reading has cost of late."""
+        """The tier's name and capacity, with the recently measured cost of reading."""
         latency_s, rate = self._speed.line
         return TierCost(self.tier, self.book.blocks, rate, latency_s)
 
@@ -83,7 +83,8 @@ class Tier:
             raise
 
     def reserve(self, name: bytes, tenant: str) -> bool:
-        """Room for one block that somebody brings. Follow it with `settle` or the book's `remove`."""
+        """Reserve room for one block that another component brings. Follow it with `settle` or the book's
+        `remove`."""
         room = self.book.reserve(name, tenant)
         self._evicted(room.evicted)
         if room.refusal is not None and room.refusal != "held":
@@ -217,12 +218,12 @@ class Tier:
         self._told(self.tier, (), ())
 
     async def close(self, within_s: float) -> None:
-        """Nothing is told any more; the shelf finishes what it is at."""
+        """Close the tier: nothing is reported any more, and the backend finishes its work in hand."""
         self.open = False
         with suppress(TimeoutError):
             await self.backend.close(within_s)
 
 
 def report(message: str, error: BaseException) -> None:
-    """Something has failed in a way that none should: the loop's handler is told, which logs it, or fails a test."""
+    """Report a failure that should never happen to the loop's exception handler, which logs it, or fails a test."""
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

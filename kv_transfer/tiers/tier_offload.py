@@ -25,7 +25,8 @@ class TierOffload:
         self._dirty: OrderedDict[bytes, bool] = OrderedDict()
         """Blocks only the upper tier has, in order; True for those that had a second chance."""
         self._again: dict[bytes, None] = {}
-        """Blocks of the upper tier that the lower one had to give up for others, and was to be told of once more."""
+        """Blocks of the upper tier that the lower one had to evict for others, and that were to be offered to it once
+        more."""
         self._at_once = at_once
         self._running = 0
         self._wake = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What travels on a KV connection besides the values of `protocol`. `rpc` encodes them."""
+"""Frames that travel on a KV connection besides the values of `protocol`. `rpc` encodes them."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -14,9 +14,9 @@ def memlock_bytes(status: Path = Path("/proc/self/status")) -> int | None:
 
 
 def hint(size: int, limit: int | None) -> str:
-    """What to say beside a registration of `size` bytes that failed; empty where there is no limit.
+    """Advice to append to the error of a failed registration of `size` bytes; empty where there is no limit.
 
-    A limit larger than `size` may be why, too: the kernel adds up what each RDMA device has pinned of a process.
+    A limit larger than `size` may be the cause too: the kernel adds up what each RDMA device has pinned of a process.
     """
     if limit is None:
         return ""

@@ -36,7 +36,8 @@ class PathPolicy(Protocol):
     """How the path from `holder` to `receiver` behaves at this moment."""
 
     def carries(self, holder: str, receiver: str) -> bool:
-        """False while the path is partitioned or the holder is frozen: nothing arrives, nobody is told."""
+        """Whether the path carries anything. False while it is partitioned or the holder is frozen: nothing arrives,
+        and neither side is notified."""
         ...
 
     def loses(self, holder: str, receiver: str, what: str) -> bool:
@@ -52,7 +53,7 @@ class PathPolicy(Protocol):
         ...
 
     def arrived(self, holder: str, receiver: str, data: bytes) -> bytes:
-        """What arrives when `data` was sent; of the same length."""
+        """The bytes that arrive when `data` was sent; they have the same length."""
         ...
 
 
@@ -248,7 +249,8 @@ class MemoryPull:
             asyncio.get_running_loop().call_soon(self._source.refused, *told, context=self._ends[1].context)
 
     async def close(self) -> None:
-        """Only the receiver's half writes to the sink, so a holder that stands still holds up nobody."""
+        """Close the pull. Only the receiver's half writes to the sink, so a holder that stands still delays
+        nothing."""
         self.break_off("the pull was closed here")
         for end in self._ends:
             end.over(self)

@@ -1,8 +1,8 @@
 """The `nixl` transport: one-sided reads over UCX (RDMA, shared memory or TCP, whatever it finds), for clusters.
 
-Tickets, offers and acknowledgements travel over a TCP connection of ours; the bytes of the blocks do not. Whoever has
-an accepted ticket gets to know the holder's agent, which lets it read any block of the pool: as with `shm`, a pool is
-shown to workers of one service only, and the network between them is to be trusted.
+Tickets, offers and acknowledgements travel over a TCP connection of ours; the bytes of the blocks do not. A receiver
+with an accepted ticket learns the holder's agent, which lets it read any block of the pool. As with `shm`, a pool is
+therefore shown to workers of one service only, and the network between them must be trusted.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ SCHEME: Final = "nixl"
 
 @dataclass(frozen=True)
 class NixlSettings:
-    """Where the control connections listen, as in `kv_transfer.transport.tcp`; `name` tells this process's agent from
-    all others. `fabric` is how UCX is expected to carry the bytes; it is told in the address."""
+    """Where the control connections listen, as in `kv_transfer.transport.tcp`. `name` distinguishes this process's
+    agent from all others. `fabric` is how UCX is expected to carry the bytes; the address states it."""
 
     name: str
     host: str = "127.0.0.1"

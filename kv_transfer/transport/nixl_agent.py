@@ -1,9 +1,9 @@
 """The nixl library (one-sided reads over UCX), behind the few calls that the `nixl` transport makes of it.
 
-It comes as the optional extra `nixl` and is imported when an agent is made. Facts that shaped this file, all tried:
-a progress thread burns a core, so whoever waits polls (`Transfer.poll`, `NixlAgent.take_notices`), and the holder too
-where reads are emulated; giving up a transfer does not stop it, so bytes land until it says that it is over; an agent
-that is alive when the interpreter ends crashes it, so agents are closed.
+It comes as the optional extra `nixl` and is imported when an agent is made. Facts that shaped this file, all tried: a
+progress thread burns a core, so the waiting side polls (`Transfer.poll`, `NixlAgent.take_notices`), and so does the
+holder where reads are emulated; giving up a transfer does not stop it, so bytes land until it reports that it is
+over; an agent that is alive when the interpreter ends crashes it, so agents are closed.
 """
 
 import os
@@ -24,7 +24,7 @@ _ENVIRONMENT: Final = {
     "NIXL_LOG_LEVEL": "ERROR",
     "UCX_LOG_LEVEL": "error",
 }
-"""What is set before the library is loaded, unless it is set already."""
+"""Environment variables that are set before the library is loaded, unless they are set already."""
 
 _MEMORY: Final = "DRAM"
 _DONE: Final = "DONE"
@@ -79,7 +79,7 @@ class NixlAgent:
         return any(base <= address and address + size <= base + has for base, (has, _) in self._regions.items())
 
     def metadata(self) -> bytes:
-        """What another agent needs to read what is registered here by now."""
+        """The metadata that another agent needs to read the memory registered here so far."""
         return bytes(self._agent.get_agent_metadata())
 
     def know(self, name: str, metadata: bytes) -> None:
@@ -121,7 +121,8 @@ class NixlAgent:
         return Transfer(self._agent, self._faults, handle, state, name)
 
     def take_notices(self) -> list[bytes]:
-        """Let others get on with what they do here, and hear of what they have done. Raises `transfer_failed`."""
+        """Let other agents' operations here progress, and give the notices of what those agents have done. Raises
+        `transfer_failed`."""
         try:
             return [notice for notices in self._agent.get_new_notifs().values() for notice in notices]
         except self._faults as error:

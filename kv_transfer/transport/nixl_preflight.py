@@ -1,4 +1,5 @@
-"""What UCX will carry KV over on this machine, said at the start instead of found out from throughput. Pure."""
+"""Predicts what UCX will carry KV over on this machine, so that it is reported at the start instead of inferred from
+throughput. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -34,7 +35,8 @@ class Fabric(msgspec.Struct, frozen=True):
 
 
 def expected(devices: Sequence[str], environ: Mapping[str, str]) -> Fabric:
-    """By the RDMA devices there are and by what UCX is told to use. On one host it uses shared memory in any case."""
+    """The fabric to expect, given the RDMA devices present and the settings of UCX. On one host UCX uses shared
+    memory in any case."""
     allowed = [each.strip() for each in environ.get("UCX_TLS", "all").split(",")]
     named = [each.partition(":")[0].strip() for each in environ.get("UCX_NET_DEVICES", "all").split(",")]
     usable = [device for device in devices if "all" in named or device in named]

@@ -1,7 +1,7 @@
 """The receiver's side of the `nixl` transport: reads offered blocks out of the holder's registered pool.
 
-A read that was given up goes on by itself, also when the holder stands still; so a landing is settled only when no
-read of it is under way any more, and until then nobody may use the slots it was to fill.
+A read that was given up continues by itself, even when the holder stands still. A landing is therefore settled only
+when none of its reads is under way any more, and until then the slots it was to fill must not be used.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from kv_transfer.transport.wire import Wire
 from tandem.core.errors import TandemError
 
 NOTICE: Final = struct.Struct("<II")
-"""What the holder's agent hears of a read: the connection, and how many blocks were read."""
+"""Notice of a read to the holder's agent: the connection, and how many blocks were read."""
 
 _PIECE_BYTES: Final = 4 << 20
 """A read on the same host is one copy, during which nothing else happens in this process: 1 to 2 ms of it at most."""

@@ -18,10 +18,10 @@ _PATIENCE_S: Final = 600.0
 
 
 class AgentPoller:
-    """Polls the agent as long as somebody reads: some ways of reading need the holder's own hands.
+    """Polls the agent as long as offered blocks are being read: some ways of reading need the holder's own process.
 
-    Beyond `stall_s` after an offer it does so seldom, but long: a receiver that gave up keeps slots it was to fill to
-    itself until it knows that the read is over.
+    Beyond `stall_s` after an offer it polls seldom, but for long: a receiver that gave up keeps the slots it was to
+    fill to itself until it knows that the read is over.
     """
 
     def __init__(self, agent: NixlAgent, stall_s: float) -> None:

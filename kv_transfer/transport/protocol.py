@@ -18,8 +18,8 @@ _REUSE: Final = "reuse-"
 
 
 def reuse_lease(token: str) -> str:
-    """The id of a lease that the holder opens when it is asked: for blocks that it may have, computed for somebody
-    else."""
+    """The id of a lease that the holder opens on request, for blocks that it may have, computed for another
+    request."""
     return _REUSE + token
 
 
@@ -30,10 +30,11 @@ def is_reuse(lease_id: str) -> bool:
 
 @dataclass(frozen=True)
 class PullOpen:
-    """What a receiver presents. The ticket proves the right to the lease's names for `receiver_epoch`.
+    """The request with which a receiver opens a pull. The ticket proves the right to the lease's names for
+    `receiver_epoch`.
 
-    Under a reuse lease the holder says of every name at once whether it has it, and the pull ends with the last
-    answer; under any other it waits for blocks that are being computed, and the first tokens come last.
+    Under a reuse lease the holder answers at once for every name whether it has it, and the pull ends with the last
+    answer. Under any other lease the holder waits for blocks that are being computed, and the first tokens come last.
     """
 
     lease_id: str
@@ -159,7 +160,7 @@ class Transport(Protocol):
         ...
 
     async def withdraw(self) -> None:
-        """Stop answering pulls: nobody is at the address any more. Pulls that this side has opened go on."""
+        """Stop answering pulls: nothing listens at the address any more. Pulls that this side has opened go on."""
         ...
 
     async def open(self, address: str, request: PullOpen, sink: BlockSink, timeout_s: float) -> Pull:

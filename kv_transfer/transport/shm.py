@@ -43,9 +43,10 @@ _COPY_BYTES_PER_TICK: Final = 4 << 20
 """About 0.2 ms of copying, after which others on the event loop get their turn."""
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_TOGETHER_BYTES: Final = 512 << 10
-"""Blocks of up to `_SMALL_BYTES` are told together up to this size: still in the cache when they are looked at."""
+"""Bytes up to which blocks of at most `_SMALL_BYTES` are reported together: they are still in the cache when they are
+examined."""
 _TOGETHER_BYTES: Final = 2 << 20
-"""The same for larger ones, which are looked at by other threads meanwhile."""
+"""Bytes up to which blocks larger than `_SMALL_BYTES` are reported together; other threads examine them meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Encryption:
 
 
 def encryption(mode: str, serving: TlsSettings, dialing: TlsSettings) -> Encryption:
-    """What `mode` (`auto`, `on`, `off`) means with these certificates. Raises `bad_setting`."""
+    """The encryption that `mode` (`auto`, `on`, `off`) selects with these certificates. Raises `bad_setting`."""
     if mode == "off":
         return Encryption(reason="kv.tls is off")
     contexts = server_context(serving), client_context(dialing)

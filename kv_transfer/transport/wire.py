@@ -44,7 +44,7 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._ahead = b""
-        """What has come before it was asked for."""
+        """Bytes that arrived before they were asked for."""
 
     async def opened(self, within_s: float) -> None:
         """Whatever comes before the first byte of ours. Raises `WireLost`."""
@@ -54,7 +54,7 @@ class Wire:
         return self.socket.fileno() < 0
 
     def close(self) -> None:
-        """Close now; whoever waits or reads gets `WireLost`. Idempotent."""
+        """Close now; pending waits and reads raise `WireLost`. Idempotent."""
         if self.closed:
             return
         self._ahead = b""
@@ -79,8 +79,9 @@ class Wire:
         return False
 
     def listen(self, heard: Callable[[], None]) -> Callable[[], None]:
-        """Call `heard` when the peer says something or hangs up, at the earliest in the next turn of the event loop:
-        that costs little where nothing is waited for. Gives what ends it; nobody may read before."""
+        """Call `heard` when the peer sends something or hangs up, at the earliest in the next turn of the event loop,
+        which costs little where nothing is waited for. Gives a function that ends the listening; nothing may read
+        from the wire before that."""
         listening = False
 
         def listen() -> None:
@@ -157,7 +158,7 @@ class Wire:
         return bool(self._ahead)
 
     def _some(self) -> bytes:
-        """What is there now of the stream, up to a bound; empty at its end."""
+        """The bytes of the stream that are available now, up to a bound; empty at its end."""
         return self.socket.recv(AHEAD_BYTES)
 
     def _receive(self, pending: list[memoryview]) -> int:
@@ -166,7 +167,7 @@ class Wire:
         return self.socket.recvmsg_into(pending[:_PIECES_MAX])[0]
 
     async def _read(self, attempt: Callable[[], Got], wait_s: float | None) -> Got:
-        """What `attempt` reads as soon as there is something to read. Awake where that is likely to be at once."""
+        """The result of `attempt` as soon as there is something to read. Spins where that is likely to be at once."""
         spin = self._spin
         while True:
             try:
@@ -230,7 +231,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def _after(pending: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of `pending` once `count` bytes of it are done."""
+    """The buffers that remain of `pending` after its first `count` bytes."""
     for position, buffer in enumerate(pending):
         if count < buffer.nbytes:
             return [buffer[count:], *pending[position + 1 :]]

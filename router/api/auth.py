@@ -1,6 +1,6 @@
-"""Who is asking: API keys, the tenants they belong to, and the tenants' cache salts.
+"""Authentication of clients: API keys, the tenants they belong to, and the tenants' cache salts.
 
-Without a key file everyone is the one, nameless tenant. With one, a request without a known key is refused, and
+Without a key file every client is the one, nameless tenant. With one, a request without a known key is refused, and
 tenants never share KV blocks: their salts differ.
 """
 
@@ -22,7 +22,7 @@ SALT_KEY_BYTES_MIN: Final = 16
 @dataclass(frozen=True)
 class Caller:
     """An authenticated client. `models` limits what it may use; empty means every model. An `operator` runs the
-    service: it sees the story of anybody's request, and in it what may be said to nobody else."""
+    service: it sees the story of every request, including what no other client may see."""
 
     tenant: str = ""
     tenant_salt: str = ""
@@ -56,7 +56,7 @@ class Caller:
 
 
 ANYONE: Final = Caller(operator=True)
-"""Without a key file there is nobody to tell apart."""
+"""The caller of every request where there is no key file to tell clients apart."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Keys:
     disabled: Mapping[bytes, str] = field(default_factory=dict)
 
     def caller(self, authorization: str | None) -> Caller:
-        """Who presents this `Authorization` value. Raises `invalid_api_key` or `not_allowed`."""
+        """The caller that presents this `Authorization` value. Raises `invalid_api_key` or `not_allowed`."""
         if self.callers is None:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
@@ -95,7 +95,8 @@ class _TenantEntry(msgspec.Struct, forbid_unknown_fields=True):
     tokens_per_minute: Annotated[int, msgspec.Meta(ge=1)] | None = None
     kv_bytes_max: Annotated[int, msgspec.Meta(ge=0)] | None = None
     priority_max: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    """Nobody goes before others unless the key file says so; to go behind them is anybody's choice."""
+    """Highest priority that the tenant may ask for. No tenant goes before others unless the key file says so; any
+    tenant may choose to go behind them."""
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,10 +108,10 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 def load_keys(path: Path) -> Keys:
     """Read a key file: `{"salt_key": "…", "keys": {"<key>": "<tenant>" | {"tenant": …, "models": […]}}}`.
 
-    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …, "kv_bytes_max": …,
-    "priority_max": …}}` gives tenants quotas and says how high a priority they may ask for, 0 where it does not;
-    `"operator": true` beside a key's tenant makes it one of whoever runs the service, without a bound on priorities.
-    Every router of a service needs the same `salt_key`, else they do not share prefixes. Raises `bad_setting`.
+    `"tenants": {"<tenant>": {"requests_per_minute": …, "tokens_per_minute": …, "kv_bytes_max": …, "priority_max":
+    …}}` gives tenants quotas and the highest priority they may ask for, 0 by default; `"operator": true` beside a
+    key's tenant makes it an operator's key, without a bound on priorities. Every router of a service needs the same
+    `salt_key`, else they do not share prefixes. Raises `bad_setting`.
     """
     try:
         content = msgspec.json.decode(path.read_bytes(), type=_KeyFile)

@@ -26,7 +26,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one request has of the budget, given back on leaving it."""
+    """One request's share of the body budget, given back when the context is left."""
 
     __slots__ = ("_budget", "taken")
 

@@ -13,16 +13,18 @@ from tandem.core.errors import TandemError
 SMALL_BYTES: Final = 128 << 10
 """A body that is no longer is not counted: it cannot have many."""
 UNITS_MIN: Final = 1 << 18
-"""What every body may have, whatever the context is, in units of an element: about 20 ms of decoding and checking."""
+"""Units that every body may have, whatever the context length; an element of a list is one unit. About 20 ms of
+decoding and checking."""
 _SLICE_BYTES: Final = 64 << 10
 _CONTAINER: Final = 12
 _KEY: Final = 3
-"""What an object or array, and a key, take of the time that an element of a list takes, roughly."""
+"""Approximate cost of an object or array (`_CONTAINER`) and of a key (`_KEY`), relative to the time that an element
+of a list takes."""
 
 
 class BodyShape:
-    """What has been counted of one body. `units` are elements of lists; a key counts as three, an object or array as
-    twelve of them."""
+    """Count of the parts of one body so far. `units` are elements of lists; a key counts as three of them, an object
+    or array as twelve."""
 
     __slots__ = ("_escape", "_in_text", "units")
 

@@ -29,7 +29,7 @@ class Conversations:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
+        """Size of the cached conversations in bytes; 0 without a cache."""
         return self._cache.size_bytes if self._cache is not None else 0
 
     async def tokens(
@@ -68,7 +68,7 @@ class AllConversations:
         self._known: dict[str, tuple[Renderer, Conversations]] = {}
 
     def of(self, model: str, renderer: Renderer) -> Conversations:
-        """Those of one model."""
+        """The conversations of one model."""
         known = self._known.get(model)
         if known is None or known[0] is not renderer:
             made = Conversations(renderer, self._tokenizing, self._clock, self._meter, self._bytes_max)

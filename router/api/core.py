@@ -55,7 +55,7 @@ _U64: Final = (1 << 64) - 1
 _TOKEN_BYTES: Final = 64
 """Of a body, at most, for each token that a context has; escaped characters have twelve."""
 _BESIDE_PROMPTS_BYTES: Final = 1 << 20
-"""What a body may have besides, in tools, schemas and the like."""
+"""Bytes that a body may have besides its prompts, in tools, schemas and the like."""
 
 _CLIENTS_FAULT: Final = frozenset(
     ("invalid_request", "unsupported_parameter", "context_length_exceeded", "model_not_found", "body_too_large")
@@ -70,13 +70,13 @@ def nothing_coming() -> Mapping[str, str]:
 
 
 def default_slo(model: str) -> Slo:
-    """Nobody says what requests are to hold."""
+    """The default SLO, for services that configure none."""
     return DEFAULT
 
 
 @dataclass(frozen=True)
 class ApiDeps:
-    """What the front door is built over. `renderers` are by the name clients call the model."""
+    """The dependencies of `ApiCore`. `renderers` are keyed by the model name that clients use."""
 
     generator: Generator
     renderers: Mapping[str, Renderer]
@@ -91,7 +91,7 @@ class ApiDeps:
     coming: Callable[[], Mapping[str, str]] = nothing_coming
     """Models without a renderer yet, each with the reason."""
     slo: Callable[[str], Slo] = default_slo
-    """What requests for a model are to hold."""
+    """Gives the SLO that requests for a model are to meet."""
 
 
 class ApiCore:
@@ -139,8 +139,8 @@ class ApiCore:
         return "the router is stopping" if self._draining else self.services.generator.ready()
 
     def body_bytes_max(self, announced: bytes | None, prompts_max: int) -> int:
-        """What a body of so many prompts may have, given how long it says it is: more than the longest context takes
-        is not read, but where images are taken."""
+        """Bytes that a body of so many prompts may have, given its announced length. More than the longest context
+        takes is not read, unless images are accepted."""
         most = self.settings.body_bytes_max
         if announced is not None and announced.isdigit() and int(announced) <= _BESIDE_PROMPTS_BYTES:
             return most
@@ -333,8 +333,9 @@ class ApiCore:
         return exchange
 
     def refused(self, arrival: RequestContext, error: TandemError) -> None:
-        """A request ended before it was started: count it, keep its span, let go of its id and key. What its client
-        should not have sent is charged: reading it took as long as what is answered."""
+        """Close a request that ended before it was started: count it, keep its span, release its id and key. A
+        request that its client should not have sent is charged: reading it took as long as reading one that is
+        answered."""
         paid = arrival.charged or (arrival.claim is not None and arrival.claim.admitted)
         if error.code in _CLIENTS_FAULT and not paid:
             caller = arrival.caller
@@ -360,8 +361,8 @@ class ApiCore:
         return exchange.standing()
 
     def story(self, request_id: str, caller: Caller) -> tuple[Span, ...]:
-        """What is known of a request that has ended; empty when it is unknown or another tenant's. Of those that
-        several tenants had under one id an operator sees the first."""
+        """The spans of a request that has ended; empty when the request is unknown or another tenant's. Where several
+        tenants had requests under one id, an operator sees the first."""
         spans_of = self.services.recorder.spans
         for root in spans_of(request_id, None if caller.operator else caller.tenant):
             if root.name == ROOT:
@@ -427,7 +428,7 @@ class ApiCore:
 
 
 def prompt_bounds(model: ServedModel, within_s: float) -> Bounds:
-    """What rendering a conversation may come to: as many characters as a body may have bytes."""
+    """Bounds on rendering a conversation: as many characters as a body may have bytes."""
     return Bounds(within_s, _BESIDE_PROMPTS_BYTES + _TOKEN_BYTES * model.context_tokens)
 
 
@@ -437,8 +438,8 @@ def _longest(models: Iterable[ServedModel]) -> int:
 
 
 def salt_of(caller: Caller, cache_salt: str | None) -> str:
-    """What keeps cached blocks apart: the tenant always, and within it whatever the client asks for. A tenant's own
-    salt has no slash, so no choice of a client's reaches another tenant's blocks."""
+    """The salt that keeps cached blocks apart: by tenant always, and within a tenant by the salt that the client asks
+    for. A tenant's own salt has no slash, so no choice of a client's reaches another tenant's blocks."""
     return caller.tenant_salt if cache_salt is None else f"{caller.tenant_salt}{SALT_SEPARATOR}{cache_salt}"
 
 

@@ -43,12 +43,12 @@ MESSAGE_CHARS_MAX: Final = 2000
 """Characters of an error's message that a client is sent and that is kept: some quote what it sent itself, which may
 be megabytes."""
 PARAM_CHARS_MAX: Final = 256
-"""The same of the field's name."""
+"""Characters of the name of an error's field that a client is sent and that are kept."""
 
 
 def for_client(error: TandemError) -> TandemError:
-    """The same error in the codes clients know, of a length that fits gRPC's metadata: what only services tell each
-    other becomes its visible kin."""
+    """The same error in the codes that clients know, short enough for gRPC's metadata. A code used only between
+    services becomes its client-visible counterpart."""
     code = _CLIENT_CODE.get(error.code, error.code)
     message = shortened(error.message, MESSAGE_CHARS_MAX)
     param = None if error.param is None else shortened(error.param, PARAM_CHARS_MAX)
@@ -99,7 +99,7 @@ _REFUSED: Final[dict[Reason, str]] = {
 
 
 def explain(refusal: Refusal) -> Explained:
-    """What the HTTP server refuses, as an error of the API."""
+    """The API's error for a request that the HTTP server refuses."""
     error = TandemError(_REFUSED[refusal.reason], refusal.problem)
     return Explained(error_json(error), error_headers(error))
 

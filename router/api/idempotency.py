@@ -53,7 +53,8 @@ class Claim(msgspec.Struct):
 
 
 def fingerprint(kind: str, body: bytes) -> bytes:
-    """What must be equal for two requests to be the same one: the interface and every byte asked."""
+    """Digest of what two requests must have in common to be the same one: the interface and every byte of the
+    body."""
     return hashlib.sha256(kind.encode() + b"\x00" + body).digest()
 
 

@@ -1,7 +1,7 @@
-"""What the outputs of one generation say, from some place of the answer on.
+"""Parsed outputs of one generation, from a given place of the answer on.
 
-A parser has to be told a sequence from its beginning. Where a client comes back it is told everything again, and only
-what lies beyond the client's place is said.
+A parser must be fed a sequence from its beginning. When a client comes back, the parser is fed everything again, and
+only what lies beyond the client's place is reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from router.api.parsers.output import OutputParser
 
 
 class ParsedOutput(msgspec.Struct, frozen=True):
-    """What an output adds. The client has `skipped` of its tokens already."""
+    """What one output adds to the answer. The client has `skipped` of its tokens already."""
 
     said: ParsedDelta
     finish: str | None
@@ -56,7 +56,8 @@ class GenerationParser:
         self._sequences = [_Sequence(output_parser(base + number), *place) for number, place in enumerate(placed)]
 
     def hear(self, sequence: int, position: int, tokens: int, text: str, finish: str | None) -> ParsedOutput | None:
-        """What so many tokens from `position` on add; None when the client has all of them."""
+        """Parse the text of `tokens` tokens from `position` on and give what it adds; None when the client has all of
+        them."""
         one = self._sequences[sequence]
         skipped, text = one.skip(position, tokens, text)
         if tokens and skipped == tokens:

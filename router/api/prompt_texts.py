@@ -1,7 +1,7 @@
-"""Where a token of a prompt stands in its text, for people: of recent requests, and only when somebody asks.
+"""Locates a token of a prompt in its text, for people to read: of recent requests, and only on demand.
 
-A prompt's tokens are kept as they came, in a bounded number of bytes; text is made of them when somebody asks. It is
-shown to whoever may see the request's story, and is in no span, log or metric.
+A prompt's tokens are kept as they came, in a bounded number of bytes; they become text only on demand. The text is
+shown to callers that may see the request's story, and is in no span, log or metric.
 """
 
 from collections import OrderedDict

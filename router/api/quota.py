@@ -13,12 +13,13 @@ from tandem.core.errors import TandemError
 
 MINUTE_S: Final = 60.0
 _BYTES_PER_TOKEN: Final = 4
-"""What a refused body, which has no tokens, is charged by."""
+"""Bytes of a refused body that are charged as one token, since such a body has no tokens."""
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What a tenant may use per minute, have of KV in workers' tiers, and ask for as priority. None: no bound."""
+    """Limits of a tenant: requests and tokens per minute, KV bytes in workers' tiers, and priority. None means no
+    bound."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

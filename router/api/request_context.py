@@ -44,9 +44,9 @@ class RequestContext(msgspec.Struct):
     tokenized: TokenizeSpan | None = None
     speech: ParserSpec | None = None
     body_bytes: int = 0
-    """What has been read of its body."""
+    """Bytes of the request's body that have been read."""
     charged: bool = False
-    """Its tenant has paid for it."""
+    """Whether the request has been charged to its tenant."""
 
     def part_id(self, number: int) -> str:
         """The id of one of the request's generations."""
@@ -83,7 +83,7 @@ class RequestRegistry:
         return RequestContext(generation.request_id, generation.trace, "", received, generation.received_wall, caller)
 
     def hold(self, arrival: RequestContext) -> None:
-        """The request runs; nobody else gets its id."""
+        """Keep the id of a running request from being given to another request."""
         self._open.add(arrival.request_id)
 
     def release(self, arrival: RequestContext) -> None:

@@ -1,4 +1,4 @@
-"""What a request wants beyond free text: how its answer is to be read, and what it has to be."""
+"""What a request wants beyond free text: how its answer is to be parsed, and what form it must have."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -83,7 +83,7 @@ def _wants(
 
 
 def opened(speech: ParserSpec, prompt: bytes, token_bytes: Callable[[int], bytes]) -> ParserSpec:
-    """The same, knowing whether the prompt (packed token ids) has begun the reasoning already."""
+    """`speech`, with a note of whether the prompt (packed token ids) has already begun the reasoning."""
     if not speech.reasoning:
         return speech
     tail = b"".join(map(token_bytes, unpack_tokens(prompt[-4 * _TAIL_TOKENS :]))).decode("utf-8", "replace")

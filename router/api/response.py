@@ -21,7 +21,7 @@ histogram, seldom enough not to be noticed."""
 
 
 class Starter(Protocol):
-    """Who starts a generation, or joins it (`router.generation.Generator`, in part)."""
+    """Starts a generation, or joins one (`router.generation.Generator`, in part)."""
 
     def start(self, generation: Generation, sink: Sink) -> Running: ...
 
@@ -166,7 +166,7 @@ class ApiResponse:
         self._report(error, None)
 
     def abandon(self, reason: str) -> None:
-        """Stop every generation; nobody is left to tell."""
+        """Stop every generation when no client is left to answer."""
         if self.ended:
             return
         self.ended = True

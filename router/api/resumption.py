@@ -18,7 +18,7 @@ _PLACE: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,10}){0,255}")
 
 
 class ResumeContext(msgspec.Struct, frozen=True):
-    """What of a request is not about tokens. Travels with it as `Generation.resume`."""
+    """The part of a request that is not about tokens. It travels with the request as `Generation.resume`."""
 
     chat: bool
     model: str
@@ -39,7 +39,7 @@ def encode_resume_context(
 
 
 def decode_resume_context(generation: Generation) -> ResumeContext:
-    """Those of a resumable request."""
+    """The resume context of a resumable request."""
     assert generation.resume is not None, f"{generation.request_id} is not resumable"
     return msgspec.msgpack.decode(generation.resume, type=ResumeContext)
 
@@ -53,7 +53,8 @@ def form_of(facts: ResumeContext, request_id: str, vocabulary: Vocabulary, sourc
 
 
 def source_of(generation: Generation) -> str:
-    """What the ids of a request's tool calls are drawn from: its own, and the same on every router."""
+    """The string from which the ids of a request's tool calls are drawn: the request's own, and the same on every
+    router."""
     return f"{generation.trace.span_id}\x00{generation.trace.trace_id}"
 
 
@@ -73,8 +74,8 @@ def place_of(event_id: str | None, sequences: int) -> tuple[int, ...]:
 
 
 class Gathers(Protocol):
-    """An answer that can take much at once. One that reads what it is told wants to hear it `from_start`, and leaves
-    out what its client has."""
+    """An answer that can take much output at once. One that parses its output sets `from_start` to receive it from
+    the beginning, and leaves out what its client already has."""
 
     from_start: bool
 

@@ -1,6 +1,6 @@
-"""What the front door writes down about a request: its root span and the figures seen from the client's side.
+"""What the front door records about a request: its root span and the figures seen from the client's side.
 
-As in dispatch only the facts are put together; they become spans when somebody looks.
+As in dispatch, only the facts are gathered; they become spans when they are read.
 """
 
 from collections.abc import Callable

@@ -27,10 +27,11 @@ from tandem.process.logs import event
 _log = logging.getLogger(__name__)
 
 _SETTLE_S: Final = 0.05
-"""Changes that come together are told together."""
+"""Seconds to wait after a change, so that changes that come together are reported together."""
 _LOOK_EVERY_S: Final = 1.0
 _SETTINGS: Final = ReflectorSettings(backoff=Backoff(0.5, 5.0))
-"""Routers are few, and what they do not hear of gets no requests: they ask again sooner than operators do."""
+"""Reflector settings of a router. Routers are few, and workers that a router does not know of get no requests, so
+routers retry sooner than operators do."""
 
 
 Connect = Callable[[], Awaitable[Cluster]]
@@ -49,7 +50,7 @@ class DiscoveryListener(Protocol):
 
 @dataclass(frozen=True)
 class WatchDeps:
-    """What watching needs of the process, and the text sides that it keeps current."""
+    """What watching needs of the process, and the text sides that the watch keeps current."""
 
     texts: TextSides
     clock: Clock

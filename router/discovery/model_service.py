@@ -22,7 +22,7 @@ _FEATURES: Final = {
     "simulated": (ITL_TARGET,),
     "vllm": ("adapters", "grammar", "prompt_logprobs"),
 }
-"""What engines can do beyond the rest, for models that no worker has told about yet."""
+"""Features of each engine type beyond the common ones, for models that no worker has reported yet."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class TextSource:
     preset: str | None = None
     """Of a simulated model."""
     context_tokens: int | None = None
-    """What the engine is told to serve of the model's context."""
+    """How much of the model's context, in tokens, the engine is configured to serve."""
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What decides over its content."""
+        """The values that determine the content of the source."""
         return msgspec.structs.replace(self.model, aliases=()), self.simulated, self.preset, self.context_tokens
 
 

@@ -23,7 +23,7 @@ _MARGIN_S: Final = 30.0
 
 @dataclass(frozen=True)
 class WorkerPod:
-    """One worker. `service` is `namespace/name`; `drain_within_s` is None while nobody asks it to leave."""
+    """One worker. `service` is `namespace/name`; `drain_within_s` is None while the worker is not asked to leave."""
 
     address: str
     name: str
@@ -59,8 +59,8 @@ def _is_ready(status: Json) -> bool:
 
 
 def _drain_within_s(metadata: Json, annotations: Mapping[str, str]) -> float | None:
-    """What the annotation says, or what a pod that is being deleted has left for its drain. Never a figure that
-    changes by itself: every change asks the worker again."""
+    """The seconds within which the worker is to drain: what the annotation says, or what a pod that is being deleted
+    has left for its drain. The figure never changes by itself, since every change asks the worker again."""
     asked = _seconds(annotations.get(DRAIN_WITHIN))
     if "deletionTimestamp" not in metadata:
         return asked

@@ -61,7 +61,7 @@ class TextSides(Mapping[str, Renderer]):
         }
 
     def context_tokens(self, model: str) -> int | None:
-        """What the model's files say of its context, once they have been read."""
+        """The model's context length in tokens according to its files; None until they have been read."""
         side = self._sides.get(model)
         return None if side is None else side[1].context_tokens
 

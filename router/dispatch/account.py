@@ -1,4 +1,4 @@
-"""What a request came to: its story in spans, how much of its prompt was cached, when its first token came."""
+"""The account of a request: its story in spans, how much of its prompt was cached, when its first token came."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,11 +20,12 @@ class Account:
         self._arrived = arrived
         self._story = DispatchTrace(generation, tools.entropy)
         self._cached_expected: int | None = None
-        """What the first placement counted on: what later ones find may be an attempt's own."""
+        """Cached prompt tokens that the first placement counted on. What later placements find may come from an
+        attempt of this same request."""
         self._first_at: float | None = None
         self._elsewhere = False
         self.cached: int | None = None
-        """Prompt tokens nobody had to compute, once a worker has told."""
+        """Prompt tokens that did not have to be computed; None until a worker has reported them."""
         self._by_tier: Mapping[str, int] | None = None
         self._kept: tuple[PrefixReplica, ...] = ()
         self._prompt_tokens = generation.prompt_tokens
@@ -47,7 +48,8 @@ class Account:
 
     @property
     def first_at(self) -> float | None:
-        """When its first token came to this router; None also when another router may have had it before."""
+        """When the request's first token reached this router; None also when another router may have received it
+        before."""
         return None if self._elsewhere else self._first_at
 
     def advanced(self, attempt: Attempt) -> None:

@@ -13,8 +13,8 @@ from tandem.core.kv import adapter_root, tenant_root
 
 
 def content_hash(workers: Sequence[WorkerView], adapter: str) -> str | None:
-    """The content that most workers have under an adapter's name; None when nobody has it. While it is being
-    replaced a request stays with one content on all its workers."""
+    """The content hash that most workers have under an adapter's name; None when no worker has the adapter. While the
+    content is being replaced, a request stays with one content on all its workers."""
     if not adapter:
         return ""
     found = Counter(sorted(worker.adapters[adapter] for worker in workers if adapter in worker.adapters))
@@ -22,7 +22,7 @@ def content_hash(workers: Sequence[WorkerView], adapter: str) -> str | None:
 
 
 def features_of(generation: Generation) -> tuple[str, ...]:
-    """What the engine of a request's worker has to be able to do beyond the rest (`Hello.features`)."""
+    """Features beyond the common ones that the engine of a request's worker must have (`Hello.features`)."""
     asked = {
         "grammar": generation.grammar,
         "images": generation.images or None,
@@ -32,7 +32,7 @@ def features_of(generation: Generation) -> tuple[str, ...]:
 
 
 def needs_of(generation: Generation, workers: Sequence[WorkerView]) -> Needs | None:
-    """What a request needs that not every worker has."""
+    """The needs of a request that not every worker meets; None where it has none."""
     features = features_of(generation)
     if not features and not generation.adapter:
         return None

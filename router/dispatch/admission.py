@@ -1,9 +1,10 @@
-"""Admission: how many requests the router holds, who waits, who goes next. Pure; one owner changes it in place.
+"""Admission: how many requests the router holds, which of them wait, and which goes next. Pure; one owner changes it
+in place.
 
-A request goes at once while a worker of its model has room and nobody of equal or higher priority waits. Otherwise it
-waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker. One that is not
-expected to have its turn in time is refused when it comes (`refusal`); one that nobody is before never is, whatever
-has been learned, so the service always has work to learn better from.
+A request goes at once while a worker of its model has room and no request of equal or higher priority waits.
+Otherwise it waits, bounded in number and time, so that it is placed late and well instead of queueing at a worker. A
+request that is not expected to have its turn in time is refused on arrival (`refusal`). A request with none ahead of
+it is never refused, whatever has been learned, so the service always has work to learn better from.
 """
 
 import heapq
@@ -33,7 +34,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Queued:
-    """It waits; `ahead` requests of the same model go first."""
+    """The request waits; `ahead` requests of the same model go first."""
 
     ahead: int
 
@@ -72,7 +73,8 @@ class FirstToken(NamedTuple):
     variance: float = 0.0
 
     def after(self, first_s: float) -> "FirstToken":
-        """The same once one more request, expected to take `first_s`, has left the queue. It counts for a tenth."""
+        """This estimate after one more request, expected to take `first_s`, has left the queue. The request counts
+        for a tenth."""
         off_s = first_s - self.mean_s
         return FirstToken(self.mean_s + _SHARE * off_s, self.variance + _SHARE * (off_s**2 - self.variance))
 
@@ -236,7 +238,8 @@ class Admission:
             assert queued <= self._settings.queued_max, f"{queued} requests for {model} are queued"
 
     def retry_after_s(self, model: str) -> float:
-        """When a place in line is likely: the line's length times its latest pace, however old, 1 to 30 s."""
+        """Seconds until a place in line is likely: the line's length times its latest pace, however old, 1 to 30
+        s."""
         line = self._lines.get(model)
         interval_s = line.interval_s if line is not None and line.ends >= _ENDS_MIN else _INTERVAL_S
         return _retry_after_s(self.queued(model) * interval_s)

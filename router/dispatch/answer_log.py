@@ -1,6 +1,6 @@
-"""The answer of a resumable request as far as it is known, for whoever listens: now, later, or again.
+"""The answer of a resumable request as far as it is known, for a client that listens now, later, or again.
 
-The log stands between dispatch and the client's sink. A listener joins after the positions that it has already, gets
+The log stands between dispatch and the client's sink. A listener joins after the positions that it already has, gets
 what came since, and then whatever comes. There is one listener at a time; the next one ends the one before.
 """
 
@@ -138,7 +138,7 @@ class Beyond:
 
 
 def _merged(outputs: Iterable[SequenceOutput]) -> Iterator[SequenceOutput]:
-    """The same with fewer pieces; what has logprobs or ends a sequence stays a piece of its own."""
+    """The same outputs in fewer pieces; an output that has logprobs or ends a sequence stays a piece of its own."""
     run: list[SequenceOutput] = []
     for output in outputs:
         plain = not output.logprobs and output.finish is None

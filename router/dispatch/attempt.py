@@ -162,7 +162,7 @@ class WorkerStream:
         self.peer.send(command)
 
     def fence(self, *, cancel: bool) -> None:
-        """Nothing of this leg counts any more. With `cancel` the worker is told to free it."""
+        """Ignore everything that this leg brings from now on. With `cancel`, the worker is also asked to free it."""
         if cancel and self.open:
             self.peer.send(Cancel(self.handle))
         self.live = False
@@ -191,14 +191,14 @@ class WorkerStream:
 
     @property
     def prompt_tokens_left(self) -> int:
-        """What is still to be computed of the prompt there, as far as is known: at least one token until its first
-        one is here, nothing once it is or the leg is fenced."""
+        """Prompt tokens still to be computed on this leg's worker, as far as is known: at least one until the first
+        token arrives, none after that or once the leg is fenced."""
         tokens = self._work.prompt_tokens if self._work is not None else 0
         return max(1, tokens - self.computed) if tokens else 0
 
     @property
     def sequences_held(self) -> int:
-        """What this leg contributes to the worker's sequences in flight."""
+        """Sequences that this leg contributes to the worker's sequences in flight."""
         return self._work.sequences if self._work is not None else 0
 
 
@@ -225,14 +225,14 @@ class Attempt:
     moves_prompt: bool = False
     """Once that has ended, the whole attempt goes elsewhere: nothing had been computed."""
     transferred: bool = False
-    """Decode's fetch has ended: nobody wants prefill's blocks any more."""
+    """Whether decode's fetch has ended, so that prefill's blocks are no longer needed."""
     missing: MissingBlocks | None = None
-    """What decode's fetch has not brought: decode waits for the word to compute it."""
+    """The blocks that decode's fetch has not brought. Decode waits for permission to compute them."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def progressed_s(self) -> float:
-        """When a worker said last that it gets on."""
+        """When a worker of the attempt last reported progress."""
         return max(leg.progressed_s for leg in self.worker_streams())
 
     def worker_streams(self) -> tuple[WorkerStream, ...]:

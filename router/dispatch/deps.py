@@ -1,4 +1,4 @@
-"""What every running request uses, and what it needs of the dispatcher."""
+"""The dependencies that every running request uses, and what a request needs of the dispatcher."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -33,7 +33,8 @@ class DispatchDeps:
     recorder: Recorder
     meter: Meter
     planner: Callable[[SplitSettings], Planner] = Planner
-    """What decides which workers of role `auto` take prompts for others, made anew for each service."""
+    """Makes the planner that decides which workers of role `auto` take prompts for others, a new one for each
+    service."""
     alarms: Alarms = field(init=False)
     """Where all of them set their timers."""
 
@@ -78,11 +79,12 @@ class Host(Protocol[Request]):
         ...
 
     def left_revision(self, request: Request, revision: str) -> None:
-        """Nobody of the revision on which the request has begun is left, and it goes on with another."""
+        """Note that no worker of the revision on which the request has begun is left, and that it goes on with
+        another revision."""
         ...
 
     def retry_after_s(self, model: str) -> float:
-        """What to tell a refused client."""
+        """Seconds after which a refused client should try again."""
         ...
 
     def over(self, request: Request) -> None:

@@ -35,8 +35,8 @@ from tandem.core.errors import TandemError
 from tandem.core.messages import Load, SplitPublished
 
 _NO_EVIDENCE: Final = 4.0
-"""A line of which no pace has been seen is taken to be so much faster than it is expected to be: where no objective
-is at stake a guess refuses nobody who might have had a turn."""
+"""How many times faster than expected a line is taken to be while no pace of it has been seen. Where no objective is
+at stake, a guess then refuses no request that might have had its turn."""
 _AHEAD_S: Final = 1.0
 """So long before a worker has memory for it a request is sent there: figures are late, and the worker is to have
 something to begin with."""
@@ -55,7 +55,7 @@ class Dispatcher:
         self._prefill_rebalancer = PrefillRebalancer(tools, fleet, self._placing)
         self._memory = KvMemory(fleet, tools, self._prefill_rebalancer)
         self._first: dict[str, FirstToken] = {}
-        """What is expected of those placed lately, by line."""
+        """The expected time to first token of recently placed requests, by line."""
         self._resumables = Resumables(tools)
         self._returns = ResumeManager(fleet, tools, self._resumables, self)
         self._reserved = 0
@@ -121,7 +121,7 @@ class Dispatcher:
         return "the router is draining" if self._admission.draining else self._serving.problem()
 
     def standings(self) -> ServingStatus:
-        """What became of requests, per model and revision, and what waits."""
+        """The outcomes of requests, per model and revision, and the requests that wait."""
         return serving_status(self._requests.values(), self._tallies, self._fleet.services, self._tools)
 
     def outlooks(self, models: Collection[str] = ()) -> tuple[FleetOutlook, ...]:
@@ -150,7 +150,8 @@ class Dispatcher:
         return self._admission.held
 
     def close(self, error: TandemError) -> None:
-        """End every request with `error`, typed, and let go of all handles. Resumable ones stay with the workers."""
+        """End every request with `error`, typed, and release all handles. Resumable requests stay with the
+        workers."""
         self._returns.close()
         for request in tuple(self._requests.values()):
             if request.generation.resume is None:

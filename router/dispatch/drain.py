@@ -81,7 +81,8 @@ class DrainMigrator:
         )
 
     def _step_s(self, peer: Peer) -> float:
-        """What a step takes there: as last measured, or what the cost model expects."""
+        """Seconds that a step takes on the worker: as last measured or as the cost model expects, whichever is
+        longer."""
         load = peer.view.load
         expected_s = self._tools.costs.step_ms(peer.worker_id, peer.view.sequences) / 1e3
         return max(load.step_s, expected_s) if load is not None else expected_s

@@ -16,14 +16,14 @@ def too_late(allowed_s: float, tokens: int) -> TandemError:
 
 
 def no_worker_came(waited_s: float, obstacle: Unplaced | None, retry_after_s: float) -> TandemError:
-    """It waited for a worker as long as it may."""
+    """The error of a request that has waited for a worker as long as it may."""
     known = obstacle or Unplaced("queue_full", ("others were first",))
     message = f"no worker could take the request within {waited_s:.1f} s: {'; '.join(known.reasons)}"
     return TandemError(known.code, message, retry_after_s=retry_after_s)
 
 
 def not_in_time(reason: str, retry_after_s: float) -> TandemError:
-    """Nobody is expected to have computed its prompt before its client's deadline."""
+    """The error of a request whose prompt no worker is expected to have computed before its client's deadline."""
     message = f"prompts are computed more slowly than they come: {reason}"
     return TandemError("queue_full", message, retry_after_s=min(30.0, max(1.0, retry_after_s)))
 

@@ -14,7 +14,7 @@ _UNKNOWN_COST = Breakdown(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class RecoveredAttempt:
-    """What one worker handed over: the attempt under `handle`, everything said of it, the code with which its fetch
+    """What one worker handed over: the attempt under `handle`, every output of it, the code with which its fetch
     ended (None while it goes on), and how it ended if it has."""
 
     peer: Peer
@@ -66,13 +66,13 @@ class Failover:
 
     @property
     def outputs(self) -> tuple[SequenceOutput, ...]:
-        """What prefill has said."""
+        """The outputs that prefill has reported."""
         return self.prefill.outputs if self.prefill is not None else ()
 
     def attempt(
         self, owner: WorkerStreamOwner, sequences: Sequences, deliver: Deliver, span_id: str, now: float
     ) -> Attempt | None:
-        """The attempt under its claimed handles; None when nobody generates. Nothing has been replayed yet."""
+        """The attempt under its claimed handles; None when no worker generates. Nothing has been replayed yet."""
         share, prefill = self.decode, self.prefill
         if share is None:
             return None
@@ -91,7 +91,8 @@ class Failover:
         )
 
     def replay(self, attempt: Attempt, now: float) -> None:
-        """Say everything again, prefill's part first. Decode is told to do without a prefill that is lost."""
+        """Replay everything that the workers handed over, prefill's part first. Where prefill is lost, decode is
+        instructed to do without it."""
         prefill, decode = attempt.prefill, attempt.decode
         if self.prefill is not None and prefill is not None:
             self.prefill.replay(prefill, now)

@@ -1,7 +1,7 @@
 """Hedging: when prefill is late, a second attempt elsewhere races it to the first token. Off by default.
 
-Both attempts draw from (seed, sequence, position), so whoever is first brings the same token, and a position is
-accepted once whoever brings it. The first attempt to bring one goes on alone; the other is cancelled.
+Both attempts draw from (seed, sequence, position), so either brings the same token, and a position is accepted once,
+from whichever attempt brings it. The first attempt to bring one goes on alone; the other is cancelled.
 """
 
 from collections.abc import Callable
@@ -57,15 +57,15 @@ class Hedging:
         self.second: Attempt | None = None
 
     def next_look(self, attempt: Attempt, otherwise: float, now: float) -> float:
-        """When to look at the attempt again, if other reasons to are due at `otherwise`."""
+        """When to look at the attempt again, given that a look for other reasons is due at `otherwise`."""
         if self._settings.hedge_after is None and self._settings.hedge_after_s is None:
             return otherwise
         look_at = self._late(attempt, now).look_at
         return otherwise if look_at is None else min(otherwise, look_at)
 
     def look(self, attempt: Attempt, now: float, begin: Callable[[Incarnation], bool]) -> None:
-        """Have a second attempt begun if the first is late, once. `begin` avoids the late worker, and tells whether
-        somebody else could take it."""
+        """Have a second attempt begun, once, if the first is late. `begin` avoids the late worker, and returns
+        whether another worker could take the attempt."""
         found = self._late(attempt, now)
         if found.hedge and attempt.prefill is not None:
             self._looked = attempt
@@ -103,7 +103,7 @@ class Hedging:
         return left
 
     def retire(self) -> None:
-        """The request is over: let go of who would end an attempt."""
+        """Release the callback that ends attempts, once the request is over."""
         self._close = _nobody
 
     def _late(self, attempt: Attempt, now: float) -> HedgeDecision:

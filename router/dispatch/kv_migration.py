@@ -12,7 +12,7 @@ from router.placement import Placement, PlacementRequest
 from router.placement.view import WorkerView
 
 _SPARE_BLOCKS: Final = 2
-"""What a stream that moves needs besides its tokens' blocks: the next one, and a copy of the partial one."""
+"""Blocks that a migrating stream needs besides those of its tokens: the next one, and a copy of the partial one."""
 
 
 def holds_now(receiving: WorkerView, request: PlacementRequest) -> bool:

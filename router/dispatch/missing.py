@@ -1,8 +1,8 @@
-"""What becomes of blocks of a prompt that decode could not fetch. Pure.
+"""Decides what becomes of blocks of a prompt that decode could not fetch. Pure.
 
-Computing them again is a retry: a fault that all hand-offs have would otherwise have every prompt computed twice at
-once. Where too much is being retried decode waits, and the budget is asked again for a bounded time: nothing else
-brings the blocks any more, and failing the request helps nobody.
+Computing them again is a retry: otherwise a fault that all hand-offs share would have every prompt computed twice at
+once. Where too much is being retried, decode waits, and the budget is asked again for a bounded time: nothing else
+brings the blocks any more, and failing the request would help no one.
 """
 
 from dataclasses import dataclass, replace

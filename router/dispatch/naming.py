@@ -1,7 +1,7 @@
-"""Names of prompts' blocks: what is known of a prefix is not named again.
+"""Names the blocks of prompts, without naming again the part of a prefix that is already known.
 
-A conversation comes again with every turn, a little longer. Its names are kept beside the tokens that they stand
-for, per root name, so that nobody finds what another tenant's prompts have left. Pure.
+A conversation comes again with every turn, a little longer. Its names are kept beside the tokens that they stand for,
+per root name, so that no tenant finds what another tenant's prompts have left. Pure.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Naming:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
+        """Bytes that the kept prompts and names take."""
         return self._known.size_bytes
 
     def names(self, root: bytes, packed: bytes, block_tokens: int) -> Sequence[bytes]:

@@ -1,4 +1,4 @@
-"""What a request is to hold, as its service says, and what that counts beside others. Pure."""
+"""The objective of a request, as its service states it, and its weight beside the objectives of others. Pure."""
 
 from typing import Final
 

@@ -42,8 +42,8 @@ class Placing:
     def find(
         self, request: RequestState, avoid: tuple[tuple[str, int], ...] = (), *, moves: bool = False
     ) -> PlacementResult | Unplaced:
-        """Workers for the request, none of them in `avoid` (id, epoch) if there are others. Where its prompt `moves`
-        nobody is taken to have soon what its last placement has promised."""
+        """Workers for the request, none of them in `avoid` (id, epoch) if there are others. Where its prompt `moves`,
+        no worker counts as about to hold the blocks that the request's last placement has promised."""
         generation, fleet = request.generation, self._fleet
         if not fleet.views(generation.model):
             return Unplaced("no_workers", (fleet.services.nobody(generation.model),))

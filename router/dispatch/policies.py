@@ -8,7 +8,8 @@ from router.placement import Policy, make_policy
 
 
 class Policies:
-    """What a policy keeps between decisions is of one service; without services there is one for all models."""
+    """The placement policies in use. What a policy keeps between decisions belongs to one service; without services,
+    one policy serves all models."""
 
     def __init__(self, services: ServiceRegistry, tools: DispatchDeps) -> None:
         self._services = services

@@ -1,6 +1,6 @@
-"""Position ownership of one sequence: each position is accepted once, in order, whoever brings it.
+"""Position ownership of one sequence: each position is accepted once, in order, whichever worker brings it.
 
-Workers repeat themselves and each other: prefill and decode both report the first token, a resumed attempt
+Workers repeat themselves and each other: prefill and decode both report the first token, and a resumed attempt
 overlaps what was accepted. A repeat must equal what was accepted. Pure; one owner changes it in place.
 """
 
@@ -20,7 +20,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 class Positions:
-    """What has been accepted of one sequence. `moved_s` belongs to the owner: when it last grew."""
+    """The accepted positions of one sequence. `moved_s`, the time when they last grew, belongs to the owner."""
 
     __slots__ = ("finish", "moved_s", "sequence", "text_chars", "tokens")
 

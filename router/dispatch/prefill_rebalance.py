@@ -82,8 +82,8 @@ class PrefillRebalancer:
         return {each.request.key: self._first_s(peer, each.tokens) for each in _waiting(peer)}
 
     def _relieve(self, peer: Peer, waiting: Sequence[_Waiting], now: float) -> None:
-        """The last have most to gain by another place, and take nobody's by it. A look costs a walk over what waits,
-        and a bounded number of placements."""
+        """Judge the waiting prompts, the last in the queue first: these gain most by another place, and leaving takes
+        no other prompt's place. A look costs a walk over the waiting prompts, and a bounded number of placements."""
         judged, passed = 0, self._passed.pop(peer.worker_id, 0)
         if passed >= len(waiting):
             passed = 0

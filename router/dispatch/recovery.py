@@ -13,7 +13,7 @@ from tandem.core.messages import AttemptFailed, AttemptReport, AttemptResumed, C
 
 
 class RecoveryStream:
-    """`router.fleet.peer.Target` of one claim: keeps what comes until somebody else takes the handle over."""
+    """`router.fleet.peer.Target` of one claim: keeps what arrives until another target takes over the handle."""
 
     def __init__(self, peer: Peer, answered: Callable[[], None]) -> None:
         self.peer = peer
@@ -37,7 +37,7 @@ class RecoveryStream:
         self._report = report
 
     def on_progress(self, now: float, tokens: int) -> None:
-        """Its bounds are its own."""
+        """Ignore progress: the claim has time bounds of its own."""
 
     def on_transferred(self, code: str) -> None:
         self._transferred = code
@@ -51,7 +51,7 @@ class RecoveryStream:
         self._settle()
 
     def share(self, claimed: AttemptResumed) -> RecoveredAttempt:
-        """What the worker has handed over."""
+        """The attempt that the worker has handed over."""
         transferred = "" if self._transferred is None and claimed.transferred else self._transferred
         said = tuple(self._outputs)
         return RecoveredAttempt(self.peer, self.handle, claimed, said, transferred, self._failure, self._report)
@@ -87,7 +87,8 @@ class Recovery:
                     await self._news.wait()
 
     def take(self, clock: Clock, total_s: float) -> Failover | None:
-        """What is to go on; everything else that was handed over is let go of. None when there is nothing."""
+        """The attempt that is to go on, with everything else that was handed over released. None when there is
+        nothing to go on with."""
         genuine = [
             pair for recovery_stream in self._claimants if (pair := self._genuine(recovery_stream)) is not None
         ]
@@ -127,7 +128,8 @@ class Recovery:
         return any(share.decodes and (share.moved or share.claimed.attempt in attempts) for share in genuine)
 
     def _genuine(self, recovery_stream: RecoveryStream) -> tuple[ResumeToken, RecoveredAttempt] | None:
-        """What a worker handed over, unless it is not what was asked for."""
+        """The token and attempt that a worker handed over; None unless they belong to the request that was
+        claimed."""
         if recovery_stream.claimed is None:
             return None
         sealed = decode_resume_token(self._keyring, recovery_stream.claimed.resume)

@@ -1,7 +1,7 @@
-"""What becomes of a hand-off before decode has its prompt: blocks do not come, or its prefill worker is lost, stands
-still or is starved.
+"""Handles a hand-off until decode has its prompt: blocks do not come, or the prefill worker is lost, stands still or
+is starved.
 
-A prefill that is not wanted any more is cancelled, and has ended, before anybody else computes its prompt.
+A prefill that is not wanted any more is cancelled, and has ended, before another worker computes its prompt.
 """
 
 from abc import abstractmethod
@@ -29,8 +29,9 @@ class RequestHandOff(RequestLifecycle[Self]):
     # ---- what is told of the hand-off ----
 
     def transferred(self, leg: WorkerStream, code: str) -> None:
-        """Decode has of the blocks what it will get. Where that is not all it waits for the word to compute the rest,
-        and then needs nobody to tell it the first token: prefill may still be far from its turn."""
+        """Note that decode has all the blocks that it will get. Where some are missing, decode waits for permission
+        to compute the rest. It then does not need the first token from another worker: prefill may still be far from
+        its turn."""
         attempt = self._attempt
         if attempt is None or leg is not attempt.decode:
             if code:
@@ -72,8 +73,9 @@ class RequestHandOff(RequestLifecycle[Self]):
             attempt.prefill.fence(cancel=True)
 
     def pair_opened(self, prefill: str, decode: str, reason: str) -> None:
-        """Nothing gets from one worker to the other: an attempt on both that still needs it computes on decode, at
-        once instead of after a stalled transfer of its own. That is nobody's choice, and no retry is charged."""
+        """Note that nothing gets from one worker to the other. An attempt on both that still needs the transfer
+        computes on decode, at once instead of after a stalled transfer of its own. No retry is charged, since the
+        request did not choose this."""
         attempt = self._attempt
         if attempt is None or attempt.prefill is None or attempt.transferred or not attempt.decode.watched:
             return

@@ -1,6 +1,6 @@
-"""What a request is from its admission to its end: its legs, its time, its account, and exactly one end.
+"""A request from its admission to its end: its legs, its time, its account, and exactly one end.
 
-`router.dispatch.request_state` makes attempts of it.
+`router.dispatch.request_state` adds the attempts.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ _OVERDUE_S: Final = 0.05
 
 
 class RequestLifecycle(ABC, Generic[Self]):
-    """Owns everything of a request that has to be let go of in the end."""
+    """Owns everything of a request that must be released at its end."""
 
     def __init__(self, host: Host[Self], tools: DispatchDeps, generation: Generation, sink: Sink, key: int) -> None:
         """The sink of a resumable request is an `AnswerLog`."""
@@ -76,7 +76,7 @@ class RequestLifecycle(ABC, Generic[Self]):
         return self._retry_state.attempts
 
     def ended(self) -> EndedRequest:
-        """What it came to, now that it is over."""
+        """The outcome and figures of the request, once it is over."""
         first_at, generation, times = self._account.first_at, self.generation, None
         if first_at is not None and generation.pin is None:
             later = max(1.0, self.accepted / generation.n - 1.0)
@@ -84,7 +84,7 @@ class RequestLifecycle(ABC, Generic[Self]):
         return EndedRequest(generation.model, self.revision, self._outcome, times, self.accepted)
 
     def missed(self, evidence: Evidence) -> None:
-        """What is known of why some of its prompt has to be computed."""
+        """Record what is known of why some of the request's prompt has to be computed."""
         self._account.missed = evidence
 
     def standing(self) -> RequestStatus:
@@ -175,8 +175,8 @@ class RequestLifecycle(ABC, Generic[Self]):
         assert not live or self.phase is Phase.RUNNING, f"a live leg while {self.phase}"
 
     def _finish(self, attempt: Attempt) -> None:
-        """Every sequence has finished. Where the first token already was the last, decode has not stopped by
-        itself and nobody has ended prefill's lease."""
+        """End the attempt once every sequence has finished. Where the first token was also the last, decode has not
+        stopped by itself and prefill's lease has not been ended."""
         at_first = self._sequences.ended_at_first(attempt)
         self._end_attempt("done", cancel=at_first and attempt.prefill is not None)
         self.phase = Phase.ENDING

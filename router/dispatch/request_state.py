@@ -42,15 +42,15 @@ class RequestState(RequestHandOff["RequestState"]):
         avoid: tuple[tuple[str, int], ...],
         facts: ServiceFacts | None,
     ) -> PlacementRequest:
-        """What placement has to know: the names of the prompt's blocks by root name, who has how many of them, and
-        what the request is to hold."""
+        """The input of placement: the names of the prompt's blocks by root name, the workers that hold them and how
+        many each holds, and the objective that the request is to meet."""
         age_ms = max(0.0, self._tools.clock.now() - self.generation.received) * 1e3
         held_to = objective_of(facts, begun=self.accepted > 0)
         excluded = (*self._retry_state.excluded, *avoid)
         return self._sequences.placement_request(names, held, excluded, held_to, age_ms)
 
     def wait_in_line(self) -> None:
-        """Nobody can take the request now: wait for as long as the queue allows."""
+        """Wait for as long as the queue allows, since no worker can take the request now."""
         self._arm(self._give_up_at)
 
     def unplaced(self, obstacle: Unplaced) -> None:
@@ -121,7 +121,8 @@ class RequestState(RequestHandOff["RequestState"]):
             self._host.freed()
 
     def mismatched(self, leg: WorkerStream, mismatch: Mismatch) -> None:
-        """What came cannot be part of the answer, so neither can anything else of this attempt."""
+        """Restart the attempt: what arrived cannot be part of the answer, so neither can anything else of this
+        attempt."""
         self._restart(leg, "internal", f"{leg.peer.worker_id} sent what does not fit: {mismatch.reason}")
 
     def stream_failed(self, leg: WorkerStream, code: str, message: str, param: str = "") -> None:

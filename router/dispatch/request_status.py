@@ -1,4 +1,4 @@
-"""Where a running request stands, from what its router knows; nothing is kept up to date for it while nobody asks.
+"""The stage of a running request, from what its router knows; nothing is kept up to date for it between queries.
 
     queue        not placed, or placed again after an attempt failed and not placed yet
     prefill      submitted; of the blocks that decode is to fetch none is known to exist
@@ -21,7 +21,7 @@ from tandem.core.kv import chain_names
 
 
 class Holders(Protocol):
-    """Who has a block now (the dispatcher, from the index)."""
+    """Finds the workers that hold a block now (the dispatcher, from the index)."""
 
     def holders(self, name: bytes) -> Collection[str]:
         """Ids of the live workers that have it."""
@@ -29,7 +29,8 @@ class Holders(Protocol):
 
 
 class StatusReader:
-    """Answers for one request. The block to look for is named once per attempt, when somebody asks."""
+    """Reads the status of one request. The block to look for is named once per attempt, when the status is asked
+    for."""
 
     def __init__(self, generation: Generation, index: Holders) -> None:
         self._generation = generation

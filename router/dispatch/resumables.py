@@ -1,4 +1,4 @@
-"""The resumable requests of this router: who listens to each, and how long one goes on while nobody does."""
+"""The resumable requests of this router: the listener of each, and how long a request goes on without one."""
 
 import asyncio
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class Resumable:
             self._begin_lease()
 
     def give_up(self, reason: str) -> None:
-        """Nobody may come back any more."""
+        """Cancel the request and forget it, so that no client can resume it any more."""
         self._end_lease()
         self._forget(self)
         self.request.cancel(reason)

@@ -111,14 +111,15 @@ class ResumeManager:
             self._claims.remove(claims)
 
     def _let_go(self, peer: Peer, resumable: Resumable) -> None:
-        """What was given up there may still be held for whoever claims it. Claimed under a handle that nobody has, it
-        is cancelled by `Peer` at once."""
+        """Claim a request that was given up but that the worker may still hold for a client to resume. It is claimed
+        under a handle without an owner, so `Peer` cancels it at once."""
         handle = peer.reserve()
         keys = (resume_key(self._tools.keyring, resumable.generation),)
         peer.send(ResumeAttempt(handle, keys))
 
 
 def _heard(task: "asyncio.Task[Resumable | None]") -> None:
-    """The error is for those who wait; when nobody does any more it is nobody's."""
+    """Consume the error of a finished task. The error is for the callers that wait; when none is left, it is
+    dropped."""
     if not task.cancelled():
         task.exception()

@@ -24,7 +24,8 @@ _LENGTH: Final = struct.Struct("<H")
 
 
 class ResumeToken(msgspec.Struct, frozen=True):
-    """What travels with every attempt of a resumable request. `cached_tokens` are those its placement counted on."""
+    """The token that travels with every attempt of a resumable request. `cached_tokens` are the tokens that the
+    attempt's placement counted on."""
 
     request_id: str
     model: str
@@ -126,14 +127,14 @@ def encode_resume_token(keyring: Keyring, generation: Generation, cached_tokens:
 
 
 def images_digest(images: tuple[bytes, ...]) -> bytes:
-    """What tells these images from all others; empty for none."""
+    """A digest that tells these images from all others; empty for none."""
     if not images:
         return b""
     return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in images)).digest()
 
 
 def decode_resume_token(keyring: Keyring, sealed: bytes) -> ResumeToken | None:
-    """What was sealed; None when no router with these keys did it."""
+    """The token that was sealed; None when no router with these keys sealed it."""
     signed = sealed[_MAC_BYTES:]
     if len(signed) < _LENGTH.size:
         return None

@@ -15,7 +15,7 @@ class RetryState:
         self.attempts = 0
         self.prompt_moves = 0
         self._moves = 0
-        """Attempts given up because their worker leaves; they are nobody's failure and count against no bound."""
+        """Attempts given up because their worker leaves; they are no failures and count against no bound."""
         self.excluded = excluded
         """Incarnations (worker id, epoch) that are not wanted from the start, or failed the request already."""
 
@@ -33,7 +33,8 @@ class RetryState:
         self._moves += 1
 
     def prompt_moved(self) -> None:
-        """The same, as prefill was starved and had computed nothing."""
+        """Note that the current attempt is given up for one elsewhere, because prefill was starved and had computed
+        nothing."""
         self.prompt_moves += 1
         self.moved()
 

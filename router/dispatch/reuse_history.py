@@ -1,4 +1,4 @@
-"""What a router remembers of recent prompts, to say why the next one was not found in a cache. Pure.
+"""Remembers recent prompts of a router, to say why the next one was not found in a cache. Pure.
 
 Prompts are remembered as token ids in a radix tree per root name, which the tenant is part of: no look-up of one
 tenant's prompt can find another's. All of them together are bounded in bytes; the least recently used goes first.
@@ -96,12 +96,12 @@ class ReuseHistory:
 
     @property
     def size_bytes(self) -> int:
-        """What the prompts take, about."""
+        """Approximate size in bytes of the remembered prompts."""
         return self._tree.size_bytes
 
     def look(self, owner: PromptOwner, prompt: bytes, where: Where) -> KnownPrefix:
-        """What is remembered of the beginning of a prompt, which is remembered itself from now on: it is computed at
-        `where`, which then has all of it."""
+        """The part of a prompt's beginning that is remembered. The prompt itself is remembered from now on: it is
+        computed at `where`, which then has all of it."""
         place, known = _place(owner), len(prompt) // _TOKEN_BYTES
 
         def rest(units: int) -> _Tokens | None:
@@ -120,7 +120,7 @@ class ReuseHistory:
         return KnownPrefix(known, parted and known * _TOKEN_BYTES < len(prompt), tuple(places))
 
     def others(self, owner: PromptOwner, prompt: bytes, block_tokens: int) -> Others:
-        """Who else asked for something that begins with the same block."""
+        """The other owners of prompts that begin with the same block."""
         found = self._starts.get(prompt[: block_tokens * _TOKEN_BYTES], ())
         own = [other for other in found if other.tenant == owner.tenant]
         same_salt = [other for other in own if other.tenant_salt == owner.tenant_salt and other.root != owner.root]

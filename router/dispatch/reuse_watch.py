@@ -1,7 +1,7 @@
-"""Looks at every request when it is first placed: what of its prompt was to be had, and why the rest was not.
+"""Examines every request when it is first placed: what of its prompt could be reused, and why the rest could not.
 
-Requests that are placed in one turn of the event loop are looked at together when it ends: one after the other costs
-half of what each costs in the middle of everything else, and nobody waits for it.
+Requests that are placed in one turn of the event loop are examined together when it ends: one after the other they
+cost half of what each costs in the middle of everything else, and nothing waits for the result.
 """
 
 import asyncio
@@ -84,7 +84,8 @@ class ReuseWatch:
         )
 
     def _best(self, held: Mapping[str, Held], computing: Peer) -> tuple[str, int]:
-        """Who has most leading blocks, of those whose blocks the computing worker could use, and how many."""
+        """The worker with the most leading blocks, of those whose blocks the computing worker could use, and how many
+        it has."""
         holder, best = "", 0
         for worker_id, has in held.items():
             peer = self._fleet.peer(worker_id)

@@ -48,8 +48,8 @@ class Sequences:
         objective: Objective | None,
         age_ms: float,
     ) -> PlacementRequest:
-        """What placement has to know: the names of the prompt's blocks by root name, who has how many of them, what
-        the request is to hold, and how long ago it arrived."""
+        """The input of placement: the names of the prompt's blocks by root name, the workers that hold them and how
+        many each holds, the objective that the request is to meet, and how long ago it arrived."""
         generation, unfinished = self._generation, self.unfinished()
         replayed = max([len(each.tokens) for each in unfinished], default=0)
         return PlacementRequest(

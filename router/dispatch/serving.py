@@ -1,4 +1,4 @@
-"""What can be served now: which models there are, whether a worker has room, whether the router is of use."""
+"""What the router can serve now: which models there are, whether a worker has room, whether the router is of use."""
 
 from router.fleet.fleet import Fleet
 from router.placement.filters.workers import sequences_max
@@ -13,12 +13,12 @@ class Serving:
         self._fleet = fleet
         self._settings = settings
         self._proved = False
-        """It was decided once whether prompts can be handed off."""
+        """Whether it has once been decided if prompts can be handed off."""
         self._served = False
         """Of watched services: the router was of use once, and stays it."""
 
     def check_model(self, model: str) -> None:
-        """Raises `no_workers` or `model_not_found` for a model that nobody has ever served."""
+        """Raise `no_workers` or `model_not_found` for a model that has never been served."""
         if self._fleet.services.knows(model):
             return
         if self._fleet.problems() or not self._fleet.peers():
@@ -36,10 +36,10 @@ class Serving:
         return any(view.sequences < sequences_max(view, self._settings) for view in asked)
 
     def problem(self) -> str | None:
-        """Why no request could be taken now, in one sentence, or None.
+        """Why the router could take no request now, in one sentence, or None.
 
-        Where services are watched the router is of use as soon as it knows them: requests for those that sleep have
-        to reach somebody who wakes them. Only at first it waits for workers that are said to be ready.
+        Where services are watched, the router is of use as soon as it knows them: requests for services that sleep
+        have to get through for these to be woken. Only at first does it wait for workers that are reported ready.
         """
         services = self._fleet.services
         if not services.watched:

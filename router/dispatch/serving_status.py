@@ -40,9 +40,9 @@ class ServiceListing(msgspec.Struct, frozen=True):
     in_flight_requests: int
     in_flight_prompt_tokens: int
     requests: int
-    """That have arrived."""
+    """Requests that have arrived."""
     prompt_tokens: int
-    """That placed requests were expected to have computed."""
+    """Prompt tokens that placed requests were expected to have computed."""
     output_tokens: int
     """Of requests that have ended."""
     unplaced: int
@@ -58,7 +58,7 @@ class ServingStatus(msgspec.Struct, frozen=True):
     services: tuple[ServiceListing, ...]
 
     def of(self, models: Sequence[str]) -> "ServingStatus":
-        """What concerns these models; everything where none is named."""
+        """The part of the status that concerns these models; all of it where none is named."""
         if not models:
             return self
         data = tuple(each for each in self.data if each.model in models)
@@ -70,7 +70,8 @@ class ServingStatus(msgspec.Struct, frozen=True):
 def serving_status(
     requests: Iterable[RequestState], tallies: Tallies, services: ServiceRegistry, tools: DispatchDeps
 ) -> ServingStatus:
-    """Of every model that is a service's, or that anybody has asked for. One look at every request that is held."""
+    """The status of every model that belongs to a service or has been asked for. Each request that is held is looked
+    at once."""
     tallies.incarnation = tallies.incarnation or tools.entropy.token(8).hex()
     now = tools.clock.now()
     held: dict[str, list[RequestState]] = {}

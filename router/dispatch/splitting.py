@@ -15,9 +15,9 @@ def routes_of(
     here: Collection[str],
     workers: Iterable[WorkerView],
 ) -> tuple[Route, ...]:
-    """Empty where any worker may take it: nobody says how requests are split, or all `workers` are of the one
-    revision that gets everything. `begun` is the revision it has begun on, empty for a new request; `here` are
-    those of all workers."""
+    """The routes of a request; empty where any worker may take it, because no weights say how requests are split or
+    all `workers` are of the one revision that gets everything. `begun` is the revision that the request has begun on,
+    empty for a new request; `here` are the revisions of all workers."""
     if generation.revision:
         return (Route(generation.revision, f"revision {generation.revision} was asked for by name"),)
     if facts is None or facts.weights is None:
@@ -29,7 +29,8 @@ def routes_of(
 
 
 def key_of(generation: Generation) -> str:
-    """What stays the same over a conversation: the client's own key, else how it began; else it is one request."""
+    """The key that stays the same over a conversation: the client's own key, else how the conversation began. Without
+    either, the request stands alone under its id."""
     if generation.cache_key:
         return generation.cache_key
     return f"{generation.tenant_salt}\x00{generation.beginning}" if generation.beginning else generation.request_id

@@ -1,4 +1,4 @@
-"""When a sequence counts as stalled. Pure."""
+"""Decides when a sequence counts as stalled. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,7 +10,7 @@ from tandem.core.deadlines import Deadlines
 STEPS: Final = 10
 """How many of its steps a prompt may stand still."""
 _UNMEASURED_STEP_S: Final = 3.0
-"""What a step is taken to last on a worker that has told of none."""
+"""Seconds that a step is taken to last on a worker that has reported none."""
 
 
 _CALL_OFF_S: Final = 1.0
@@ -18,8 +18,8 @@ _CALL_OFF_S: Final = 1.0
 
 
 def stall_timeout_s(step_s: float, bound_s: float, most_s: float) -> float:
-    """How long a prompt may get no token computed where a step takes `step_s` (zero: nobody knows): `bound_s`, or ten
-    steps where these are longer, but no longer than `most_s` for their sake."""
+    """Seconds that a prompt may go without a token computed where a step takes `step_s` (zero: unknown): `bound_s`,
+    or ten steps where these are longer, but no longer than `most_s` on their account."""
     return max(bound_s, min(STEPS * (step_s or _UNMEASURED_STEP_S), most_s))
 
 
@@ -36,11 +36,12 @@ def _step_s(leg: WorkerStream) -> float:
 
 
 def due(attempt: Attempt, each: Positions, deadlines: Deadlines) -> float:
-    """When `each` must have moved, or a worker have said that it gets on.
+    """The time by which `each` must have grown, or a worker have reported progress.
 
-    While a prefill worker computes the prompt only its word counts, which comes with a heartbeat: what decode says is
-    of others. A worker that computes the prompt itself has its own bound on the wait for a place before. The token
-    after the first may also have to wait, for the transfer and for a place in decode's batch.
+    While a prefill worker computes the prompt, only its own reports count, which come with a heartbeat: what decode
+    reports concerns other requests. A worker that computes the prompt itself has its own bound on the wait for a
+    place before that. The token after the first may also have to wait, for the transfer and for a place in decode's
+    batch.
     """
     beyond_first = each.next_position - attempt.first[each.sequence]
     place_s = deadlines.standstill_max_s
@@ -68,10 +69,9 @@ def earliest(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadl
 
 
 def next_look(attempt: Attempt, unfinished: Iterable[Positions], deadlines: Deadlines, now: float) -> float:
-    """When to look for stalls again. Progress can bring a deadline nearer (from first token to inter-token), and
-    nobody is told of it on the hot path; looking four times per inter-token deadline notices soon enough. A prefill
-    that is called off has a bound of its own, and so has a decode that waits for the word to compute what it could
-    not fetch."""
+    """When to look for stalls again. Progress can bring a deadline nearer (from first token to inter-token), and the
+    hot path does not report it; four looks per inter-token deadline notice soon enough. A prefill that is called off
+    has a bound of its own, and so has a decode that waits for permission to compute what it could not fetch."""
     if attempt.calls_off is not None:
         return attempt.calls_off_until
     if attempt.missing is not None and attempt.prefill is not None:

@@ -31,8 +31,8 @@ class PrefillRate:
     loses time between steps, looks fast by these."""
 
     _gains: deque[tuple[float, int]] = field(default_factory=deque)
-    """When it was seen to have computed more than before, and how much in all: a long step shows nothing until it has
-    ended."""
+    """The times at which the worker was seen to have computed more than before, each with its total of computed
+    tokens. A long step shows nothing until it has ended."""
     _now: float = 0.0
 
     def look(self, now: float, computed: int, waiting: int) -> None:
@@ -99,7 +99,7 @@ class AlternativeWorker:
 
 
 class PromptAction(Enum):
-    """What becomes of a prompt that waits."""
+    """The action taken on a prompt that waits."""
 
     STAY = "stay"
     MOVE = "move"
@@ -108,7 +108,7 @@ class PromptAction(Enum):
 
 @dataclass(frozen=True)
 class PromptDecision:
-    """What becomes of it, and why."""
+    """The action for a prompt that waits, and the reason."""
 
     lot: PromptAction
     reason: str

@@ -1,4 +1,4 @@
-"""Sends an attempt to its workers: prefill and decode hear of it in the same tick."""
+"""Sends an attempt to its workers: prefill and decode receive it in the same tick."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ from tandem.core.spans import TraceContext
 
 
 class _Keepsake(NamedTuple):
-    """What makes an attempt resumable."""
+    """The parts of a submitted attempt that make it resumable."""
 
     resume: bytes
     key: bytes

@@ -1,4 +1,5 @@
-"""What became of requests, per model and revision, since the router started: what rollouts are judged by. Pure."""
+"""Counts the outcomes of requests, per model and revision, since the router started: rollouts are judged by them.
+Pure."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -41,9 +42,9 @@ class ModelTally:
 
 @dataclass
 class Tally:
-    """All of these only grow. `requests` have ended after an attempt here, whatever their end; `errors` are those
-    that the service failed, and those that had to leave the revision because nobody of it was left; `slo_misses`
-    were answered later than the service is to answer."""
+    """The counts of one revision; all of these only grow. `requests` have ended after an attempt on it, whatever
+    their end. `errors` are requests that the service failed, and requests that had to leave the revision because no
+    worker of it was left. `slo_misses` were answered later than the service is to answer."""
 
     requests: int = 0
     errors: int = 0
@@ -57,7 +58,7 @@ class Tallies:
         self.by_revision: dict[tuple[str, str], Tally] = {}
         self.by_model: dict[str, ModelTally] = {}
         self.incarnation = ""
-        """Names this count, once somebody has looked at it: that of another process began at 0."""
+        """The name of this count, set once it has been read: the count of another process began at 0."""
 
     def arrived(self, model: str) -> None:
         """A request for a model that is known, whether it is taken or not."""

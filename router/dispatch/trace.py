@@ -1,9 +1,9 @@
-"""Dispatch's spans of one request: `dispatch` (below the front door's root) with `queue`, and per attempt `place`
-and `attempt`; the workers' spans hang below `attempt`.
+"""Dispatch's spans of one request: `dispatch` (below the front door's root) with `queue`, and per attempt `place` and
+`attempt`; the workers' spans hang below `attempt`.
 
-While a request runs only the facts are put together; they become spans when somebody looks. Span times are
-wall-clock; they are derived from the request's own pair of stamps, so a step of the wall clock in mid-request does
-not tear its story apart.
+While a request runs, only the facts are gathered; they become spans when they are read. Span times are wall-clock;
+they are derived from the request's own pair of stamps, so a step of the wall clock in mid-request does not tear its
+story apart.
 """
 
 from typing import Final
@@ -22,8 +22,8 @@ _IDS: Final = 1 << 64
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a request came to: output tokens, attempts, cached prompt tokens if known, how many of them placement
-    counted on, when the first token came."""
+    """The figures of an ended request: output tokens, attempts, cached prompt tokens if known, how many of them
+    placement counted on, when the first token came."""
 
     accepted: int
     attempts: int
@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_expected: int
     first_at: float | None
     missed: Evidence | None = None
-    """What was known, when it was first placed, of why not more of the prompt was cached."""
+    """What was known, when the request was first placed, of why no more of its prompt was cached."""
 
     def why_missed(self) -> Reason | None:
         """As known when it was placed, unless the worker then found less than was counted on."""
@@ -123,7 +123,7 @@ class DispatchTrace:
 
 
 def build_spans(facts: DispatchTraceFacts) -> tuple[Span, ...]:
-    """The spans. Ids that nobody has been told yet follow from that of `dispatch`."""
+    """The spans of a request. Ids that have not been passed on yet are derived from the id of `dispatch`."""
     spans = list[Span]()
     if facts.wait is not None:
         wait = facts.wait

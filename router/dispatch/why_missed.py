@@ -1,9 +1,9 @@
-"""Why a prompt, or the rest of it, was not found in any cache. Pure.
+"""Explains why a prompt, or the rest of it, was not found in any cache. Pure.
 
-What may be said to whom: a tenant learns about its own requests only. That the same text was cached for another
-tenant would tell one tenant what another one asks, so a tenant is told "never seen" in the same words as if nobody
-had ever asked it; the difference is in `Reason.for_operator`, which the front door shows to operators alone. Other
-cache salts of the same tenant are the tenant's own affair.
+A tenant learns about its own requests only. That the same text was cached for another tenant would tell one tenant
+what another one asks, so a tenant reads "never seen" in the same words as if the text had never been asked; the
+difference is in `Reason.for_operator`, which the front door shows to operators alone. Other cache salts of the same
+tenant are the tenant's own affair.
 """
 
 from typing import Final
@@ -27,16 +27,17 @@ class Others(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Another cache salt of the same tenant."""
     revision: bool = False
     variant: bool = False
-    """The same revision with another LoRA or KV format."""
+    """Whether the block is known under the same revision with another LoRA or KV format."""
     tenant: bool = False
 
 
 class Evidence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was known when the request was placed. Counts are leading tokens of its prompt.
 
-    `found` nobody has to compute; `best` some worker has in whole blocks, in any tier; `known` are those that an
-    earlier prompt under the same root began with, and `parted` says that one of those went on differently there.
-    `where` had the first token that is missing last, `gone` that this incarnation is not there any more.
+    `found` do not have to be computed; `best` is the most that any worker has in whole blocks, in any tier; `known`
+    are those that an earlier prompt under the same root began with, and `parted` says that such a prompt went on
+    differently there. `where` is the last to have had the first missing token, and `gone` says that this incarnation
+    is not there any more.
     """
 
     prompt_tokens: int
@@ -53,8 +54,8 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why `token` (counted from 0) and what follows had to be computed, in one sentence. `for_operator` says more and
-    is for nobody else; empty when there is no more."""
+    """Why `token` (counted from 0) and what follows had to be computed, in one sentence. `for_operator` says more, to
+    operators only; it is empty when there is no more."""
 
     kind: str
     token: int

@@ -1,6 +1,8 @@
-"""What workers that tell of no KV events probably have: the names of prompts that were sent there, for a while. Pure.
+"""The blocks that workers without KV events probably hold: the names of prompts that were sent there, kept for a
+while. Pure.
 
-As many names as the worker has blocks, the least recently used given up first, the end of a prefix before its start.
+The index keeps as many names as the worker has blocks. It drops the least recently used first, the end of a prefix
+before its start.
 """
 
 from collections import OrderedDict
@@ -35,7 +37,7 @@ class ApproximateIndex:
         return IndexChange(stored, removed + self.expired(now).removed)
 
     def expired(self, now: float) -> IndexChange:
-        """What has not been used for too long."""
+        """Remove the names that have not been used for too long, and give the change."""
         removed = []
         while self._until and next(iter(self._until.values())) <= now:
             removed.append(self._until.popitem(last=False)[0])

@@ -21,12 +21,12 @@ from router.placement.pairs import UNSEEN, PairView
 from router.settings import PairSettings
 
 FAULTS: Final = frozenset(("transfer_failed", "kv_corrupt", "ticket_refused", "protocol_mismatch"))
-"""Ends of a transfer that speak against the path. That blocks are gone or an incarnation is over speaks against
-nobody: the next transfer may go well."""
+"""Outcomes of a transfer that count against the path. Blocks that are gone and an incarnation that is over do not:
+the next transfer may go well."""
 
 
 class State(Enum):
-    """What `/v1/workers` and metrics call it."""
+    """The state of a pair, as `/v1/workers` and metrics call it."""
 
     UNPROVEN = "unproven"
     CLOSED = "closed"
@@ -54,7 +54,7 @@ class Breaker:
         self.tried = False
         """A canary has ended, well or not."""
         self.failures: deque[float] = deque(maxlen=settings.failures_max)
-        """When transfers failed lately that no success has made up for."""
+        """Times of recent failed transfers that no success has made up for."""
         self._settings = settings
         self._preference = tuple(preference)
         self._best = ""
@@ -65,7 +65,7 @@ class Breaker:
 
     @property
     def due_at(self) -> float | None:
-        """When the next canary is due; None while one is under way or none is wanted."""
+        """When the next canary is due; None while a canary is under way or none is wanted."""
         return None if self.probing else self._due_at
 
     def carries(self, path: str) -> bool:
@@ -136,7 +136,8 @@ class Breaker:
             self._due_at = None
 
     def _open(self, outcome: Outcome, now: float) -> None:
-        """No traffic until a canary has passed. Who opens again soon after closing waits longer each time."""
+        """Bar traffic until a canary has passed. A pair that opens again soon after closing waits longer each
+        time."""
         if self.state is State.DOUBTED and now - self._closed_at > self._settings.window_s:
             self._wait_s = self._settings.backoff_first_s
         self.state = State.OPEN

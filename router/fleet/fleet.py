@@ -1,7 +1,7 @@
 """The workers a router has links to: dialing, heartbeats, loss, load figures and the block index.
 
-Members are addresses, told by whoever knows them; each is dialed for as long as it is a member. A worker counts
-from its `Hello` until its link ends or it has been silent too long. Runs on asyncio only.
+Members are addresses that the caller supplies; each is dialed for as long as it is a member. A worker counts from its
+`Hello` until its link ends or it has been silent too long. Runs on asyncio only.
 """
 
 import asyncio
@@ -78,13 +78,13 @@ class Fleet:
         self._pairings: dict[Pairing, int] = {}
         known = LiveWorkers(self._peers, self._pairings)
         self.blocks = knowledge(index, known, clock, self._settings, shared)
-        """Who has which blocks."""
+        """The record of which workers hold which blocks."""
         self._views: dict[str, tuple[WorkerView, ...]] = {}
         self._roots: dict[str, tuple[tuple[bytes, int], ...]] = {}
         self._hellos: dict[str, Hello] = {}
         self._revisions: dict[str, tuple[str, ...]] = {}
         self.services = ServiceRegistry()
-        """What is known of models beyond what their workers say."""
+        """What is known of models beyond what their workers report."""
         self._problems: dict[str, str] = {}
         self._drains: dict[str, float] = {}
         self._splits: dict[str, SplitRecord] = {}
@@ -269,8 +269,8 @@ class Fleet:
     async def _serve(self, peer: Peer, rest: tuple[RouterMessage, ...]) -> str:
         """Read both streams until one ends; gives the reason.
 
-        Not a task group: one that is cancelled in the moment in which a task of it fails reports the failure alone
-        (until Python 3.13), and a fleet that was told to stop would go on dialing.
+        This is not a task group: one that is cancelled in the moment in which a task of it fails reports the failure
+        alone (until Python 3.13), and a fleet that was stopped would go on dialing.
         """
         reason = "the router stopped"
         self._join(peer)
@@ -312,8 +312,9 @@ class Fleet:
         self._became_usable(peer)
 
     def _tune(self, peer: Peer, joined: bool = False) -> None:
-        """Its steps are to hold what its service is to hold, whatever was told on another link. A router that knows
-        nothing of the service takes back only what it has told on this link: others may know."""
+        """Send the worker the inter-token target of its service, which its steps are to meet, whatever target was
+        sent on another link. A router that knows nothing of the service withdraws only what it has sent on this link:
+        other routers may know the service."""
         model = peer.view.model
         target_s, first = self.services.itl_target_s(model), joined and self.services.of(model) is not None
         split = self._splits.get(model)
@@ -406,7 +407,8 @@ class Fleet:
     # ---- heartbeats ----
 
     def _give_up(self, found: TimedOutWorkers) -> None:
-        """All count as lost before the first is told: what ran there does not move from one to the next."""
+        """Give up the workers that timed out. All count as lost before the first loss is reported, so that work does
+        not move from one lost worker to the next."""
         lost = [self._peers[worker_id] for worker_id in found.reasons]
         self._reconnect_tracker.lost([peer.view for peer in lost], self._clock.now())
         for peer in lost:

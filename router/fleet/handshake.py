@@ -1,4 +1,4 @@
-"""Whether a router can work with whoever answers at an address. Pure."""
+"""Decides whether a router can work with the worker that answers at an address. Pure."""
 
 from typing import Final
 

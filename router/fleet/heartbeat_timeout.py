@@ -8,7 +8,7 @@ from tandem.core.deadlines import Deadlines
 
 
 class HeartbeatPeer(Protocol):
-    """What is known of a worker with a link."""
+    """The state of a linked worker that heartbeats are judged by."""
 
     worker_id: str
     heard_at: float
@@ -28,9 +28,9 @@ _NOBODY: Final = TimedOutWorkers({})
 def timed_out_workers(
     peers: Iterable[HeartbeatPeer], now: float, due: float, deadlines: Deadlines
 ) -> TimedOutWorkers:
-    """At a beat that was due at `due`: workers that have been silent too long. A beat that comes late itself judges
-    nobody: then this process was stopped, and what the workers sent meanwhile has not been read yet. When it comes so
-    late that the workers have given this router up, the router gives up all of them."""
+    """The workers that have been silent too long at a beat that was due at `due`. A beat that comes late itself
+    judges no worker: this process was stopped, and what the workers sent meanwhile has not been read yet. When the
+    beat comes so late that the workers have given this router up, the router gives up all of them."""
     stopped_s = now - due + deadlines.heartbeat_every_s
     if stopped_s > deadlines.heartbeat_lost_s:
         return TimedOutWorkers(

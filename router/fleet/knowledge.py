@@ -1,4 +1,5 @@
-"""What the router knows of who has which blocks: exact by workers' events, else from a shared index, else guessed."""
+"""What the router knows of which workers hold which blocks: exact by workers' events, else from a shared index, else
+guessed."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,8 @@ class BlockKnowledge:
         self._approximate_indexes: dict[str, ApproximateIndex] = {}
 
     async def run(self) -> None:
-        """What is put off, as the entries of lost workers, a slice per turn of the loop; until cancelled."""
+        """Do the work that was put off, such as removing the entries of lost workers, a slice per turn of the loop,
+        until cancelled."""
         while True:
             await asyncio.sleep(_TEND_EVERY_S)
             for worker_id, guesses in self._approximate_indexes.items():
@@ -92,13 +94,14 @@ class BlockKnowledge:
     # ---- strangers ----
 
     async def seek(self, names: Sequence[bytes], service: str = "") -> None:
-        """Ask the shared index about a prompt, if anybody tells of blocks there and not here. `service` is the name
-        under which they are told, empty for that of the index's own settings."""
+        """Ask the shared index about a prompt, if any worker reports blocks there and not here. `service` is the name
+        under which they are reported, empty for that of the index's own settings."""
         if self._strangers is not None and names and self._strangers.some(self._told_here(), service):
             await self._strangers.seek(names, service)
 
     def beyond(self, names: Sequence[bytes]) -> tuple[WorkerView, ...]:
-        """Holders of a prompt's blocks that there is no link to and whose blocks somebody here can use, by id."""
+        """Holders of a prompt's blocks that this router has no link to and whose blocks a linked worker can use, by
+        id."""
         found = {} if self._strangers is None else self._strangers.holding(names)
         views = []
         for holder in sorted(found):
@@ -109,7 +112,7 @@ class BlockKnowledge:
         return tuple(views)
 
     def holder(self, worker_id: str) -> Peer | OrphanedHolder | None:
-        """Whoever is known to keep blocks under this id."""
+        """The worker or holder that is known to keep blocks under this id; None where there is none."""
         peer = self._peers.get(worker_id)
         return peer if peer is not None or self._strangers is None else self._strangers.stranger(worker_id)
 

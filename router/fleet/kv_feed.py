@@ -1,4 +1,5 @@
-"""What a worker's KV events mean for the index: snapshots are swapped in whole, deltas apply only without a gap.
+"""Turns a worker's KV events into actions on the index: snapshots are swapped in whole, deltas apply only without a
+gap.
 
 Pure; the fleet carries the actions out in slices. Names stay packed (16 bytes each) until then.
 """
@@ -35,7 +36,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """What is known of the worker is unusable: drop it and ask for a snapshot."""
+    """What the index knows of the worker is unusable: drop it and ask for a snapshot."""
 
     reason: str
 

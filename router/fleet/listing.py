@@ -1,4 +1,4 @@
-"""What a router knows of its workers, for people and tools: `GET /v1/workers`."""
+"""The listing of a router's workers for people and tools: `GET /v1/workers`."""
 
 from collections.abc import Iterable
 
@@ -46,7 +46,7 @@ class WorkerListing(msgspec.Struct, frozen=True):
     pairs: tuple[PairListing, ...]
     kv_path: str = ""
     features: tuple[str, ...] = ()
-    """What its engine can do beyond the rest."""
+    """Features of the worker's engine beyond the common ones."""
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters it serves."""
     service: str = ""
@@ -54,7 +54,7 @@ class WorkerListing(msgspec.Struct, frozen=True):
     pool: str = ""
     """The pool of the service."""
     load: "LoadListing | None" = None
-    """What it is busy with; None before it has told."""
+    """The worker's load; None before it has reported any."""
     ready_for_s: float | None = None
     """How long this router has known it to be ready; None while it is not."""
     takes_prompts: bool = False
@@ -74,7 +74,7 @@ class LoadListing(msgspec.Struct, frozen=True):
     queued_prompt_tokens: int
     """Prompt tokens that would be computed there before a new prompt."""
     in_flight_sequences: int
-    """Those of this router alone."""
+    """Sequences in flight on the worker that come from this router alone."""
     blocks: int
     blocks_free: int
     kv_used: float

@@ -23,7 +23,8 @@ class SharedIndex(Protocol):
     """`kv_transfer.index.redis_index.RedisIndex`."""
 
     def holders(self, service: str = "") -> frozenset[str]:
-        """Whoever tells of a service's blocks there. The empty name is that of the index's own settings."""
+        """Ids of the workers that report a service's blocks to the shared index. The empty name is that of the
+        index's own settings."""
         ...
 
     async def longest(self, names: Sequence[bytes], service: str = "") -> Mapping[str, RedisHolder]:
@@ -49,7 +50,7 @@ class OrphanedHolder:
 
 
 class OrphanedHolders:
-    """What the index has answered lately. A prompt's last name stands for the whole prompt."""
+    """Recent answers of the shared index. A prompt's last name stands for the whole prompt."""
 
     def __init__(self, index: SharedIndex, clock: Clock, answer_s: float) -> None:
         self._index = index
@@ -59,7 +60,7 @@ class OrphanedHolders:
         self._hellos: dict[str, Hello] = {}
 
     def some(self, known: Sequence[str], service: str) -> bool:
-        """Whether anybody but `known` tells of a service's blocks."""
+        """Whether any holder other than `known` reports a service's blocks."""
         return not self._index.holders(service).issubset(known)
 
     async def seek(self, names: Sequence[bytes], service: str) -> None:
@@ -73,7 +74,7 @@ class OrphanedHolders:
             self._hellos[holder] = each.hello
 
     def holding(self, names: Sequence[bytes]) -> Mapping[str, RedisHolder]:
-        """What was answered about a prompt, while that is fresh."""
+        """The index's answer about a prompt while it is fresh, else an empty mapping."""
         if not names or names[-1] not in self._answers:
             return _NOTHING
         when, found = self._answers[names[-1]]
@@ -86,5 +87,5 @@ class OrphanedHolders:
 
 
 def view_of(hello: Hello, pairing: int) -> WorkerView:
-    """A stranger as placement sees it: somebody who only keeps blocks."""
+    """A holder without a link as placement sees it: a worker of role `store`, which only keeps blocks."""
     return replace(WorkerView.of(hello, pairing), role="store")

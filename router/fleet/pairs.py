@@ -110,7 +110,8 @@ class PairRegistry:
 
     @property
     def next_due(self) -> float | None:
-        """When `begin_due` has something to begin, if there is room; None for not before something changes."""
+        """When `begin_due` next has a canary to begin, if there is room; None while none is due before something
+        changes."""
         while self._due:
             at, key = self._due[0]
             breaker = self._breakers.get(key)

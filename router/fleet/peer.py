@@ -31,11 +31,11 @@ from tandem.core.messages import (
 from tandem.link.protocol import RouterLink
 
 News = Draining | Ready | SplitPublished | Transferred
-"""What a worker says of itself, rather than to one of its handles."""
+"""The messages in which a worker reports on itself, rather than on one of its handles."""
 
 
 class Target(Protocol):
-    """Whoever owns a handle: one attempt's work on one worker."""
+    """The owner of a handle: one attempt's work on one worker."""
 
     def on_output(self, output: SequenceOutput, now: float) -> None: ...
 
@@ -48,7 +48,7 @@ class Target(Protocol):
         ...
 
     def on_progress(self, now: float, tokens: int) -> None:
-        """It gets on, and has nothing to show for it yet; `tokens` of its prompt are computed, or zero."""
+        """The worker makes progress but has no output yet; `tokens` of the prompt are computed, or zero."""
         ...
 
     def on_claimed(self, claimed: AttemptResumed | None) -> None:
@@ -61,7 +61,7 @@ class Target(Protocol):
 
 
 class PeerListener(Protocol):
-    """What the rest of the router hears about its workers, on the event loop."""
+    """Receives what the rest of the router learns about its workers, on the event loop."""
 
     def joined(self, peer: "Peer") -> None:
         """A worker can be used."""
@@ -88,12 +88,13 @@ class PeerListener(Protocol):
         ...
 
     def services_changed(self) -> None:
-        """What is known of services is new: what waits may go elsewhere now."""
+        """The known services have changed: requests that wait may be placed elsewhere now."""
         ...
 
 
 class Peer:
-    """Handles count up from 1 on this link and are never reused, so a message for a dead attempt finds nobody."""
+    """One live worker incarnation behind one link. Handles count up from 1 on this link and are never reused, so a
+    message for a dead attempt reaches no target."""
 
     __slots__ = (
         "_addresses",
@@ -127,9 +128,9 @@ class Peer:
         self.heard_at = now
         self.view.ready_at = now if view.ready else None
         self.leaves_at: float | None = None
-        """When the worker will have left, once it has said so."""
+        """When the worker will have left; None until it reports that it drains."""
         self.itl_target_s: float | None = None
-        """What its steps were last told to take on this link (`Tune`)."""
+        """Seconds that the worker's steps may take, as last sent on this link (`Tune`)."""
         self.asked_at = now
         self._targets: dict[int, Target] = {}
         self._next_handle = 1
@@ -142,7 +143,7 @@ class Peer:
         return handle
 
     def reserve(self) -> int:
-        """A new handle that nobody listens to."""
+        """A new handle without a target."""
         handle = self._next_handle
         self._next_handle += 1
         return handle
@@ -154,7 +155,7 @@ class Peer:
         return handle
 
     def close(self, handle: int) -> None:
-        """Nobody listens to the handle any more."""
+        """Drop the handle's target: later messages for the handle are ignored."""
         self._targets.pop(handle, None)
 
     def targets(self) -> tuple[tuple[int, Target], ...]:
@@ -218,7 +219,7 @@ class Peer:
             target.on_lost(reason)
 
     def _claimed(self, claimed: AttemptResumed) -> None:
-        """What nobody waits for any more is let go of."""
+        """Pass a claimed attempt to its target, or cancel the attempt if no target waits for it any more."""
         target = self._targets.get(claimed.handle)
         if target is not None:
             target.on_claimed(claimed)

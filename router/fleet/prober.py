@@ -240,7 +240,7 @@ class _Trip:
 
 
 class CanaryStream:
-    """`router.fleet.peer.Target` of one canary on one worker. What it generates interests nobody."""
+    """The `router.fleet.peer.Target` of one canary on one worker. It ignores what the canary generates."""
 
     def __init__(self, trip: _Trip, peer: Peer) -> None:
         self.peer = peer
@@ -254,7 +254,7 @@ class CanaryStream:
         return None
 
     def on_progress(self, now: float, tokens: int) -> None:
-        """Its bounds are its own."""
+        """Ignored: the canary has bounds of its own."""
 
     def on_transferred(self, code: str) -> None:
         return None

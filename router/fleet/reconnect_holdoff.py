@@ -21,26 +21,27 @@ class ReconnectHoldoff:
 
     @property
     def obstacle(self) -> Unplaced:
-        """The same as an answer of placement."""
+        """The hold-off in the form of an answer of placement."""
         return Unplaced("no_workers", (self.reason,))
 
 
 @dataclass
 class _Workers:
-    """Those of one model, by id, and whether they generate."""
+    """The live and the lost workers of one model, by id, and whether each generates."""
 
     here: dict[str, bool] = field(default_factory=dict)
     lost: dict[str, tuple[bool, float]] = field(default_factory=dict)
     since: float = 0.0
-    """When the first of those that generate now came."""
+    """When the first of the workers that generate now joined."""
 
     @property
     def generate(self) -> bool:
-        """Whether anybody here does."""
+        """Whether any live worker of the model generates."""
         return any(self.here.values())
 
     def settled_at(self, within_s: float, now: float, *, generating: bool) -> float:
-        """When no more workers will be expected than are here, even if nobody comes; `now` when it is so now."""
+        """When no more workers will be expected back than are here, even if none comes; `now` if that is so
+        already."""
         here = sum(generates or not generating for generates in self.here.values())
         ends = sorted(
             max(at, self.since) + within_s for generates, at in self.lost.values() if generates or not generating
@@ -50,7 +51,8 @@ class _Workers:
         return ends[len(ends) - most - 1] if len(ends) > most else now
 
     def write_off(self, within_s: float, now: float) -> None:
-        """Those whose time is over are expected no longer. It does not run while there is nobody to place on."""
+        """Stop expecting lost workers whose time is over. The time does not run while there is no worker to place
+        on."""
         if self.lost and self.generate:
             self.lost = {
                 worker_id: (generates, at)
@@ -60,11 +62,11 @@ class _Workers:
 
 
 class ReconnectTracker:
-    """Told by the fleet who comes and goes.
+    """Tracks which workers come and go, as the fleet reports them.
 
-    A lost worker is expected back for `within_s`, counted from its loss or from when there was anybody to place on
-    again, whichever is later. While more are expected than there are, of those that generate or of all, placing
-    waits. So a fleet that really has lost most of its workers waits once, for `within_s`.
+    A lost worker is expected back for `within_s`, counted from its loss or from when there was a worker to place on
+    again, whichever is later. Placing waits while more workers are expected back than are here, counting those that
+    generate or all of them. So a fleet that really has lost most of its workers waits once, for `within_s`.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -99,7 +101,8 @@ class ReconnectTracker:
             workers.lost.pop(view.worker_id, None)
 
     def look(self, model: str, now: float) -> ReconnectHoldoff | None:
-        """Whether requests for a model are to wait now. Where nobody is there is nothing to wait with."""
+        """The hold-off if requests for a model must wait now, else None. Without a live worker that generates there
+        is nothing to hold off."""
         workers = self._models.get(model)
         if workers is None or not workers.lost or not workers.generate:
             return None

@@ -1,4 +1,5 @@
-"""What clients may ask for, from how workers introduced themselves: models, and LoRA adapters beside them. Pure."""
+"""The models that clients may ask for, and the LoRA adapters beside them, from how workers introduced themselves.
+Pure."""
 
 from collections.abc import Iterable, Mapping
 

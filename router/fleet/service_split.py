@@ -1,8 +1,8 @@
-"""The split of one service: runs its planner in slices, and has routers agree on what it decides.
+"""The split of one service: runs its planner in slices, and gets routers to agree on what it decides.
 
-Every router tells its own planner what it sees, so that whoever has to decide next knows the traffic. Only the one
-that holds the lease (`router.split.lease`) looks; the others follow the record that workers tell them of. What is in
-force changes where requests are placed from now on: streams that run stay and end where they are.
+Every router feeds its own planner what it sees, so that the router that decides next knows the traffic. Only the
+router that holds the lease (`router.split.lease`) looks; the others follow the record that workers pass on. The split
+in force changes where requests are placed from now on: running streams stay and end where they are.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class ServiceSplit:
         self._clock = clock
         self._meter = meter
         self._record: SplitRecord | None = None
-        """What is in force."""
+        """The record of the split in force."""
         self._since = clock.now()
         self._slices: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -85,11 +85,11 @@ class ServiceSplit:
         self._draining = False
         self._moves = 0
         self._left_out = ""
-        """Who takes part in no split, as of the latest look."""
+        """The workers that take part in no split, as of the latest look; empty where all take part."""
 
     @property
     def prefills(self) -> int:
-        """How many workers take prompts for others, whoever decides."""
+        """How many workers take prompts for others, whichever router decides."""
         return 0 if self._record is None else len(self._record.prefills)
 
     # ---- what the router tells ----
@@ -306,7 +306,7 @@ class ServiceSplit:
         return 1.0 if self._share is None or self._share > _ALONE else self._share
 
     def _barred(self, views: tuple[WorkerView, ...]) -> dict[str, str]:
-        """Workers whose KV nobody can fetch, with the reason."""
+        """The workers whose KV no other worker can fetch, with the reason."""
         barred = dict[str, str]()
         for view in views:
             peer = self._fleet.peer(view.worker_id)

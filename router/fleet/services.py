@@ -1,7 +1,7 @@
-"""The services a router serves, as somebody who watches their specifications tells it; nothing where nobody does.
+"""The services a router serves, as the watcher of their specifications reports them; empty where there is no watcher.
 
-They say what workers cannot: how new requests are split among revisions, how long a request may wait, what the
-service is to hold, and which models there are while no worker of theirs is up.
+They say what workers cannot: how new requests are split among revisions, how long a request may wait, which objective
+the service must meet, and which models there are while none of their workers is up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from tandem.core.messages import Hello
 from tandem.core.slo import DEFAULT, UNBOUND, Slo
 
 _CONTEXT_UNKNOWN: Final = 1 << 20
-"""What a prompt may have while nobody knows the model's context: workers know it when they come."""
+"""The context, in tokens, assumed for a model until one of its workers reports the real one."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,22 @@ class ServiceFacts:
     policy: str | None = None
     """By what a worker is chosen (`router.placement.policies`)."""
     slo: Slo = UNBOUND
-    """What a request is to hold."""
+    """The objective that a request must meet."""
     context_tokens: int = _CONTEXT_UNKNOWN
     revisions: tuple[str, ...] = ()
-    """Those there are, with or without weight: they may be asked for by name."""
+    """The service's revisions, with or without weight: requests may ask for them by name."""
     features: tuple[str, ...] = ()
     """Like the context, of workers that have not been seen yet (`tandem.core.messages.Hello.features`)."""
     aliases: tuple[str, ...] = ()
     """Other names that clients may ask for the model by."""
     index: str = ""
-    """Under which name a shared index is told of its blocks; empty for that of the index's own settings."""
+    """The name under which a shared index records the service's blocks; empty for the name in the index's own
+    settings."""
 
 
 class MemberFacts(NamedTuple):
-    """What is known of a member besides its address: `service` is `namespace/name`, `ready` whether it is said to
-    be ready."""
+    """The facts known of a member besides its address: `service` is `namespace/name`, `ready` whether the member is
+    reported ready."""
 
     address: str
     service: str
@@ -62,21 +63,21 @@ class ServiceRegistry:
         self._facts: dict[str, ServiceFacts] = {}
         self._remembered: dict[str, tuple[ServedModel, ...]] = {}
         self.watched = False
-        """Whether somebody watches services at all."""
+        """Whether services are watched at all."""
         self.told = False
         """Whether they have been told at least once."""
         self.awaited = False
         """Whether any member is said to be ready."""
         self.default_slo = DEFAULT
-        """What stands in for bounds of TTFT and TPOT that a service does not set."""
+        """Supplies the bounds of TTFT and TPOT that a service does not set."""
         self._members: Mapping[str, MemberFacts] = {}
         self.known: Mapping[str, Hello] = {}
         """For each model, how a worker of it that decodes introduced itself."""
         self.served: tuple[ServedModel, ...] = ()
-        """What clients may ask for: the models, and the LoRA adapters beside them."""
+        """The models that clients may ask for, and the LoRA adapters beside them."""
 
     def of(self, model: str) -> ServiceFacts | None:
-        """What is known of the service of a model."""
+        """The facts known of the service of a model; None where it has no service."""
         return self._facts.get(model)
 
     def queue_s(self, model: str, otherwise: float) -> float:
@@ -85,12 +86,13 @@ class ServiceRegistry:
         return otherwise if facts is None or facts.queue_s is None else facts.queue_s
 
     def slo(self, model: str) -> Slo:
-        """What requests for a model are to hold."""
+        """The objective that requests for a model must meet."""
         facts = self._facts.get(model)
         return self.default_slo if facts is None else facts.slo.completed(self.default_slo)
 
     def itl_target_s(self, model: str) -> float | None:
-        """What a step of its workers may take beside running sequences; None where its service does not say."""
+        """Seconds that a step of the model's workers may take beside running sequences; None where its service does
+        not say."""
         facts = self._facts.get(model)
         return None if facts is None else facts.slo.step_s
 
@@ -103,7 +105,7 @@ class ServiceRegistry:
         return model in self.known or model in self._facts
 
     def member(self, address: str) -> MemberFacts | None:
-        """What is known of a member."""
+        """The facts known of the member at an address; None for no member."""
         return self._members.get(address)
 
     def tell(self, facts: Iterable[ServiceFacts], members: Iterable[MemberFacts]) -> None:

@@ -1,15 +1,15 @@
-"""What a router knows of the splits of its services, for people and tools: `GET /v1/explain/fleet`."""
+"""A router's view of the splits of its services, for people and tools: `GET /v1/explain/fleet`."""
 
 import msgspec
 
 
 class SplitOptionListing(msgspec.Struct, frozen=True):
-    """What one way of splitting the workers is expected to come to."""
+    """The expected outcome of one way of splitting the workers."""
 
     prefills: int
     """Workers that take prompts for others; 0: all are unified."""
     itl_ms: float | None
-    """What steps beside running sequences may take; None for what the service's objective says."""
+    """Milliseconds that steps beside running sequences may take; None for what the service's objective says."""
     attainment: float
     """Share of the requests that hold the objective."""
     tokens_per_s: float
@@ -29,7 +29,7 @@ class FleetOutlook(msgspec.Struct, frozen=True):
     workers: tuple[str, ...]
     """of these."""
     itl_ms: float | None
-    """What steps beside running sequences may take; None where nothing bounds them."""
+    """Milliseconds that steps beside running sequences may take; None where nothing bounds them."""
     why: str
     since_s: float
     """For how long this split has been in force."""
@@ -44,4 +44,4 @@ class FleetOutlook(msgspec.Struct, frozen=True):
     outlooks: tuple[SplitOptionListing, ...]
     """Of the ways that were compared last, the best first."""
     objective: dict[str, float]
-    """What requests are to hold, in seconds."""
+    """The bounds that requests must meet, in seconds."""

@@ -118,9 +118,9 @@ class SplitManager:
         *,
         placed: bool = True,
     ) -> None:
-        """A request is over: `outcome` is an error code or `done`, `times` are seconds to its first token and per
-        token after it, `tokens` those of its answers; `placed`: `seen` was told of it. What says nothing of the
-        workers is not told to the planner."""
+        """Pass the end of a request to the planner: `outcome` is an error code or `done`, `times` are seconds to its
+        first token and per token after it, `tokens` are the tokens of its answers, and `placed` says whether `seen`
+        was called for it. The planner does not get outcomes that say nothing about the workers."""
         service = self._services.get(generation.model)
         if service is None or outcome in _NO_FAULT:
             return

@@ -38,7 +38,7 @@ def sliced(messages: tuple[RouterMessage, ...]) -> Iterator[tuple[tuple[RouterMe
 
 
 class TurnShare:
-    """What is left of this turn of the loop."""
+    """The outputs that may still be written in this turn of the event loop."""
 
     def __init__(self) -> None:
         self._left = OUTPUTS_PER_TURN

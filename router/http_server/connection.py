@@ -74,14 +74,15 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._expects_continue = False
         self._in_head = True
-        """Headers that come are those of a head; otherwise trailers, which nobody asked for (RFC 9110, 6.5.1)."""
+        """Whether incoming headers belong to a head; otherwise they are trailers, which are not asked for (RFC 9110,
+        6.5.1)."""
         self._upgrading = False
         """The parser leaves a body behind an upgrade alone."""
         self._current: RequestResponseCycle | None = None
         self._latest: RequestResponseCycle | None = None
         self._pipeline: deque[RequestResponseCycle] = deque()
         self._last: Refusal | None = None
-        """What is said at the end, after all answers."""
+        """The refusal to send at the end, after all answers."""
         self.congested = False
 
     # ---- for the server ----
@@ -238,9 +239,9 @@ class HttpConnection(asyncio.Protocol):
         return b""
 
     def _decline_upgrade(self) -> None:
-        """Nothing to upgrade to is offered, so the request is served as if it had not asked (RFC 9110, 7.8). Its
-        parser takes what follows for another protocol: a new one is told how the body is framed, and reads on. Only
-        what follows a `CONNECT` is for nobody."""
+        """Serve the request as if it had not asked for an upgrade, because none is offered (RFC 9110, 7.8). Its
+        parser takes what follows for another protocol, so a new parser gets the framing of the body and reads on.
+        Only what follows a `CONNECT` is dropped."""
         parser, latest = self._parser, self._latest
         framing = [each for each in self._headers if each[0] in (b"content-length", b"transfer-encoding")]
         connects = parser.get_method() == b"CONNECT"
@@ -322,7 +323,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def _misunderstood(self, error: Exception) -> None:
-        """What came is not HTTP, or not a kind we read."""
+        """Refuse input that is not HTTP, or not of a kind that this server reads."""
         # Only a callback's own fault is ours; a parser's may come while another is being handled.
         cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
         broken = None if self._latest is None or self._latest.whole else self._latest
@@ -357,7 +358,7 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        """Close once everything is written. Whoever has not read its last answer by the bound will not."""
+        """Close once everything is written. A client that has not read its last answer by the bound is cut off."""
         if self._transport is not None:
             self._transport.close()
             self._limit(_LAST_BYTES_S)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 OVER_LIMIT: Final = 2048
-"""Connections that are told that there are too many, at once."""
+"""Connections in excess of the bound that are turned away at the same time, at most."""
 PROBES: Final = 64
 """Connections of the port for probes, and as many of that for the control plane, with those they turn away."""
 
@@ -21,7 +21,8 @@ class ConnectionsMax:
 
     @property
     def descriptors(self) -> int:
-        """What they take at most. Other ports turn away a quarter of what they serve."""
+        """The descriptors that all connections take at most. The ports besides the public one turn away a quarter of
+        what they serve."""
         return self.public + self.turned + 2 * (self.probes + self.probes // 4) + self.grpc
 
 

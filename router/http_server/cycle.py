@@ -17,7 +17,7 @@ _GONE: Final[Message] = {"type": "http.disconnect"}
 
 
 class CycleConnection(Protocol):
-    """What an exchange needs of its connection."""
+    """The interface that an exchange needs from its connection."""
 
     congested: bool
 
@@ -37,7 +37,7 @@ class CycleConnection(Protocol):
 
 
 class RequestHead:
-    """What the head of a request says, as far as the response depends on it."""
+    """The parts of a request's head that the response depends on."""
 
     __slots__ = ("expects_continue", "keep_alive", "may_chunk", "without_body")
 
@@ -140,7 +140,7 @@ class RequestResponseCycle:
             self._waiter.set_result(None)
 
     def take_scope(self) -> Message:
-        """What the application gets, once: the scope leads back here."""
+        """The scope for the application, handed over once: the scope leads back to this object."""
         scope, self.scope = self.scope, {}
         return scope
 

@@ -1,4 +1,4 @@
-"""What the parser lets through in the head of a request and RFC 9112 does not."""
+"""Checks for what RFC 9112 forbids in the head of a request and the parser lets through."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Connections that are not served: told why, in HTTP, and let go. They cost a socket for a moment."""
+"""Connections that are not served: each gets the reason in an HTTP response and is closed. It costs a socket for a
+moment."""
 
 import asyncio
 from typing import Final, Protocol, cast

@@ -1,7 +1,7 @@
-"""What the server itself refuses, and how it is put into words.
+"""Refusals by the server itself, and how they are put into words.
 
-Most refusals come from the application. Of what is refused here, a reason is enough: an `Explain` makes an answer's
-body and headers of it, so that clients see errors of one kind.
+Most refusals come from the application. A refusal by the server needs only a reason: an `Explain` turns it into the
+body and headers of an answer, so that clients see errors of one kind.
 """
 
 from collections.abc import Callable, Sequence

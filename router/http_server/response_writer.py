@@ -24,9 +24,9 @@ CONNECTION_EXTENSION: Final = "tandem.connection"
 
 
 class Connection(msgspec.Struct, frozen=True):
-    """What a server can offer beyond ASGI: `abort` cuts the connection without waiting for what is still to be
-    written; `wire` takes chunks of a streamed response with less ado; `respond` takes status, headers and body of a
-    whole response, or says that it cannot."""
+    """The operations that a server can offer beyond ASGI: `abort` cuts the connection without waiting for what is
+    still to be written; `wire` takes chunks of a streamed response at less cost; `respond` takes the status, headers
+    and body of a whole response, or reports that it cannot."""
 
     abort: Callable[[], None]
     wire: "ChunkWriter | None" = None
@@ -52,8 +52,8 @@ class ResponseWriterLimits:
 
 
 class ResponseWriter:
-    """One response. `on_slow` is told once, from the loop, when the client falls too far behind; the owner is then to
-    end the response with `end`."""
+    """Writes one response. It calls `on_slow` once, from the event loop, when the client falls too far behind; the
+    owner must then end the response with `end`."""
 
     __slots__ = (
         "_connection",
@@ -125,7 +125,7 @@ class ResponseWriter:
             self.write_on(body)
 
     def write_on(self, body: bytes) -> None:
-        """The same, when `wire` has not taken it."""
+        """Write more of the body, as `write` does, when `wire` has not taken it."""
         if self._pump is None and not self._ending:
             self._drive({"type": "http.response.body", "body": body, "more_body": True})
         elif not self._ending and not self._dropping:

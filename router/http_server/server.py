@@ -24,10 +24,9 @@ _ACCEPT_AGAIN_S: Final = 0.1
 class HttpServer:
     """Listens, hands connections to an application, and stops in two steps.
 
-    Of each listening socket so many connections are open at once as `bounds` say; further ones are told so and let
-    go, and while too many of these linger the rest wait in the kernel's queue. So no client of one socket takes
-    connections, or descriptors, from those of another.
-    """
+    Each listening socket has at most as many connections open at once as `bounds` says. Further ones get the reason
+    and are closed, and while too many of these linger the rest wait in the kernel's queue. So no client of one socket
+    takes connections, or descriptors, from those of another."""
 
     def __init__(
         self,
@@ -59,8 +58,8 @@ class HttpServer:
         return listener.port
 
     def stop_listening(self) -> None:
-        """Accept no more connections: those that wait to be accepted are told `draining`, open ones go on, and idle
-        ones close."""
+        """Accept no more connections: those that wait to be accepted get the answer `draining`, open ones go on, and
+        idle ones close."""
         for listener in self._listeners:
             listener.stop()
 
@@ -107,7 +106,7 @@ class _Listener:
         self.explain = server.explain
         self.port: int = listener.getsockname()[1]
         self.told = asyncio.Event()
-        """Set while nobody who was turned away is still there."""
+        """Set while no connection that was turned away is still open."""
         self.told.set()
         self._turned: dict[OverLimitConnection, None] = {}
         self._server = server
@@ -117,7 +116,7 @@ class _Listener:
         self._turned_max = turned_max
         self._connections: dict[HttpConnection, None] = {}
         self._beginning: dict[asyncio.Task[None], None] = {}
-        """What makes connections of what was accepted: over TLS a handshake is between."""
+        """Tasks that turn accepted sockets into connections: over TLS this takes a handshake."""
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._accepting = False

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Finished(Generic[T]):
-    """It did not have to wait."""
+    """The result of an awaitable that did not have to wait."""
 
     __slots__ = ("value",)
 
@@ -20,7 +20,7 @@ class Finished(Generic[T]):
 
 
 class Waiting(Generic[T]):
-    """It waits for something; await this, once, for what remains."""
+    """An awaitable that has run to its first wait; await this, once, for what remains."""
 
     __slots__ = ("_driven", "_waited_for")
 
@@ -54,7 +54,7 @@ def begin(awaitable: Awaitable[T]) -> Finished[T] | Waiting[T]:
 
 
 def _step(advance: Callable[[Any], Any], value: Any) -> Any:
-    """What it waits for next, or `Finished`."""
+    """Advance to the next wait: gives what is waited for next, or `Finished`."""
     try:
         return advance(value)
     except StopIteration as ended:

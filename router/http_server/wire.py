@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Transport(Protocol):
-    """What is needed of the connection's transport."""
+    """The interface that `Wire` needs from the connection's transport."""
 
     def write(self, data: bytes) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What things cost on which worker, learned from what workers report. Pure; one owner changes it in place."""
+"""The cost of work on each worker, learned from what workers report. Pure; one owner changes it in place."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class CostModel:
         self._first: dict[str, FirstTokens] = {}
         """By model."""
         self._batches: dict[str, tuple[int, int]] = {}
-        """Sequences, and the positions they attend to, as last told of a worker."""
+        """By worker, its sequences and the positions they attend to, as of its last load figures."""
 
     def observe_load(self, worker_id: str, load: Load, attended_tokens: int = 0, kind: Kind = ()) -> None:
         """Learn from a worker's load figures; zeros mean that nothing was measured. `attended_tokens` are the

@@ -1,4 +1,4 @@
-"""What placement is asked and what it answers. Values only."""
+"""The requests that placement takes and the answers it gives. Values only."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +10,8 @@ from tandem.core.slo import Slo
 
 
 class Needs(NamedTuple):
-    """What a request needs that not every worker has: features of its engine, and a LoRA adapter of this content."""
+    """The needs of a request that not every worker meets: features of its engine, and a LoRA adapter of this
+    content."""
 
     features: tuple[str, ...] = ()
     adapter: str = ""
@@ -26,8 +27,8 @@ class Objective(NamedTuple):
 
     @classmethod
     def of(cls, slo: Slo, *, begun: bool = False) -> "Objective | None":
-        """What `slo` says; None where it says nothing. The gap between tokens bounds their mean, too. A request that
-        has `begun` to answer waits for no first token."""
+        """The objective that `slo` sets; None where it sets none. The bound of the gap between tokens also bounds
+        their mean. A request that has `begun` to answer waits for no first token."""
         ttft_ms = None if slo.ttft_s is None or begun else 1e3 * slo.ttft_s
         tpot_ms = None if slo.step_s is None else 1e3 * slo.step_s
         return None if ttft_ms is None and tpot_ms is None else cls(ttft_ms, tpot_ms)
@@ -63,7 +64,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     age_ms: float = 0.0
     """Since it arrived."""
     weight: float = 1.0
-    """What its objective counts beside that of others; 1 for requests without a priority."""
+    """Weight of the request's objective relative to those of others; 1 for requests without a priority."""
 
     def figures(self) -> "PlacementRequest":
         """All but what its blocks are called and who has them, which for a long prompt is much to keep."""
@@ -114,7 +115,8 @@ class Breakdown(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def total_ms(self) -> float:
-        """What placement minimizes: the request's own time, what others lose by it, and misses of objectives."""
+        """The cost that placement minimizes: the request's own time, what others lose by it, and misses of
+        objectives."""
         return self.completion_ms + self.interference_ms + self.misses_ms
 
 
@@ -132,7 +134,7 @@ class SourceChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Work(NamedTuple):
-    """What one attempt puts on one worker, as its view counts it."""
+    """The work that one attempt puts on one worker, as the worker's view counts it."""
 
     sequences: int
     prompt_tokens: int = 0
@@ -146,10 +148,10 @@ class Work(NamedTuple):
 class Placement(msgspec.Struct, frozen=True, array_like=True):
     """Where a request goes. `mode` is `disaggregated` or `local`; `costs` has the winner first.
 
-    `path` is the transport that carried last from `prefill` to `decode`. `unproved` are pairs, (prefill, decode),
-    left out because nobody has asked for their canary yet.
-    `prefill_tokens` are the prompt tokens expected to be computed, `cached_tokens` those expected not to be.
-    `decode_cached_tokens` are the leading ones that decode has in whole blocks, so that nobody sends them.
+    `path` is the transport that last carried blocks from `prefill` to `decode`. `unproved` are pairs, (prefill,
+    decode), left out because their canary has not been requested yet. `prefill_tokens` are the prompt tokens expected
+    to be computed, `cached_tokens` those expected not to be. `decode_cached_tokens` are the leading ones that decode
+    holds in whole blocks, so that they are not sent.
     """
 
     mode: str
@@ -169,7 +171,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     answer_tokens: float = 0.0
     """Expected of all its sequences together."""
     turned: float = 0.0
-    """What its new tokens are of all that caches like the computing worker's hold together."""
+    """The request's new tokens, as a share of all tokens that caches like the computing worker's hold together."""
     beside: float = 0.0
     """Sequences that run on the mean worker, each counting as much as a millisecond of it does."""
 
@@ -180,7 +182,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def first_ms(self) -> float:
-        """When its first token is expected, in milliseconds from now; 0 where nothing was priced."""
+        """Milliseconds from now until the first token is expected; 0 where nothing was priced."""
         if not self.costs:
             return 0.0
         candidate, cost = self.costs[0]
@@ -188,7 +190,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
         return cost.queue_ms + cost.fetch_ms + cost.prefill_ms if chosen else 0.0
 
     def work(self, sequences: int) -> tuple[Work, Work | None]:
-        """What an attempt of so many sequences puts on decode, and on prefill if there is one."""
+        """The work that an attempt of so many sequences puts on decode, and on prefill if there is one."""
         candidate, cost = self.costs[0]
         chosen = candidate == Candidate(self.decode, self.prefill or "")
         prompt_ms = cost.fetch_ms + cost.prefill_ms if chosen else 0.0

@@ -1,4 +1,4 @@
-"""What placement knows of a pair: whether blocks have been proved to travel from a prefill to a decode worker."""
+"""What placement knows of a pair of workers: whether blocks have been proved to travel from prefill to decode."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ Pairs = Mapping[tuple[str, str], PairView]
 
 UNSEEN: Final = PairView(False, "not proved yet")
 TRUSTED: Final = PairView(True, "")
-"""Where nobody proves pairs, all of them are trusted."""
+"""The view of every pair where pairs are not proved: all of them are trusted."""
 
 
 def look(pairs: Pairs | None, prefill: str, decode: str) -> PairView:
-    """One pair; all are trusted where nobody keeps them."""
+    """The view of one pair; all pairs are trusted where `pairs` is None."""
     return TRUSTED if pairs is None else pairs.get((prefill, decode), UNSEEN)

@@ -1,4 +1,4 @@
-"""The seam of placement policies: whoever decides where requests go.
+"""The interface of placement policies, which decide where requests go.
 
 A policy is synchronous and reads no clock. One owner calls it: `choose` for every decision, `placed` when the attempt
 is sent as chosen, `ended` when it is over, `gone` when a worker is lost. The owner also keeps the `WorkerView`s and
@@ -36,7 +36,7 @@ class Policy(Protocol):
         ...
 
     def ended(self, request: PlacementRequest, placement: Placement, output_tokens: int, now: float) -> None:
-        """That attempt is over, with so many new output tokens of all its sequences."""
+        """The attempt of `placement` is over, with `output_tokens` new output tokens of all its sequences."""
         ...
 
     def gone(self, worker_id: str) -> None:

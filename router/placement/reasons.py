@@ -53,8 +53,8 @@ def hearsay(chosen: Chosen) -> tuple[str, ...]:
 
 
 def at_stake(chosen: Chosen) -> tuple[str, ...]:
-    """What the objective had to do with it: who would be cheaper without the misses that are risked there, and that
-    the first token is expected too late."""
+    """Sentences on how the objective affected the choice: which candidate would cost less without the misses that are
+    risked there, and that the first token is expected too late."""
     request, winner = chosen.request, chosen.priced[0]
     if request.objective is None:
         return ()

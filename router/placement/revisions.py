@@ -1,8 +1,8 @@
-"""Which revision of a service a request goes to. Pure.
+"""Chooses the revision of a service that a request goes to. Pure.
 
-New requests are split by weight. Whoever has the same key goes to the same revision, on every router: revisions are
+New requests are split by weight. Requests with the same key go to the same revision, on every router: revisions are
 ranked by weighted rendezvous hashing, so that changed weights move as few keys as they can, and only to revisions
-whose share grew. A request that has begun stays with its revision, because its positions and KV are of that one.
+whose share grew. A request that has begun stays with its revision, because its positions and KV belong to that one.
 """
 
 import math
@@ -73,8 +73,8 @@ def routes(weights: Weights, key: str, begun: str, usable: Collection[str]) -> t
 
 
 def unplaced(refused: Sequence[Unplaced]) -> Unplaced:
-    """What to say when none of the revisions that were tried can take a request: of their reasons the one that may
-    pass. Only what fits nowhere never fits."""
+    """The answer when none of the revisions that were tried can take a request: of their codes the one that may pass,
+    with the reasons of all. A request never fits only if it fits on none of them."""
     codes = [each.code for each in refused]
     code = next((code for code in ("queue_full", "no_workers") if code in codes), codes[0])
     return Unplaced(code, tuple(dict.fromkeys(reason for each in refused for reason in each.reasons)))

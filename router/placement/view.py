@@ -1,4 +1,4 @@
-"""What placement knows of one worker."""
+"""The state of one worker, as placement knows it."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Times(msgspec.Struct, frozen=True, gc=False):
     queued_ms: float
     """Prompts before a new one."""
     step_ms: float
-    """What a step that computes a piece of a prompt takes without it."""
+    """Milliseconds that a step that computes a piece of a prompt takes without that piece."""
     streaming_ms: float
     """A token of the streams there."""
 
@@ -60,19 +60,19 @@ class WorkerView:
     ready: bool = True
     """Whether it takes more than canaries."""
     overdue: bool = False
-    """Its engine is in a step that takes far longer than it may."""
+    """Whether the worker's engine is in a step that takes far longer than it may."""
     load: Load | None = None
     sequences_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
     """Of prompts whose first token has not come yet; likewise `prompt_ms_in_flight`."""
     streams_in_flight: int = 0
-    """Sequences in flight that generate here; the others are prompts that somebody else answers."""
+    """Sequences in flight that generate on this worker; the others are prompts that another worker answers."""
     unseen: "deque[tuple[float, int, int]]" = field(default_factory=deque)
     """Submits the load figures may not show yet: (when, sequences, prompt tokens to compute)."""
     unseen_sequences: int = 0
     unseen_prompt_tokens: int = 0
     tiers: tuple[TierCost, ...] = ()
-    """What it keeps below its pool, the fastest first."""
+    """The tiers that the worker keeps below its pool, the fastest first."""
     prompt_ms_in_flight: float = 0.0
     attended_in_flight: int = 0
     """Positions that the sequences in flight attend to, all together."""
@@ -81,18 +81,19 @@ class WorkerView:
     prompts: int = 0
     """Prompts ever submitted for computing, to see whether one had the worker to itself."""
     features: tuple[str, ...] = ()
-    """What its engine can do beyond the rest."""
+    """Abilities of the worker's engine beyond those that every engine has."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Content hashes of the LoRA adapters it serves, by name."""
     warm: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
     """Adapters that were in use there, the latest last."""
     hardware: str = ""
     export_blocks: int = 0
-    """That prompts computed for others may take of its pool; 0 where it does not tell."""
+    """Blocks of the worker's pool that prompts computed for others may take; 0 where the worker does not report
+    it."""
     sequences_max: int = SEQUENCES_MAX
-    """That its engine computes in one step."""
+    """Sequences that the worker's engine computes in one step, at most."""
     ready_at: float | None = None
-    """Since when it takes work, in seconds of the owner's clock, as far as its owner has seen it come."""
+    """When the worker began to take work, in seconds of the owner's clock, as far as its owner has seen it come."""
     takes_prompts: bool = False
     """Whether it computes prompts that others answer: a prefill worker always, one of role `auto` while the split in
     force says so."""
@@ -101,7 +102,7 @@ class WorkerView:
     block_tokens: int = field(init=False)
     block_bytes: int = field(init=False)
     capacity_tokens: int = field(init=False)
-    """What its blocks hold."""
+    """Tokens that the worker's blocks hold."""
     sequences: int = field(init=False, default=0)
     """Sequences running, waiting or on their way."""
     queued_prompt_tokens: int = field(init=False, default=0)
@@ -114,13 +115,13 @@ class WorkerView:
     decoding: int = field(init=False, default=0)
     """Of its sequences, those whose prompt has been computed."""
     steps_ms: float = field(init=False, default=0.0)
-    """What its steps with running sequences have taken lately, prompts beside them included; 0 where nothing runs."""
+    """Recent time of steps with running sequences, in ms, prompts beside them included; 0 where nothing runs."""
     prompts_in_flight: int = field(init=False, default=0)
     """Attempts whose prompt is to be computed here and has not been."""
     steps_held: bool = field(init=False, default=False)
     """Whether it keeps its steps within what its service is to hold, whatever prompts there are."""
     times: Times | None = field(init=False, default=None)
-    """What follows from the figures, as last asked; None since they changed."""
+    """Times that follow from the load figures, as last computed; None since the figures changed."""
 
     def __post_init__(self) -> None:
         self.block_tokens, self.block_bytes = self.layout.block_tokens, self.layout.block_bytes
@@ -215,7 +216,7 @@ class WorkerView:
         self.prompt_ms_in_flight = max(0.0, left_ms) if self.prompt_tokens_in_flight > 0 else 0.0
 
     def _renew(self) -> None:
-        """What follows from the figures, once per change instead of once per look."""
+        """Derive what follows from the load figures, once per change instead of once per look."""
         self.times = None
         load = self.load
         if load is None:

@@ -1,4 +1,5 @@
-"""What a planner of a split chooses between, whom it chooses, and how it says so. Pure."""
+"""The options that a planner of a split chooses between, the workers it chooses, and how it explains the choice.
+Pure."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -35,8 +36,8 @@ def bound_by_memory(standings: Sequence[WorkerStatus]) -> int:
 def choose_prefill_workers(
     prefills: int, taking: frozenset[str], standings: Sequence[WorkerStatus]
 ) -> frozenset[str]:
-    """Those that are to take prompts for others, as few of them new as possible: who begins has the fewest streams,
-    who stops the fewest prompts waiting."""
+    """The workers that are to take prompts for others, as few of them new as possible. Those that begin have the
+    fewest streams; those that stop have the fewest prompts waiting."""
     inside = [each for each in standings if each.worker_id in taking]
     outside = [each for each in standings if each.worker_id not in taking]
     if prefills <= len(inside):
@@ -53,7 +54,7 @@ def same_side(before: SplitOption, best: SplitOption, here: SplitOption) -> bool
 
 
 def name(way: SplitOption, workers: int) -> str:
-    """As it is told: 3 of 8 take prompts, or 8 unified; and the bound on steps."""
+    """An option in words: 3 of 8 take prompts, or 8 unified; and the bound on steps."""
     bound = "" if way.itl_s is None else f", steps up to {way.itl_s * 1e3:.3g} ms"
     split = f"{way.prefills} of {workers} take prompts" if way.prefills else f"{workers} unified"
     return split + bound
@@ -68,7 +69,8 @@ def step_towards(goal: SplitOption, here: SplitOption, ordered: Sequence[Outlook
 
 
 def told(here: Outlook, ordered: Sequence[Outlook], workers: int) -> str:
-    """What was compared: shares in the objective as the fleet stands, and about the load that is just carried."""
+    """The compared options in words: shares of requests in the objective as the fleet stands, and about the load that
+    is just carried."""
 
     def shares(each: Outlook) -> str:
         return f"{each.attainment:.0%} in the objective ({each.carried:.0%} about the most it carries)"

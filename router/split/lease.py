@@ -1,9 +1,10 @@
 """Which of several routers decides the split of a service. Pure: time comes in.
 
-Every worker lends the right to one router at a time (`tandem.worker.split_registry`) and tells all routers of the
-record it keeps. The holder decides for as long as workers confirm it. Where the record has lapsed the others claim it
-with the next term; until one has it the last split stays. Who finds its own time over, after a pause perhaps, first
-listens: what happened meanwhile may still be on its way."""
+Every worker lends the right to one router at a time (`tandem.worker.split_registry`) and publishes the record it
+keeps to all routers. The holder decides for as long as workers confirm the record. Once the record has lapsed, the
+other routers claim it with the next term; until one of them has it, the last split stays. A router that finds its own
+time over, perhaps after a pause, listens first: news of what happened meanwhile may still be on its way.
+"""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -106,8 +107,8 @@ class Lease:
         return True
 
     def _older(self, record: SplitRecord, left_s: float, now: float) -> bool:
-        """Whether there is a newer one that still holds. What nobody has confirmed holds against nothing that lives:
-        the worker that tells of it has refused the claim."""
+        """Whether a newer record than this one still holds. A claim that no worker has confirmed holds against no
+        live record: the worker that reports the record has refused the claim."""
         if self.holds and self._confirmed:
             return self._key(record) < (self.term, self.holder)
         if self.holds:

@@ -31,9 +31,10 @@ Replayed = Generator[None, None, Sequence[Demand]]
 
 
 class Offered:
-    """Of one look. `add` is told requests in order of arrival, as they were placed; `remember` comes behind the last
-    of them, and `at` behind it. `now` tells how much memory the fleet has, `times` and `slo` give seconds of work,
-    `then` is the mean reuse distance that prompts will have; 0 for the one that they have had."""
+    """The requests of one look, as offered to the fleet. `add` takes requests in order of arrival, as they were
+    placed; `remember` follows the last of them, and `at` follows `remember`. `now` says how much memory the fleet
+    has, `times` and `slo` give seconds of work, and `then` is the mean reuse distance that prompts will have; 0 for
+    the one that they have had."""
 
     def __init__(self, now: Present, times: WorkTimes, slo: Slo, then: float = 0.0) -> None:
         self.now = now
@@ -57,7 +58,7 @@ class Offered:
 
     @property
     def last_s(self) -> float:
-        """When the last one comes, from the first on."""
+        """Seconds from the arrival of the first request to that of the last."""
         return self._work[-1].at_s
 
     def add(self, requests: Sequence[ObservedRequest]) -> None:

@@ -56,7 +56,7 @@ class Replay:
         self._rows = now.rows
         self._attended = now.attended
         self._steps = 0.0
-        """That a row has had since the begin."""
+        """Steps that a row has had since the start of the replay."""
         self._late_s = 0.0
         """How long a row has had gaps above the bound on ITL."""
         self._leaving: list[tuple[float, int, float, float, float]] = []
@@ -145,7 +145,7 @@ class Replay:
         return min(1.0, served / (len(pool.ends) * rate * SLICE_S)) if rate > 0 else 0.0
 
     def _moved_s(self, demand: Demand, first_s: float) -> float:
-        """When the blocks of a prompt are where it decodes: each worker has one way in."""
+        """When the blocks of a prompt have reached the worker that decodes it: each worker has one link in."""
         links = self._links
         end_s = max(max(links[0], first_s - demand.moving_s) + demand.moving_s, first_s + demand.handing_s)
         heapreplace(links, end_s)
@@ -209,7 +209,7 @@ class Replay:
         heappush(self._leaving, (steps + demand.answer_tokens - 1, number, first_s, self._late_s, positions))
 
     def _judge(self, demand: Demand, first_s: float, end_s: float, late_s: float) -> None:
-        """It has its answer."""
+        """Count a request that has its answer, and whether the answer held every bound of the SLO."""
         self.ended += 1
         if demand.at_s < self.counted_s:
             return

@@ -63,7 +63,7 @@ _OTHER_STEPS: Final = 0.10
 """Share of requests that steps have to gain which are longer than the objective allows: the model does not know what
 they cost streams that run beside few others."""
 _TOKENS_WEIGHT: Final = 0.01
-"""What all of the output tokens count for beside the share of requests: a tie-break."""
+"""Weight of all output tokens together beside the share of requests: a tie-break."""
 
 
 class Planner:
@@ -76,7 +76,7 @@ class Planner:
         """Since the last look, with marks."""
         self._reuse = Reuse()
         self._first_s: float | None = None
-        """When the first request came that was not forgotten when nothing came for a window; None without one."""
+        """When the first request came since traffic last stopped for a whole window; None while there is none."""
         self._answers = AnswersByPrompt()
         self._record = Record(settings)
         self.split = Split(frozenset(), None, "nothing has been seen yet: every worker takes prompts and decodes")
@@ -87,7 +87,7 @@ class Planner:
         """How many workers have changed what they take."""
         self._itl_share = settings.itl_shares[0]
         self._ahead: SplitOption | None = None
-        """What was ahead at the last look, by little."""
+        """The option that was ahead at the last look and awaits confirmation; None without one."""
         self._moved_s = -inf
         self._rests_on_s = 0.0
         """How long the traffic was that the last change was decided on."""
@@ -96,7 +96,7 @@ class Planner:
         self._looks = 0
         self._knee = Knee()
         self._began_s: float | None = None
-        """When the traffic of now began; None while there is little."""
+        """When the present traffic began; None while there is too little of it."""
         self._checked_s = -inf
 
     @property
@@ -114,8 +114,8 @@ class Planner:
         self._new.append(request)
 
     def outcome(self, arrival_s: float, met: bool, placed: bool = True) -> None:
-        """A request that arrived then has ended, within its objective or not; `placed`: it was told by `seen`. Those
-        that their clients cancelled are not told."""
+        """Record that a request that arrived at `arrival_s` has ended, within its objective or not. `placed` says
+        whether it was passed to `seen`. Requests that their clients cancelled are not reported."""
         self._record.outcome(arrival_s, met, placed)
 
     def answered(self, prompt_tokens: int, max_tokens: int, tokens: float) -> None:
@@ -146,9 +146,9 @@ class Planner:
     def look(
         self, now: float, standings: Sequence[WorkerStatus], times: WorkTimes, slo: Slo, share: float = 1.0
     ) -> Iterator[None]:
-        """Look at the ways there are: yields after every slice of work, so that an event loop gets its turn. When it
-        is exhausted `split` is what is to be in force. `share` is the share of the service's requests that are told
-        here."""
+        """Compare the options there are. Yields after every slice of work, so that an event loop gets its turn. Once
+        exhausted, `split` is what is to be in force. `share` is the share of the service's requests that this planner
+        sees."""
         present_ids = {standing.worker_id for standing in standings}
         self._drop_gone(present_ids)
         self.last_look_s = now
@@ -219,7 +219,7 @@ class Planner:
         self.split = Split(kept, self.split.itl_s, reason)
 
     def _remember(self) -> Iterator[None]:
-        """What came since the last look, with how long ago its prefixes were used."""
+        """Keep the requests that came since the last look, each with the reuse distances of its prefixes."""
         new, self._new = self._new, deque(maxlen=self._settings.requests_max)
         work = 0
         for seen in new:
@@ -254,7 +254,7 @@ class Planner:
         return seen._replace(answer_tokens=seen.sequences * tokens)
 
     def _ways(self, workers: int, slo: Slo, prefills_max: int) -> list[SplitOption]:
-        """Those that are tried at this look; the one in force is first, all unified always among them."""
+        """The options tried at this look: the one in force is first, and all unified is always among them."""
         prefills = len(self.split.prefills)
         probe = round(_PROBES[self._looks % len(_PROBES)] * workers)
         counts = [prefills + step for step in _NEAR]

@@ -4,7 +4,7 @@ from heapq import heappush, heapreplace
 
 
 class PrefillPool:
-    """When each worker is done with what it has, in seconds of work."""
+    """Workers that compute prompts, with when each is done with what it has, in seconds of work."""
 
     __slots__ = ("done", "ends", "pending", "work")
 
@@ -14,7 +14,7 @@ class PrefillPool:
         self.ends = [0.0] * workers
         self.pending: list[tuple[float, int]] = []
         self.work = 0.0
-        """That came and is not done, of all workers."""
+        """Seconds of work that have come and are not done, of all workers together."""
 
     def wait(self, done: float) -> float:
         """Seconds of work before the first worker is free."""

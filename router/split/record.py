@@ -1,4 +1,4 @@
-"""What a planner of a split promised, and what became of it."""
+"""What a planner of a split promised, and what was observed afterwards."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,13 @@ decide anything count beside those that were."""
 _OBSERVED_MAX: Final = 2000
 """Outcomes of one number of workers that count; older ones weigh less."""
 _CHANGES_MAX: Final = 64
-"""Changes that are remembered: requests which came before the earliest of them are nobody's."""
+"""Changes of the split that are remembered: requests that came before the earliest of them count for none."""
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """What came since a look, until it is compared: how the fleet stood at its begin, and what was in force."""
+    """The outcomes since a look, until they are compared with the forecast: how the fleet stood at the start of the
+    stretch, and which option was in force."""
 
     begin_s: float
     now: tuple[WorkerStatus, ...]
@@ -62,7 +63,7 @@ class Record:
         self._stretches.append(_Stretch(now, tuple(standings), way))
 
     def clear(self) -> None:
-        """What is under way says nothing of what is in force now."""
+        """Drop the stretches under way: they say nothing of the split that is in force now."""
         self._stretches.clear()
 
     def rest(self) -> None:

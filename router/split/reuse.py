@@ -1,8 +1,9 @@
 """How much of what prompts share with earlier ones a fleet's memory still holds when they come. Pure.
 
-A prompt is known by marks: the names of its blocks at every `MARK_TOKENS`. The reuse distance of a mark is how many
-tokens of other prompts came since it was last used, each counted once: memory that forgets the least recently used
-first still holds what lies within its size (Mattson et al. 1970, the stack distance). Distances are told to an epoch.
+A prompt is known by marks: the names of its blocks at every `MARK_TOKENS`. The reuse distance of a mark is the number
+of tokens of other prompts that came since the mark was last used, each counted once: memory that evicts the least
+recently used first still holds what lies within its size (Mattson et al. 1970, the stack distance). Distances are
+exact to one epoch.
 """
 
 from bisect import bisect_right
@@ -15,7 +16,7 @@ MARKS_MAX: Final = 128
 """Of one prompt; beyond these it counts as new."""
 _EPOCH_TOKENS: Final = 65_536
 _EPOCHS_MAX: Final = 512
-"""What was last used before so many epochs is forgotten."""
+"""Epochs that are kept: marks last used before them are forgotten."""
 
 
 def marks_of(names: Sequence[bytes], block_tokens: int) -> tuple[bytes, ...]:

@@ -1,4 +1,4 @@
-"""What the work of a service takes on its workers, as the router has learned it. Pure."""
+"""The times that a service's work takes on its workers, as the router has learned them. Pure."""
 
 from collections.abc import Sequence
 from statistics import median

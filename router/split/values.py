@@ -1,4 +1,4 @@
-"""What the planner of a split is told and what it answers. Values only."""
+"""Inputs and outputs of the planner of a split. Values only."""
 
 from typing import Final, NamedTuple
 
@@ -45,16 +45,17 @@ class WorkerStatus(NamedTuple):
     sequences_max: int = 256
     """At most so many run at a time."""
     tier_blocks: int = 0
-    """That its tiers take below its pool."""
+    """Blocks that the worker's tiers take below its pool."""
     export_blocks: int = 0
-    """That prompts computed for others may take of its pool until they have been fetched; 0 for no bound."""
+    """Blocks of the worker's pool that prompts computed for others may take until they have been fetched; 0 for no
+    bound."""
     barred: str = ""
     """Why it can neither take prompts for others nor leave its own to others: its KV cannot be exchanged, it spans
     several nodes. Empty where it can."""
 
 
 class WorkTimes(NamedTuple):
-    """What work takes on a worker at the median pace, in seconds."""
+    """The times that work takes on a worker at the median pace, in seconds."""
 
     step_s: float
     """Of every step, whatever it computes,"""
@@ -80,11 +81,11 @@ class SplitOption(NamedTuple):
     prefills: int
     """Workers that take prompts for others; 0: all are unified."""
     itl_s: float | None
-    """What a step may take beside running sequences; None for what each engine was started with."""
+    """Seconds that a step may take beside running sequences; None for what each engine was started with."""
 
 
 class Outlook(NamedTuple):
-    """What a way is expected to come to."""
+    """The result that is expected of a `SplitOption`."""
 
     way: SplitOption
     attainment: float
@@ -96,18 +97,20 @@ class Outlook(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Who takes prompts for others from now on, and why."""
+    """The workers that take prompts for others from now on, and the reason."""
 
     prefills: frozenset[str]
     itl_s: float | None
     reason: str
 
     def steps_s(self, worker_id: str) -> float | None:
-        """What a step of this worker may take beside running sequences; None for what its engine was started with."""
+        """Seconds that a step of this worker may take beside running sequences; None for what its engine was started
+        with."""
         return steps_s(self.itl_s, worker_id in self.prefills)
 
 
 def steps_s(itl_s: float | None, takes_prompts: bool) -> float | None:
-    """What a step may take beside running sequences where those that answer are held to `itl_s`. Who takes prompts
-    for others has few sequences, which were there before it did: prompts of many do not wait for these."""
+    """Seconds that a step may take beside running sequences where the workers that answer are held to `itl_s`. A
+    worker that takes prompts for others has few sequences, which were there before it began to: prompts of many do
+    not wait for these."""
     return None if itl_s is None else itl_s * (_PROMPTS_FIRST if takes_prompts else 1.0)

@@ -17,8 +17,9 @@ _REPEATED: Final = 0.5
 
 
 def since_change(requests: Sequence[ObservedRequest], at_least: int) -> Sequence[ObservedRequest]:
-    """Those that came since the last change of what prompts leave to compute; all of them where nothing changed. A
-    change of their rate alone is none: bursts pass. At least so many are on either side of a change."""
+    """The requests that came since the last change of what prompts leave to compute; all of them where nothing
+    changed. A change of their rate alone does not count: bursts pass. At least `at_least` requests are on either side
+    of a change."""
     while True:
         place = _change(requests, at_least)
         if not place:
@@ -53,9 +54,9 @@ def _change(requests: Sequence[ObservedRequest], at_least: int) -> int:
 def settled(
     requests: Sequence[ObservedRequest], began_s: float, now: float, window_s: float, at_least: int
 ) -> Sequence[ObservedRequest]:
-    """Those of the later half of the time since traffic began, at `began_s`, as long as that is no whole window ago:
-    clients that begin at once come faster than they go on. All of them where the later half has fewer than
-    `at_least`."""
+    """The requests of the later half of the time since traffic began, at `began_s`, as long as that is no whole
+    window ago: clients that begin at once come faster than they go on. All of them where the later half has fewer
+    than `at_least`."""
     if now - began_s >= window_s * _BEGINNING:
         return requests
     half_s = (now + began_s) / 2

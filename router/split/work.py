@@ -1,4 +1,4 @@
-"""What requests ask of a fleet and what it has to do already, for a model of it. Pure."""
+"""What requests ask of a fleet, and what the fleet has to do already, for a model of it. Pure."""
 
 from collections.abc import Sequence
 from math import exp, inf
@@ -9,7 +9,7 @@ from tandem.core.slo import Slo
 
 SETTLED_S: Final = 60.0
 KV_FULL: Final = 0.97
-"""Share of a worker's KV memory beyond which nobody is admitted."""
+"""Share of a worker's KV memory beyond which no request is admitted."""
 _MARGIN: Final = 1.02
 """Schedulers aim a little below the target, by what they learn of how steps vary."""
 _FLOOR_TOKENS: Final = 32
@@ -28,15 +28,15 @@ class Demand(NamedTuple):
     answer_tokens: float
     sequences: int
     moving_s: float
-    """That its blocks take on a link,"""
+    """Seconds that the blocks of the prompt take on a link,"""
     handing_s: float
     """and those of its last chunk, which go when the first token is there."""
     miss_s: float
-    """What a miss of its objective counts for in the price of a placement."""
+    """Seconds that a missed objective counts for in the price of a placement."""
 
 
 class Present(NamedTuple):
-    """What the fleet has to do already."""
+    """The work that the fleet has to do already."""
 
     workers: int
     rows: float
@@ -44,9 +44,9 @@ class Present(NamedTuple):
     prompt_s: float
     """Of prompts that wait."""
     kv_tokens: float
-    """That one worker holds."""
+    """Tokens of KV that one worker holds."""
     sequences_max: int
-    """That run on one worker at a time."""
+    """Sequences that run on one worker at a time, at most."""
     memory_tokens: float = inf
     """Of prefixes that one worker holds, in its pool and its tiers."""
     export_tokens: float = inf
@@ -112,7 +112,7 @@ def memory_tokens(prefills: int, now: Present) -> float:
 
 
 def at_load(work: Sequence[Demand], load: float) -> tuple[Demand, ...]:
-    """The same requests from the first on, so many times as fast one after the other."""
+    """The same requests, counted from the first and arriving `load` times as fast."""
     begin_s = work[0].at_s
     return tuple([demand._replace(at_s=(demand.at_s - begin_s) / load) for demand in work])
 
@@ -144,7 +144,7 @@ def steady(way: SplitOption, work: Sequence[Demand], now: Present, times: WorkTi
 
 
 def row_s(times: WorkTimes, positions: float) -> float:
-    """What a row adds to a step."""
+    """Seconds that a row of so many positions adds to a step."""
     return times.sequence_s + times.position_s * positions
 
 

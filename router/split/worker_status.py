@@ -1,4 +1,4 @@
-"""What the planner of a split is told of workers: how they stand, and which can take part. Pure."""
+"""The planner's view of workers: how they stand, and which can take part in a split. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ ROLE: Final = "auto"
 
 
 def of_role_auto(views: Iterable[WorkerView]) -> tuple[WorkerView, ...]:
-    """Those whose part routers choose, as far as they take work. During a rollout those that most can exchange KV
-    with: a split is among workers that can."""
+    """The workers of role `auto`, whose part routers choose, as far as they take work. During a rollout these are the
+    largest group that can exchange KV: a split is among workers that can."""
     found = [view for view in views if view.role == ROLE and view.ready and not view.draining]
     if not found:
         return ()
@@ -53,14 +53,15 @@ def worker_statuses(
 
 
 def able(found: Sequence[WorkerStatus]) -> tuple[WorkerStatus, ...]:
-    """Those that a split is among: a worker that exchanges no KV, or is not proved yet, serves whole requests beside
-    it. All of them where those that can are not the most, so that the planner says why nothing is split."""
+    """The workers that a split is among: one that exchanges no KV, or is not proved yet, serves whole requests beside
+    it. All of them where those that can take part are not the majority, so that the planner says why nothing is
+    split."""
     can = tuple(each for each in found if not each.barred)
     return can if len(can) > 1 and 2 * len(can) > len(found) else tuple(found)
 
 
 def left_out(found: Sequence[WorkerStatus]) -> str:
-    """Who serves whole requests beside the split, and why; empty where nobody does."""
+    """The workers that serve whole requests beside the split, and why, in words; empty where there are none."""
     among = {each.worker_id for each in able(found)}
     beside = [each for each in found if each.worker_id not in among]
     if not beside:

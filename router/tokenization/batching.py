@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _TURN_CHARACTERS: Final = 16_384
-"""What is done before the loop gets to do something else: some milliseconds."""
+"""Characters of text worked on before the event loop gets a turn: some milliseconds."""
 _LOOKS_MAX: Final = 16
 """How often the loop is asked for more before what there is is done."""
 
@@ -28,7 +28,7 @@ class TokenizeBatcher:
         self._looks = 0
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
-        """What `work` gives, or raises."""
+        """Do `work` with the next batch; gives its result or raises its error."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         if not self._waiting:

@@ -1,8 +1,8 @@
-"""The tokens of rendered conversations by their text, so that a longer one costs only what is new in it.
+"""The tokens of rendered conversations by their text, so that a longer conversation costs only what is new in it.
 
-Known text is found by comparing it, never by a digest of it, and only up to a place where `cuts` says
-that what follows is tokenized by itself. Each owner (a tenant with its salt) finds only its own text: how long an
-answer takes tells nobody what others have asked.
+The cache finds known text by comparing it, never by a digest of it, and only up to a place where `cuts` says that
+what follows is tokenized by itself. Each owner (a tenant with its salt) finds only its own text: the time that an
+answer takes does not reveal what others have asked.
 """
 
 from array import array
@@ -92,7 +92,7 @@ class ConversationCache:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
+        """Bytes that the cache keeps, about."""
         return self._known.size_bytes
 
     def find(self, owner: Hashable, text: str) -> KnownText:

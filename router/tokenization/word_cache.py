@@ -2,17 +2,17 @@
 
 A byte-level BPE tokenizer first takes the added tokens out of a text, then splits each stretch between them with an
 expression, and makes tokens of each part by itself. The expressions in `_EXPRESSIONS` end a part before a single
-space that stands between two characters that are none: they take a space behind nothing but white space, and where
-they look ahead they look from white space. So a stretch falls into words there, and
+space that stands between two characters that are not spaces: they take a space behind nothing but white space, and
+where they look ahead they look from white space. So a stretch falls into words there, and
 
     tokens(stretch) = tokens(first word) + tokens(" " + second word) + …
 
-An added token with a space in it, or one that takes spaces beside it, could lie across such a place. Tokenizers that
-have one are left alone, like all others of which this is not known. A text in which two words cannot be told apart
-in this way (several spaces in a row, a space beside a line break) is tokenized as a whole.
+An added token with a space in it, or one that takes spaces beside it, could lie across such a place. The cache does
+not serve tokenizers that have one, nor any other of which this is not known. A text in which two words cannot be told
+apart in this way (several spaces in a row, a space beside a line break) is tokenized as a whole.
 
-Each owner (a tenant with its salt) finds only its own words: how soon an answer comes tells nobody what others have
-asked. All of them share the bound. Longer words than people write are not kept.
+Each owner (a tenant with its salt) finds only its own words: the time that an answer takes does not reveal what
+others have asked. All owners share the bound. Words longer than people write are not kept.
 """
 
 import re
@@ -34,7 +34,7 @@ _DIGITS: Final = r"\d"
 _LETTERS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _EXPRESSIONS: Final = frozenset("|".join((_LETTERS, numbers, _OTHERS)) for numbers in (r"\p{N}{1,3}", r"\p{N}"))
-"""Those of Llama 3 and of Qwen 2 and their successors, beside GPT-2's own, which the library has built in."""
+"""The splitting expressions of Llama 3 and of Qwen 2 and their successors; GPT-2's own is built into the library."""
 _TRIED: Final = (
     "The quick brown fox, it's 12 o'clock (half past 1,234.5)!",
     "naïve e\u0301 日本語 words \U0001f600 and 'quotes' 'S-s ...",
@@ -84,9 +84,9 @@ class WordCache:
         self._added = {text: pack_tokens([number]) for text, number in added.items()}
         self._stretches = re.compile(f"({'|'.join(map(re.escape, added))})").split
         self._first = _Known()
-        """What a stretch begins with."""
+        """The words that stretches begin with."""
         self._later = _Known()
-        """What comes after a space; none of these begins or ends with white space."""
+        """The words that follow a space; none of them begins or ends with white space."""
 
     def tokens(self, text: str, owner: Hashable) -> bytes | None:
         """Packed token ids of a text, without what is put around texts; None where it has to be tokenized whole."""

@@ -1,8 +1,8 @@
-"""The canary: a request nobody asked for, which proves that KV blocks can travel from one worker to another.
+"""The canary: a request that no client sent, which proves that KV blocks can travel from one worker to another.
 
-It is a prompt of one full block and a part of another, computed by the holder and fetched by the receiver under a
-lease and a ticket like those of any request. Its blocks get no public name (`Submit.canary`), so no index, event or
-prefix cache ever knows of them, and its salt is new each time, so they are computed, digested and sent each time.
+Its prompt has one full block and a part of another. The holder computes them and the receiver fetches them, under a
+lease and a ticket like those of any request. The blocks get no public name (`Submit.canary`), so they never appear in
+an index, event or prefix cache. The salt is new each time, so the blocks are computed, digested and sent each time.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""The little that Tandem reads of any model's `config.json`: context, vocabulary, end tokens, kinds of KV cache.
+"""The few facts that Tandem reads from any model's `config.json`: context, vocabulary, end tokens, kinds of KV cache.
 
-Keys and architectures nobody here knows pass. What an engine says of a model it has loaded goes before all of this.
-Pure.
+Unknown keys and architectures pass. What an engine reports of a model that it has loaded takes precedence over all of
+this. Pure.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ def text_part(config: Json) -> Json:
 
 
 def quantization(config: Json) -> Json | None:
-    """What the checkpoint says of its quantization, wherever it says so; None for weights as they were trained."""
+    """The quantization that the checkpoint states, wherever it states it; None for weights as they were trained."""
     for part in (config, text_part(config)):
         for key in ("quantization_config", "compression_config"):
             found = part.get(key)
@@ -138,9 +138,9 @@ class Windows(Enum):
 
 @dataclass(frozen=True)
 class CacheKinds:
-    """What of a model decides whether its KV blocks can be exchanged. `other` says in words what it keeps besides
-    keys and values, or latents, of every layer alike; empty for nothing. `inexact` says why KV of one position is not
-    the same wherever it is computed; empty where it is."""
+    """The properties of a model that decide whether its KV blocks can be exchanged. `other` describes in words what
+    the model keeps besides keys and values, or latents, of every layer alike; empty for nothing. `inexact` says why
+    KV of one position is not the same wherever it is computed; empty where it is."""
 
     other: str = ""
     windows: Windows = Windows.NONE

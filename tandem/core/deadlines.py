@@ -12,7 +12,7 @@ class Deadlines:
     queue_s: float = 10.0
     """For a place, on a router, and on a worker since the last moment at which a prompt before it got on."""
     kv_wait_s: float = 30.0
-    """For KV blocks that nobody is bringing; a transfer that runs has bounds of its own."""
+    """The wait for KV blocks that no transfer is bringing; a running transfer has bounds of its own."""
     prefill_progress_s: float = 5.0
     """How long the prefill of a hand-off may stand still before its router gives it up, where ten of its worker's
     longest steps are not longer."""
@@ -36,7 +36,7 @@ class Deadlines:
 
     @property
     def orphan_lease_s(self) -> float:
-        """How long a worker keeps the resumable attempts of a router that is lost: nobody can come back to them
+        """Seconds for which a worker keeps the resumable attempts of a lost router: no client can come back to them
         before a router is there again."""
         return self.router_restart_s + self.resumable_lease_s
 

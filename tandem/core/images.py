@@ -37,8 +37,8 @@ class Size(NamedTuple):
 
 
 def size_of(data: bytes) -> Size | None:
-    """What a PNG, JPEG, GIF or WebP file says of its size; None for anything else, and for one that is cut off before
-    it says so."""
+    """The size that a PNG, JPEG, GIF or WebP file states; None for any other file, and for one that is cut off before
+    it states its size."""
     if data.startswith(_PNG):
         return _unpacked(">II", data, 16) if data[12:16] == b"IHDR" else None
     if data.startswith(_GIF):

@@ -148,8 +148,8 @@ class Layout:
     """
 
     engine: str
-    """What wrote the block. `NAME/FORMAT/MAJOR.MINOR` where versions of an engine exchange blocks of one format with
-    their neighbours; anything else pairs with itself alone."""
+    """The engine that wrote the block. `NAME/FORMAT/MAJOR.MINOR` where versions of an engine exchange blocks of one
+    format with their neighbours; any other value pairs with itself alone."""
     packing: str
     dtype: str
     item_bytes: int
@@ -161,7 +161,8 @@ class Layout:
     pipeline_parallel: int = 1
     isa: str = ""
     digest: str = ""
-    """What content words are computed with (`tandem.engine.digest`); empty in what workers before protocol 2 say."""
+    """The algorithm that content words are computed with (`tandem.engine.digest`); empty in layouts from workers
+    before protocol 2."""
 
     @property
     def block_bytes(self) -> int:

@@ -1,8 +1,8 @@
-"""What travels on a link between router and worker, grouped by receiver.
+"""The messages on a link between router and worker, grouped by receiver.
 
-A link has two ordered streams. *Tokens*: `WorkerCommand`s down, `RouterMessage`s up. *State*: `StateRequest`s
-down, `StateUpdate`s up. A `handle` names one attempt of one request on one link; the router never reuses it, so
-a message for a dead attempt finds nobody. Prompts travel as packed uint32 (`tandem.core.kv.pack_tokens`).
+A link has two ordered streams. *Tokens*: `WorkerCommand`s down, `RouterMessage`s up. *State*: `StateRequest`s down,
+`StateUpdate`s up. A `handle` names one attempt of one request on one link. The router never reuses a handle, so a
+message for a dead attempt matches no other attempt. Prompts travel as packed uint32 (`tandem.core.kv.pack_tokens`).
 """
 
 from typing import Final
@@ -32,9 +32,10 @@ class RemoteKv(msgspec.Struct, frozen=True, gc=False):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Another holder of leading blocks of a prompt, from whom a worker may fetch what it does not have.
+    """Another holder of leading blocks of a prompt, from which a worker may fetch the blocks that it lacks.
 
-    Unlike `RemoteKv` nobody computes these blocks for this request: what the holder does not have now will not come.
+    Unlike with `RemoteKv`, these blocks are not computed for this request: what the holder does not have now will not
+    come.
     """
 
     holder: str
@@ -58,7 +59,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class Export(msgspec.Struct, frozen=True, gc=False):
-    """What a prefill worker may hand out: a lease on the prompt's blocks for one decode incarnation."""
+    """The export that a prefill worker may make: a lease on the prompt's blocks for one decode incarnation."""
 
     lease_id: str
     decode_epoch: int
@@ -89,23 +90,23 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     export: Export | None = None
     traceparent: str = ""
     canary: bool = False
-    """It only proves that blocks can travel: its blocks get no public name, a worker that is not ready takes it too,
-    and where a fetch fails it ends instead of computing."""
+    """Whether the request only proves that blocks can travel. Its blocks get no public name, a worker that is not
+    ready takes it too, and where a fetch fails it ends instead of computing."""
     resume: bytes = b""
     """Of a resumable request, what another router needs to go on with it, sealed (`router.dispatch.resume_token`);
     workers only keep it. Empty otherwise."""
     resume_key: bytes = b""
-    """Under which a router claims a resumable request; nobody without the service's key can name it."""
+    """The key under which a router claims a resumable request; it cannot be named without the service's key."""
     kept: "tuple[SequenceOutput, ...]" = ()
-    """Of a resumable request, what was accepted before this attempt, for whoever claims it."""
+    """The outputs of a resumable request accepted before this attempt, for a router that claims the request."""
     sources: tuple[Source, ...] = ()
-    """Who else has leading blocks of the prompt, the cheapest first."""
+    """Other holders of leading blocks of the prompt, the cheapest first."""
     pin: Pin | None = None
     """The prompt's blocks are to be kept when they have been computed."""
     kv_bytes_max: int | None = None
-    """What the tenant may have in the worker's tiers; None sets no bound."""
+    """Bytes that the tenant may have in the worker's tiers; None sets no bound."""
     grammar: Grammar | None = None
-    """What the output must be; only for workers whose `Hello.features` has `grammar`."""
+    """The grammar that the output must follow; only for workers whose `Hello.features` has `grammar`."""
     adapter: str = ""
     """Name of the LoRA adapter to compute with, one of `Hello.adapters`."""
     special_text: bool = False
@@ -148,10 +149,12 @@ class RetainOutputs(msgspec.Struct, frozen=True):
 
 
 class ResumeAttempt(msgspec.Struct, frozen=True):
-    """Hand over the resumable request that is known here under one of `keys`, whoever it belonged to.
+    """Hand over the resumable request that is known here under one of `keys`, whichever router it belonged to.
 
-    The answer is everything told of it so far as `StepOutputs` under `handle`, then `AttemptResumed`, then whatever
-    else comes of it; or `ResumeNotFound`. A router that it is taken from gets `AttemptFailed` with `taken_over`."""
+    The worker answers with everything reported of the request so far as `StepOutputs` under `handle`, then
+    `AttemptResumed`, then its further messages; or with `ResumeNotFound`. The router that loses the request gets
+    `AttemptFailed` with `taken_over`.
+    """
 
     handle: int
     keys: tuple[bytes, ...]
@@ -170,7 +173,7 @@ class Ping(msgspec.Struct, frozen=True):
 
 
 class Unpin(msgspec.Struct, frozen=True):
-    """Nobody wants these blocks kept any more: what a `Pin` did to them is undone, and they may be evicted."""
+    """Stop keeping these blocks: the effect of a `Pin` on them is undone, and they may be evicted."""
 
     names: bytes
     """Packed, 16 bytes each."""
@@ -182,7 +185,7 @@ ITL_TARGET: Final = "itl_target"
 
 
 class Tune(msgspec.Struct, frozen=True):
-    """What a step may take beside running sequences from now on; only for workers whose `Hello.features` has
+    """Set how long a step may take beside running sequences from now on; only for workers whose `Hello.features` has
     `itl_target`."""
 
     itl_target_s: float | None = None
@@ -190,7 +193,7 @@ class Tune(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
-    """What a way of splitting workers is expected to come to: so many of them take prompts for others, steps beside
+    """The expected results of one way to split workers: `prefills` of them take prompts for others, and steps beside
     running sequences take `itl_target_s`."""
 
     prefills: int
@@ -204,8 +207,8 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SplitRecord(msgspec.Struct, frozen=True):
-    """Who takes prompts for others among the `auto` workers of a service, as one router has decided. Of two records
-    the one with the higher (term, holder) is newer."""
+    """The workers that take prompts for others among the `auto` workers of a service, as decided by one router. Of
+    two records the one with the higher (term, holder) is newer."""
 
     term: int
     holder: str
@@ -213,10 +216,11 @@ class SplitRecord(msgspec.Struct, frozen=True):
     prefills: tuple[str, ...]
     """Ids of workers."""
     itl_target_s: float | None = None
-    """What their steps may take beside running sequences; None for what the service's objective says."""
+    """Seconds that the steps of these workers may take beside running sequences; None for what the service's
+    objective says."""
     reason: str = ""
     age_s: float = 0.0
-    """Since when the split has been in force."""
+    """Seconds for which the split has been in force."""
     moves: int = 0
     """How many workers have changed what they take, since this router decides."""
     forecast_error: float | None = None
@@ -295,16 +299,16 @@ class Hello(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
     """Transports it does without, and why its KV is not exchanged where it is not: one sentence each."""
     tiers: tuple[TierCost, ...] = ()
-    """What it keeps below its pool, the fastest first."""
+    """The worker's tiers below its pool, the fastest first."""
     kv_events: bool = True
     """Whether it tells which blocks it has. Of one that does not routers guess, by what they sent it."""
     features: tuple[str, ...] = ()
-    """What its engine can do beyond the rest (`EngineInfo.features`)."""
+    """What the worker's engine can do beyond the functions that all engines have (`EngineInfo.features`)."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it serves."""
     hardware: str = ""
-    """What it computes on, `NVIDIA H100 80GB HBM3 x 4`: workers of one name, model and engine are as fast. Empty
-    where nobody knows, as on CPUs."""
+    """The hardware that the worker computes on, `NVIDIA H100 80GB HBM3 x 4`: workers with the same hardware, model
+    and engine are equally fast. Empty where it is unknown, as on CPUs."""
     export_blocks: int = 0
     """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
     not tell."""
@@ -383,8 +387,8 @@ class AttemptReport(msgspec.Struct, frozen=True, gc=False):
     bytes_pulled: int
     spans: tuple[Span, ...]
     tokens_by_tier: dict[str, int] = {}
-    """Prompt tokens that nobody computed for this request, by where they were found: `hbm`, `dram`, `nvme`, `peer`,
-    `store`. What prefill computed and decode pulled is in none of them."""
+    """Prompt tokens that were not computed for this request, by where they were found: `hbm`, `dram`, `nvme`, `peer`,
+    `store`. Tokens that prefill computed and decode pulled count in none of them."""
     pinned_blocks: int = 0
     """How many leading blocks of the prompt are kept here as `Submit.pin` asked."""
     prompt_tokens: int = 0
@@ -392,7 +396,7 @@ class AttemptReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptResumed(msgspec.Struct, frozen=True):
-    """A resumable attempt belongs to this router now; what had been told of it came before this message."""
+    """A resumable attempt now belongs to this router; everything reported of it so far came before this message."""
 
     handle: int
     resume: bytes
@@ -403,7 +407,7 @@ class AttemptResumed(msgspec.Struct, frozen=True):
     starts: tuple[tuple[int, int], ...]
     """(sequence, first position) of every sequence the attempt was to generate."""
     transferred: bool = False
-    """Its fetch has ended, which a router before this one has heard."""
+    """Whether the attempt's fetch has ended and this was reported to an earlier router."""
     images: tuple[bytes, ...] = ()
     """As in its `Submit`."""
 
@@ -468,7 +472,7 @@ class Progressed(msgspec.Struct, frozen=True, gc=False):
 
     handles: tuple[int, ...]
     tokens: tuple[int, ...] = ()
-    """How many prompt tokens have been computed for each of them, in the same order; empty where nobody counts."""
+    """Prompt tokens computed so far for each of `handles`, in the same order; empty where they are not counted."""
 
 
 RouterMessage = (
@@ -498,8 +502,8 @@ StateRequest = SnapshotRequest
 
 
 class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the steps of a worker had to do since it started, added up, and how long they took: the difference
-    between two of them tells of the steps between."""
+    """The work of a worker's steps since it started, added up, and the time that they took. The difference between
+    two such sums describes the steps between them."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -546,11 +550,11 @@ class Load(msgspec.Struct, frozen=True):
     decode_tokens_per_s: float
     preemptions: int
     prefill_token_s: float = 0.0
-    """What one more prompt token adds to a step, and what it adds per position it attends to, as learned from steps
-    of many sizes. Zero when nobody knows."""
+    """Seconds that one more prompt token adds to a step, and seconds that it adds per position it attends to, as
+    learned from steps of many sizes. Zero when unknown."""
     prefill_position_s: float = 0.0
     longest_step_s: float = 0.0
-    """How long the longest step with a prompt is expected to take, or took of late. Zero when nobody knows."""
+    """Seconds that the longest step with a prompt is expected to take, or took of late. Zero when unknown."""
     overdue_s: float = 0.0
     """The age of a step that takes far longer than steps of its size do; until it is over the worker gets no new
     work. Zero when all is well."""

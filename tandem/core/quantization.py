@@ -48,7 +48,8 @@ def weight_type(config: Mapping[str, Any]) -> str | None:
 
 
 def type_of_method(method: str) -> str | None:
-    """The same for one of vLLM's methods by itself; None for one that is not told of here."""
+    """The type of weights that one of vLLM's quantization methods produces, from its name alone; None for a method
+    that is not listed here."""
     return _TYPES.get(method)
 
 

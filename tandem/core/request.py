@@ -20,8 +20,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     logprobs: int | None = None
     """How many alternatives to report beside the chosen token; None reports none at all, 0 the chosen only."""
     prompt_logprobs: int | None = None
-    """The same for every token of the prompt but its first; needs `logprobs`, whose first entry carries them. Only
-    engines whose `EngineInfo.features` has `prompt_logprobs` take it."""
+    """How many alternatives to report for every token of the prompt but its first, as with `logprobs`. Needs
+    `logprobs`, whose first entry carries them. Only engines whose `EngineInfo.features` has `prompt_logprobs` take
+    it."""
     seeded: bool = True
     """Whether the client gave the seed, and is promised the same tokens for it. Where it did not, branches have a
     seed that the router drew, which an engine may use or leave."""
@@ -33,7 +34,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Stopping(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """When a sequence ends. Token counts are output tokens, forced ones included."""
+    """The conditions that end a sequence. Token counts are output tokens, forced ones included."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -46,7 +47,7 @@ class Stopping(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the output must be: `text` is a JSON schema (kind `json`; empty for any JSON object), a regular
+    """A constraint on the output: `text` is a JSON schema (kind `json`; empty for any JSON object), a regular
     expression (`regex`), a JSON array of strings (`choice`) or an EBNF grammar (`ebnf`).
 
     Only engines whose `EngineInfo.features` has `grammar` take it.

@@ -10,7 +10,7 @@ from tandem.core.sizing import Experts, Latent, Shape
 _TIED: Final = ("gemma", "cohere")
 """Families whose embeddings are the head's weights unless the file says otherwise."""
 _SIZED: Final = ("an index of its latents",)
-"""What a model may keep besides keys and values, being too little to count."""
+"""Things that a model may keep besides keys and values and that are too small to count."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:

@@ -15,7 +15,7 @@ VOCAB_SIZE: Final = 32_000
 _PIECE_BYTES: Final = 1 << 16
 
 MODEL_NAME: Final = "simulated"
-"""What a model without files is called unless it is given a name."""
+"""The name of a model without files, unless it is given another."""
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -26,8 +26,8 @@ _SYLLABLES: Final = tuple(consonant + vowel for consonant in "bdfgklmnprstvz" fo
 
 
 def encode(text: str) -> bytes:
-    """Token ids of a text, packed uint32. Lone surrogates become `?`. Piece by piece: nobody else in the process gets
-    on while one piece is packed."""
+    """Token ids of a text, packed uint32. Lone surrogates become `?`. The text is packed piece by piece, because
+    nothing else in the process makes progress while one piece is packed."""
     written = text.encode("utf-8", "replace")
     return b"".join([_packed(written[at : at + _PIECE_BYTES]) for at in range(0, len(written), _PIECE_BYTES)])
 

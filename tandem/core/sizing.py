@@ -1,7 +1,9 @@
-"""What a model needs and what hardware could give at best: pure arithmetic on the numbers of its `config.json`.
+"""Computes what a model needs and what hardware can give at best: pure arithmetic on the numbers of its
+`config.json`.
 
-Counts are of parameters, sizes in bytes, times in seconds. Floors say what no software can beat: each is the larger
-of reading what must be read at full memory bandwidth and computing what must be computed at full arithmetic speed.
+Counts are of parameters, sizes in bytes, times in seconds. Floors are times that no software can beat. Each is the
+larger of reading what must be read at full memory bandwidth and computing what must be computed at full arithmetic
+speed.
 """
 
 from collections.abc import Mapping
@@ -87,7 +89,7 @@ class Shape:
 
     @property
     def active_parameters(self) -> int:
-        """Those a token passes; an embedding table that is only looked up is not counted."""
+        """The number of parameters that a token passes; an embedding table that is only looked up is not counted."""
         outside = self.hidden * self.vocabulary + self.hidden
         return outside + self.layers * self._attention() + self._feed_forwards(active=True)
 

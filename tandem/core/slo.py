@@ -24,7 +24,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True)
 class Latency:
-    """What a request that was answered in full was measured at, in seconds.
+    """The measured latencies of a request that was answered in full, in seconds.
 
     `tpot_s` is the mean time per output token after the first and `itl_p99_s` the 99th percentile of the request's
     own gaps between tokens; both are None where an answer has one token.
@@ -53,8 +53,8 @@ class Slo:
 
     @property
     def step_s(self) -> float | None:
-        """What a step with running sequences may take so that their tokens come in time: the ITL target of a worker.
-        None where nothing bounds ITL or TPOT."""
+        """Seconds that a step with running sequences may take so that their tokens come in time: the ITL target of a
+        worker. None where nothing bounds ITL or TPOT."""
         bounds = [bound for bound in (self.itl_s, self.tpot_s) if bound is not None]
         return min(bounds) if bounds else None
 
@@ -83,7 +83,7 @@ UNBOUND: Final = Slo()
 TTFT_S: Final = 2.0
 TPOT_S: Final = 0.1
 DEFAULT: Final = Slo(TTFT_S, TPOT_S)
-"""What is held where nobody says what is to be."""
+"""The objective that holds where none is set."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import msgspec
 Attribute = str | int | float | bool
 
 FOR_OPERATORS: Final = "operator."
-"""What attributes begin with that only whoever runs the service may see, not the tenant whose request it is."""
+"""The prefix of attributes that only the operator of the service may see, not the tenant whose request it is."""
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -58,8 +58,8 @@ def parse_traceparent(header: str) -> TraceContext | None:
 
 
 class LazySpans(Sequence[Span]):
-    """Spans of which only the facts are put together, and told as spans when somebody looks: for most requests nobody
-    ever does. `tell` is a module's function of the facts alone, which a recorder may keep packed until then."""
+    """Spans kept as facts and made into spans only when they are read, which for most requests never happens. `tell`
+    is a module's function of the facts alone, which a recorder may keep packed until then."""
 
     __slots__ = ("_told", "facts", "tell")
 
@@ -94,8 +94,8 @@ class Recorder(Protocol):
         ...
 
     def spans(self, request_id: str, tenant: str | None = None) -> tuple[Span, ...]:
-        """What is known of a tenant's requests of this id, oldest first; None asks for every tenant's. Empty when
-        unknown or forgotten."""
+        """The spans known of a tenant's requests with this id, oldest first; with `tenant` None, of every tenant's.
+        Empty when unknown or forgotten."""
         ...
 
 

@@ -7,13 +7,14 @@ from typing import Final
 TIERS: Final = ("hbm", "dram", "nvme", "peer", "store")
 """The computing worker's pool, its DRAM and its NVMe; another worker; a store: in the order they are asked in."""
 SEGMENT_BYTES: Final = 256 << 20
-"""Of one file of the NVMe tier, unless it is told otherwise."""
+"""The size in bytes of one file of the NVMe tier, unless it is set otherwise."""
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def bounded(by_tier: Mapping[str, int], tokens_max: int) -> Mapping[str, int]:
-    """The same counts for at most `tokens_max` tokens altogether, those found last left out; only known tiers."""
+    """The counts of `by_tier` for at most `tokens_max` tokens altogether, leaving out those found last; only known
+    tiers."""
     found, left = dict[str, int](), max(0, tokens_max)
     for tier in TIERS:
         count = min(max(0, by_tier.get(tier, 0)), left)

@@ -17,7 +17,7 @@ from tandem.devices.visible import seen_at
 _PREFERRED: Final = 1
 """Of <linux/mempolicy.h>: memory of one node while it has some, then of any."""
 _PREFERRED_MANY: Final = 5
-"""The same of several nodes; Linux has it from 5.15 on."""
+"""Of <linux/mempolicy.h>: memory of several nodes while they have some, then of any; Linux has it from 5.15 on."""
 _SET_MEMPOLICY: Final = {"x86_64": 238, "aarch64": 237}
 """The system call's number. The C library has no function for it."""
 _BITS: Final = 1024

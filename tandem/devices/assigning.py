@@ -28,8 +28,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker gets. `reasons` say, too, which CPUs and network devices lie next to its GPUs; which of them it
-    keeps to it decides when it starts (`binding`)."""
+    """The GPUs that a worker gets. `reasons` also say which CPUs and network devices lie next to its GPUs; the worker
+    decides when it starts which of them it keeps to (`binding`)."""
 
     name: str
     role: str
@@ -40,7 +40,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of all workers that were asked for, in that order. `idle` says which GPUs nobody got."""
+    """The assignments of all workers that were asked for, in that order. `idle` names the GPUs that no worker got."""
 
     assignments: tuple[Assignment, ...]
     idle: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ def assign(topology: Topology, workers: Sequence[Wanted], taken: Sequence[Assign
 
 
 def environment_of(topology: Topology, assignment: Assignment, outer: Mapping[str, str]) -> dict[str, str]:
-    """What the worker's process is told."""
+    """The environment variables that show a worker's process its GPUs."""
     tokens = ",".join(gpu.token for gpu in assignment.gpus)
     told = {topology.variable: tokens}
     if topology.vendor == "nvidia":

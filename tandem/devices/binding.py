@@ -1,6 +1,7 @@
-"""Which CPUs, memory and network devices a process on some GPUs keeps to, with the reasons. Pure.
+"""Decides which CPUs, memory and network devices a process on some GPUs keeps to, with the reasons. Pure.
 
-The same decision whoever starts the process: `tandem up` and the operator give it GPUs, it binds itself.
+The decision is the same whatever starts the process: `tandem up` and the operator give it GPUs, and the process binds
+itself.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ _NEAR_ENOUGH: Final = 3 / 4
 
 @dataclass(frozen=True)
 class Near:
-    """What lies next to some GPUs: NUMA nodes with their CPUs, and RDMA ports. Empty where nothing is nearer than
+    """The hardware next to some GPUs: NUMA nodes with their CPUs, and RDMA ports. Empty where nothing is nearer than
     the rest."""
 
     nodes: tuple[int, ...] = ()
@@ -32,15 +33,15 @@ class Near:
 
 @dataclass(frozen=True)
 class Binding:
-    """What a process does to itself: run on `cpus`, take memory of `nodes` first, and set `environment`. Empty parts
-    stay as they are."""
+    """The binding that a process applies to itself: run on `cpus`, take memory of `nodes` first, and set
+    `environment`. Empty parts stay as they are."""
 
     cpus: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     hardware: str = ""
-    """What the GPUs are called, and how many they are."""
+    """The names of the GPUs, and how many they are."""
 
 
 def nearest(topology: Topology, gpus: Sequence[Gpu]) -> Near:
@@ -58,10 +59,10 @@ def binding_of(
     *,
     ranks_bind: bool = False,
 ) -> Binding:
-    """What a process on `gpus` does, which may run on the CPUs `allowed`.
+    """The binding of a process on `gpus` that may run on the CPUs `allowed`.
 
-    What was chosen outside stays: a list of network devices, and CPUs where too few of them lie next to the GPUs
-    (`_left_alone`). `ranks_bind`: vLLM binds each of its ranks itself, so that CPUs and memory are its affair.
+    Choices made outside stay: a list of network devices, and CPUs where too few of them lie next to the GPUs
+    (`_left_alone`). With `ranks_bind` vLLM binds each of its ranks itself, so CPUs and memory are left alone.
     """
     near = nearest(topology, gpus)
     where = f"{', '.join(map(str, gpus))}: "
@@ -136,7 +137,8 @@ def _cpus(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[int, ...], tup
 
 
 def _nics(topology: Topology, gpus: Sequence[Gpu]) -> tuple[tuple[Nic, ...], tuple[str, ...]]:
-    """Those next to one of the GPUs at least; none where that is all of them, or not known of each GPU."""
+    """The network devices next to at least one of the GPUs, with the reason; none where these are all devices, or
+    where none is known for one of the GPUs."""
     near: dict[str, str] = {}
     for gpu in gpus:
         found = _ports_next_to(gpu, topology.nics)

@@ -1,4 +1,4 @@
-"""What a machine has: GPUs, network devices with RDMA, and the CPUs of its NUMA nodes. Values only."""
+"""The topology of a machine: GPUs, network devices with RDMA, and the CPUs of its NUMA nodes. Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What an outer visibility variable leaves of a machine, read as CUDA and HIP read it. Pure."""
+"""Restricts a machine to what an outer visibility variable leaves of it, read as CUDA and HIP read it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What an engine counts besides load, for metrics: what became of drafted tokens, and how evenly experts are used."""
+"""Counts of an engine for metrics, besides load: what became of drafted tokens, and how evenly experts are used."""
 
 from collections.abc import Sequence
 from itertools import pairwise

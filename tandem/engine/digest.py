@@ -51,7 +51,7 @@ class Digester:
         return [self.content_words(block) for block in blocks]
 
     def content_words_of(self, blocks: NDArray[np.generic]) -> list[bytes]:
-        """The same for blocks that are rows of one array; each row is contiguous."""
+        """The content words of each block, for blocks that are rows of one array; each row is contiguous."""
         rows = blocks.view(np.uint8).reshape(len(blocks), -1)
         return [self.content_words(row.data) for row in rows]
 
@@ -69,7 +69,8 @@ class RunningWords:
         self._left -= len(piece)
 
     def words(self) -> bytes:
-        """The same as `Digester.content_words` of all pieces, once all of them have come."""
+        """The content words of the block, once all its pieces have come: the same as `Digester.content_words` of all
+        of them."""
         assert self._left == 0, f"{self._left} bytes of the block have not come"
         return self._hasher.digest()
 

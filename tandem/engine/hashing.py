@@ -1,4 +1,4 @@
-"""Who computes the content words of blocks: the `Hashing` seam, and its form without threads."""
+"""Computes the content words of blocks: the `Hashing` seam, and its form without threads."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ Blocks = Sequence[memoryview]
 
 
 class DigestJob(Protocol):
-    """Blocks that are being hashed. Whoever began it may not give their slots to others before it is over."""
+    """A job that hashes blocks. Until it is over, its caller may not give their slots to others."""
 
     @property
     def over(self) -> "asyncio.Future[None]":
-        """Done once nobody reads the blocks any more."""
+        """A future that is done once the blocks are no longer read."""
         ...
 
     def words(self) -> list[bytes]:
@@ -24,7 +24,7 @@ class DigestJob(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Nobody wants the words any more: what has not begun never does."""
+        """Give up the words, which are no longer wanted: hashing that has not begun never does."""
         ...
 
 
@@ -32,7 +32,8 @@ class Hashing(Protocol):
     """Computes content words of blocks of one layout. Called on the event loop."""
 
     def begin(self, blocks: Blocks) -> DigestJob:
-        """Hash blocks. The job is over already where that takes less time than handing it to somebody else."""
+        """Begin to hash blocks. The job is already over on return where hashing takes less time than handing it to a
+        thread."""
         ...
 
     def close(self) -> None:
@@ -45,7 +46,7 @@ OpenHashing = Callable[[Layout], Hashing]
 
 
 async def hashed(hashing: Hashing, blocks: Blocks) -> list[bytes]:
-    """The content words of each block, in order. Cancelled, it ends when nobody reads the blocks any more."""
+    """The content words of each block, in order. When cancelled, it ends once the blocks are no longer read."""
     job = hashing.begin(blocks)
     try:
         await is_over(job)

@@ -313,7 +313,7 @@ class LocalEngine:
         self._notify()
 
     def _tell_load(self) -> None:
-        """What happened after the last figures shows in these, be it during a long step."""
+        """Deliver load figures that show what happened after the last ones, even during a long step."""
         self._load_timer = None
         if self._listener is not None:
             self._deliver(self.scheduler.take_report())

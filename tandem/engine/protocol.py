@@ -18,7 +18,7 @@ from tandem.engine.counts import ExpertBalance, Speculation
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What an engine is once it has loaded. `root` is the root name for the empty tenant salt."""
+    """The properties of an engine once it has loaded. `root` is the root name for the empty tenant salt."""
 
     model: str
     model_hash: str
@@ -28,7 +28,8 @@ class EngineInfo:
     blocks: int
     layout: Layout
     features: tuple[str, ...] = ()
-    """What it can do beyond the rest, sorted: `adapters`, `grammar`, `images`, `itl_target`, `prompt_logprobs`."""
+    """What the engine can do beyond the functions that all engines have, sorted: `adapters`, `grammar`, `images`,
+    `itl_target`, `prompt_logprobs`."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters it has loaded, or would load when asked."""
     columns: bool = False
@@ -36,7 +37,7 @@ class EngineInfo:
     kv_events: bool = True
     """Whether its reports say which blocks it has; of one that does not routers guess."""
     not_exchanged: str = ""
-    """Why its KV is exchanged with nobody, in words; empty where it is."""
+    """Why the engine's KV is not exchanged with any other, in words; empty where it is exchanged."""
     export_blocks: int = 0
     """Of its blocks, those that prompts computed for others may take until they have been fetched; 0 where it does
     not tell."""
@@ -65,7 +66,8 @@ class EngineRequest:
     lease_id: str = ""
     lease_s: float = 0.0
     private: bool = False
-    """Its blocks get no public name: they are in no event, snapshot or prefix cache, and free when it is over."""
+    """Whether the request's blocks get no public name: they are in no event, snapshot or prefix cache, and free when
+    it is over."""
     grammar: Grammar | None = None
     adapter: str = ""
     """Name of the LoRA adapter to compute with; `root` includes its content hash."""
@@ -106,7 +108,7 @@ class RequestStats:
     submitted: float = 0.0
     admitted: float | None = None
     computing: float | None = None
-    """When the first step was planned that computes some of its prompt, as far as the engine knows."""
+    """When the first step that computes some of the prompt was planned, as far as the engine knows."""
     prefilled: float | None = None
     first_token: float | None = None
     finished: float | None = None
@@ -140,12 +142,12 @@ class FetchTarget(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class FetchJob:
-    """Blocks the engine reserved for a work and wants filled, in prompt order.
+    """Blocks that the engine reserved for a work and wants filled, in prompt order.
 
-    With `hand_off` they are all blocks of a `decode` work that are not here: whoever computes the prompt will have
-    them. Without, they are blocks that a work of any mode was told to bring (`BlockSpace.bring`), and what is not
-    found anywhere is computed here. A `peer_read` is no work: its blocks are wanted by a peer
-    (`BlockSpace.bring_shared`), and own tiers are all that is asked for them.
+    With `hand_off` they are all blocks of a `decode` work that are not here: the worker that computes the prompt will
+    have them. Without it, they are blocks that a work of any mode was told to bring (`BlockSpace.bring`), and blocks
+    that are not found anywhere are computed here. A `peer_read` is no work: a peer wants its blocks
+    (`BlockSpace.bring_shared`), and they are looked for in own tiers only.
     """
 
     work_id: int
@@ -187,7 +189,7 @@ class StepReport(msgspec.Struct, frozen=True):
     prompt tokens that have been computed for it."""
     kv: KvChange = NO_CHANGE
     space: KvChange | None = None
-    """What changed in the engine's `BlockSpace`, for an engine that has blocks elsewhere too: a name that both have
+    """The changes in the engine's `BlockSpace`, for an engine that has blocks elsewhere too: a name that both have
     comes and goes once in `kv`, at another time than here. None: `kv` is of the `BlockSpace` alone."""
     load: Load | None = None
     reasons: tuple[str, ...] = ()
@@ -243,7 +245,7 @@ class BlockSpace(Protocol):
         ...
 
     def lease_moved(self, lease_id: str) -> float:
-        """When the work that computes the lease's blocks got on last, or waited behind others that did, by the
+        """When the work that computes the lease's blocks last made progress, or waited behind others that did, by the
         engine's clock; minus infinity when nothing is known."""
         ...
 
@@ -252,7 +254,7 @@ class BlockSpace(Protocol):
         ...
 
     def first_tokens(self, lease_id: str) -> FirstTokens | None:
-        """What prefill sampled, once it has."""
+        """The first tokens that prefill sampled; None until it has."""
         ...
 
     def renew(self, lease_id: str) -> bool:
@@ -297,7 +299,8 @@ class BlockSpace(Protocol):
 
     # -- receiver --
     def prefix(self, work_id: int) -> Prefix | None:
-        """What a work that has not been admitted yet begins with; None when it has, or is private or gone."""
+        """The prefix of a work that has not been admitted yet; None when it has been admitted, or is private or
+        gone."""
         ...
 
     def bring(self, work_id: int, blocks: int) -> None:
@@ -391,8 +394,8 @@ class Engine(Protocol):
         ...
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
-        """What a step may take beside running sequences, in seconds, from the next step on; None stands for the
-        engine's own setting. Engines without the feature `itl_target` cannot change it: nothing happens."""
+        """Set how long a step may take beside running sequences, in seconds, from the next step on; None stands for
+        the engine's own setting. Engines without the feature `itl_target` cannot change it: nothing happens."""
         ...
 
     def snapshot(self) -> tuple[bytes, ...]:

@@ -1,1 +1,2 @@
-"""What an operator needs besides decisions: the API server as a seam, a mirror of it, a queue, a lease and events."""
+"""The parts of an operator besides its decisions: the API server as a seam, a mirror of it, a queue, a lease and
+events."""

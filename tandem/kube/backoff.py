@@ -17,5 +17,5 @@ class Backoff:
         return min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
 
     def jittered_s(self, failures: int, entropy: Entropy) -> float:
-        """The same, between half and all of it, so that many who fail together do not come back together."""
+        """A random wait between half and all of `wait_s`, so that many that fail together do not retry together."""
         return self.wait_s(failures) * (0.5 + unit(entropy) / 2)

@@ -85,7 +85,7 @@ class Cluster(Protocol):
         ...
 
     async def apply_status(self, obj: Json, manager: str) -> Json:
-        """The same for the status subresource, of an object that is there; always with force."""
+        """Server-side apply to the status subresource of an object that exists; always with force."""
         ...
 
     async def create(self, obj: Json) -> Json:

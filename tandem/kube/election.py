@@ -56,7 +56,7 @@ class Election:
         return f"{self._ref} could not be renewed within {self._settings.renew_within_s:g} s"
 
     async def release(self) -> None:
-        """Give the Lease back if it is ours, so that nobody has to wait for its end."""
+        """Give the Lease back if this process holds it, so that no candidate has to wait for its end."""
         self._leads_until = None
         try:
             async with asyncio.timeout(self._settings.call_s):

@@ -1,4 +1,4 @@
-"""What happened in a cluster in memory, for those who watch it."""
+"""The changes in a cluster in memory, for those that watch it."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -168,7 +168,8 @@ async def _lines(response: aiohttp.ClientResponse, what: str) -> AsyncGenerator[
 
 
 async def _refused(response: aiohttp.ClientResponse, what: str) -> TandemError:
-    """What the server says about a request that it refuses; its body is a `Status`, but a proxy's need not be."""
+    """The error for a request that the server refuses, with what the server says about it. The response body of the
+    server is a `Status`, but that of a proxy need not be."""
     try:
         async with asyncio.timeout(5.0):
             body = json.loads(await response.read())

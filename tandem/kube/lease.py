@@ -1,7 +1,7 @@
-"""Who leads: the decision over one Lease, without I/O.
+"""Leader election: the decision over one Lease, without I/O.
 
 Clocks of different machines are never compared. A candidate takes a Lease only after it has seen it unchanged for its
-whole duration on its own monotonic clock; a leader stops leading `renew_within_s` after it began its last successful
+whole duration on its own monotonic clock. A leader stops leading `renew_within_s` after it began its last successful
 renewal, which is shorter. So two never lead at once as long as clocks run at about the same speed.
 """
 
@@ -39,7 +39,7 @@ class ObservedLease:
 
 
 def observe_lease(lease: Json, last: ObservedLease | None, now: float) -> ObservedLease:
-    """What is known after reading `lease`."""
+    """The observation of a Lease after reading `lease`: `last` itself while the version is unchanged."""
     version = lease["metadata"]["resourceVersion"]
     if last is not None and last.version == version:
         return last

@@ -41,7 +41,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody works and nothing waits now; what is to come later does not count."""
+        """Whether no key is being worked on and none waits now; keys that are to come later do not count."""
         return not (self._waiting or self._working)
 
     def add(self, key: K) -> None:
@@ -88,7 +88,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """The worker that got `key` has let go of it."""
+        """The worker that got `key` is done with it; a key that was added meanwhile is queued again."""
         del self._working[key]
         if key in self._again:
             del self._again[key]

@@ -46,7 +46,7 @@ class Reflector:
         self.store = Store()
         self.last_error: str | None = None
         self.heard_at: float | None = None
-        """When the server last said something (monotonic seconds): its age is how stale the store may be."""
+        """When the server last sent something (monotonic seconds). Its age is how stale the store may be."""
         self._cluster = cluster
         self._selector = selector
         self._clock = clock

@@ -1,4 +1,4 @@
-"""A mirror of the objects of one selector, with indexes. Whoever watches it is told which objects changed."""
+"""A mirror of the objects of one selector, with indexes. Its handlers are called with each object that changed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -19,7 +19,7 @@ def key_of(obj: Json) -> Key:
 
 
 class Store:
-    """Plain JSON objects by key, by owner and by label. Nobody changes an object that is in here."""
+    """Plain JSON objects by key, by owner and by label. An object in the store must not be changed."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Json] = {}

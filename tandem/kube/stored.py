@@ -44,7 +44,7 @@ class Stored:
         return before != self.fields
 
     def replace(self, obj: Json, part: str) -> bool:
-        """What an update does: every field of `part` becomes that of `obj`, and the changed ones are its own."""
+        """Apply an update: every field of `part` becomes that of `obj`, and the update owns the changed ones."""
         wanted = settable(obj, part)
         mine = {path: value for path, value in self.fields.items() if _part(path) == part}
         changed = {path: value for path, value in wanted.items() if path not in mine or mine[path] != value}

@@ -9,5 +9,5 @@ def timestamp(wall: float) -> str:
 
 
 def micro_timestamp(wall: float) -> str:
-    """The same with microseconds, as Leases and Events want them."""
+    """Seconds since the epoch as RFC 3339 in UTC with microseconds, as Leases and Events want them."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -44,7 +44,7 @@ _CHALLENGE: Final = "tandem-challenge"
 
 _DIGITS_MAX: Final = 10
 CONNECTIONS_MAX: Final = 1024
-"""Connections that a worker's port has open at once, of routers and of whoever else finds it; further ones are closed
+"""Connections that a worker's port may have open at once, from routers and any other client. Further ones are closed
 as soon as they come."""
 _IDLE_MS: Final = 60_000
 """How long a connection that is no link is kept."""

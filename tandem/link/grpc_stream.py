@@ -17,7 +17,7 @@ StateOut = TypeVar("StateOut")
 StateIn = TypeVar("StateIn")
 
 EOF: Final[object] = vars(grpc.aio)["EOF"]
-"""What a read gives at the end of a stream; the published type stubs do not know it."""
+"""The value that a read gives at the end of a stream; the published type stubs do not know it."""
 
 END_FRAME: Final = b""
 """A frame without messages: the worker's last. Nothing else encodes to it."""

@@ -16,7 +16,7 @@ StateIn = TypeVar("StateIn")
 
 
 class LinkPolicy(Protocol):
-    """What the network does to traffic from one node to another."""
+    """The network's effects on traffic from one node to another."""
 
     def delay_s(self, source: str, target: str) -> float | None:
         """Seconds the next frame takes, or None while nothing gets through (partition, frozen peer).
@@ -31,7 +31,7 @@ class LinkPolicy(Protocol):
 
 
 class Network(Protocol):
-    """What a wire needs of the network it is part of."""
+    """The parts of its network that a wire needs."""
 
     @property
     def policy(self) -> LinkPolicy: ...
@@ -48,7 +48,8 @@ Item = tuple[Any, ...] | str
 """A frame of messages, or the reason for which the stream ends."""
 
 _NETWORK: Final = Context()
-"""What is under way belongs to neither process: it arrives whatever becomes of its sender."""
+"""The context in which items under way arrive. It belongs to neither process: an item arrives whatever becomes of its
+sender."""
 
 
 class Wire:

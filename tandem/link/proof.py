@@ -47,7 +47,7 @@ def keys_without(tls: TlsSettings, keys: LinkKeys | None) -> LinkKeys | None:
 
 
 class Proof:
-    """What a proof covers: `side` makes it, for one stream of the link of this name."""
+    """The content that a proof covers: `side` makes the proof, for one stream of the link of this name."""
 
     def __init__(self, side: Side, link: str, stream: str, nonces: tuple[bytes, bytes]) -> None:
         self.side = side
@@ -58,7 +58,8 @@ class Proof:
 
 
 def both(link: str, stream: str, router_nonce: bytes, worker_nonce: bytes) -> tuple[Proof, Proof]:
-    """What the router's and the worker's proof cover. Raises `link_lost` for nonces that are none."""
+    """The content that the router's and the worker's proof cover. Raises `link_lost` for nonces that do not have
+    `NONCE_BYTES` bytes."""
     if len(router_nonce) != NONCE_BYTES or len(worker_nonce) != NONCE_BYTES:
         raise TandemError("link_lost", f"a nonce has to have {NONCE_BYTES} bytes")
     nonces = (router_nonce, worker_nonce)

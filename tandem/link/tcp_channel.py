@@ -16,7 +16,7 @@ StateIn = TypeVar("StateIn")
 
 
 class ChannelOwner(Protocol):
-    """What a channel tells its link."""
+    """The notifications that a channel gives its link."""
 
     def overflowed(self) -> None:
         """More is queued than the bounds allow."""

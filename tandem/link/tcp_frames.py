@@ -30,7 +30,7 @@ ANSWER: Final = 5
 
 GREETING_BYTES_MAX: Final = 4096
 FRAME_BYTES_MAX: Final = 64 << 20
-"""What a frame may hold once the link is open. Memory is taken as bytes arrive, not as a length promises them."""
+"""The most bytes in a frame once the link is open. Memory is taken as bytes arrive, not as a length promises them."""
 
 _HEAD: Final = Struct("<IB")
 
@@ -38,8 +38,8 @@ Streams = Literal["tokens", "state"]
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What a router says first on each of a link's two connections; `link` tells which belong together. `nonce` is
-    empty where the router has no key (`tandem.link.proof`)."""
+    """The first message of a router on each of a link's two connections; `link` tells which belong together. `nonce`
+    is empty where the router has no key (`tandem.link.proof`)."""
 
     protocol: int
     link: str
@@ -95,7 +95,7 @@ def read_greeting(kind: type[G], frame_kind: int, body: memoryview) -> G:
 
 
 class FrameCutter:
-    """What has arrived and is not yet a whole frame."""
+    """Cuts the bytes that arrive into frames, and holds those that are not yet a whole frame."""
 
     def __init__(self) -> None:
         self.bytes_max = GREETING_BYTES_MAX

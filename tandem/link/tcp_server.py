@@ -108,7 +108,8 @@ class TcpLinkServer:
         return stream
 
     def speaks(self, arriving: "PendingConnection", greeting: Greeting) -> bool:
-        """Whether a connection speaks our version; it is told when it does not."""
+        """Whether a connection speaks our protocol version or a neighbouring one; otherwise it is refused with the
+        reason."""
         if abs(greeting.protocol - self._protocol) <= 1:
             return True
         self._refuse(
@@ -177,7 +178,7 @@ class PendingConnection:
         self.stream = stream
         self.refusal: str | None = None
         self.greeting: Greeting | None = None
-        """When it was said, and proved where it has to be."""
+        """The connection's greeting, once it has arrived and, where a proof is required, has been proved."""
         self._unproved: tuple[Greeting, bytes] | None = None
         """A greeting, and the nonce that the router's proof has to cover."""
 

@@ -9,13 +9,13 @@ from tandem.core.errors import TandemError
 from tandem.link.tcp_frames import FRAME_BYTES_MAX, FrameCutter
 
 _WRITE_BUFFER_BYTES: Final = 256 << 10
-"""What may wait in the transport before frames wait in the channel, where they are counted."""
+"""Bytes that may wait in the transport before frames wait in the channel, where they are counted."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class StreamOwner(Protocol):
-    """Whoever a connection belongs to: first the greeting, then a channel."""
+    """The owner of a connection: first the greeting, then a channel."""
 
     def took(self, kind: int, body: memoryview) -> None:
         """A frame has arrived; `body` is valid only now. Raises `link_lost` when it cannot be understood."""

@@ -1,4 +1,5 @@
-"""What lies in a checkpoint's safetensors files: names, shapes, places, and a hash of the content. Torch-free.
+"""Describes the contents of a checkpoint's safetensors files: names, shapes, places, and a hash of the content.
+Torch-free.
 
 Format: 8 bytes little-endian header length, a JSON header `{name: {dtype, shape, data_offsets}}`, the bytes.
 """

@@ -1,7 +1,7 @@
-"""What a `config.json` says about a model, as one frozen value for six families of decoder-only transformers.
+"""The settings of a model in its `config.json`, as one frozen value for six families of decoder-only transformers.
 
 Both spellings are read: the flat keys of older checkpoints (`rope_theta`, `rope_scaling`, `torch_dtype`,
-`num_experts`) and those newer writers use (`rope_parameters`, `dtype`, `num_local_experts`). Torch-free.
+`num_experts`) and those that newer writers use (`rope_parameters`, `dtype`, `num_local_experts`). Torch-free.
 """
 
 from collections.abc import Mapping

@@ -93,7 +93,7 @@ class Fields:
         return tuple(listed)
 
     def finish(self, harmless: Collection[str], fixed: Mapping[str, tuple[object, ...]]) -> None:
-        """Judge every key nobody took: harmless ones pass, fixed ones pass with a listed value."""
+        """Judge every key that was not taken: harmless ones pass, fixed ones pass with a listed value."""
         for key, value in self._raw.items():
             if key in self._taken or key in harmless:
                 continue

@@ -46,7 +46,8 @@ class ModelDirectory:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """What the embedded engine computes. Raises `bad_model` naming the key that it does not know or support."""
+        """The model configuration that the embedded engine computes. Raises `bad_model` naming the key that it does
+        not know or support."""
         return parse_config(self.raw, self.generation)
 
     @property
@@ -155,7 +156,7 @@ def open_model(
 
 
 def _text(path: Path) -> str:
-    """A template that somebody named, which may be any file."""
+    """The text of a chat template at a given path, which may be any file."""
     try:
         if path.stat().st_size > _TEMPLATE_BYTES_MAX:
             raise TandemError("bad_model", f"{path}: more than {_TEMPLATE_BYTES_MAX:,} bytes are no chat template")

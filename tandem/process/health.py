@@ -1,10 +1,10 @@
-"""Where a service is in its life, and what it says about it.
+"""The stage of a service in its life, and what the service reports about it.
 
     starting ──► alive ──► ready ◄──► fenced
         └──────────┴─────────┴───────────┴──► draining ──► stopping
 
-*Alive* runs and can be reached, and takes no work yet; *ready* takes work; *fenced* was ready, was frozen, and nobody
-has admitted it again; *draining* takes no new work and finishes what it has.
+An *alive* service runs and can be reached, and takes no work yet. A *ready* one takes work. A *fenced* one was ready,
+was frozen, and no peer has admitted it again. A *draining* one takes no new work and finishes what it has.
 """
 
 from collections.abc import Mapping
@@ -48,12 +48,12 @@ class Health:
             self._enter("alive")
 
     def ready(self) -> None:
-        """It takes work, for the first time or again."""
+        """The service takes work, for the first time or again."""
         if self.stage not in _LEAVING:
             self._enter("ready")
 
     def fenced(self) -> None:
-        """It was frozen: what it did before does not count any more."""
+        """The service was frozen: what it did before does not count any more."""
         if self.stage == "ready":
             self._enter("fenced")
 
@@ -63,7 +63,8 @@ class Health:
             self._enter("ready")
 
     def draining(self, held: Mapping[str, int]) -> None:
-        """It leaves; `held` counts by kind what keeps it. Said at first and whenever the counts have changed."""
+        """The service leaves; `held` counts by kind what keeps it. Reported at first and whenever the counts have
+        changed."""
         left = {kind: count for kind, count in held.items() if count}
         if self.stage == "stopping" or (self.stage == "draining" and left == self._held):
             return

@@ -1,7 +1,7 @@
-"""Service processes on this machine: asyncio subprocesses that never outlive whoever started them.
+"""Service processes on this machine: asyncio subprocesses that never outlive the process that started them.
 
-Each gets a session of its own, so a terminal's Ctrl-C reaches only the supervisor and a whole tree can be ended
-at once.
+Each gets a session of its own, so a terminal's Ctrl-C reaches only the supervisor and a whole tree can be ended at
+once.
 """
 
 import asyncio

@@ -76,7 +76,7 @@ def set_up_logs(*, json_lines: bool, level: str = "INFO", stream: TextIO | None 
 
 
 class EventLines:
-    """`{"event": …}` lines for whoever started this process; silent without a stream."""
+    """Writes `{"event": …}` lines for the process that started this one; silent without a stream."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream

@@ -14,10 +14,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
-    """What a child of process `parent` runs before its program: ask the kernel for SIGKILL when the parent is gone.
+    """A function that a child of process `parent` runs before its program: it asks the kernel for SIGKILL when the
+    parent is gone.
 
-    The kernel sends it when the *thread* ends that has started the child: that thread has to stay for as long as the
-    child is wanted. None where the kernel has no such signal.
+    The kernel sends the signal when the *thread* that started the child ends, so that thread has to stay for as long
+    as the child is wanted. None where the kernel has no such signal.
     """
     if sys.platform != "linux":
         return None

@@ -1,4 +1,4 @@
-"""What a process tells on its port for scrapes and probes, from a thread of its own.
+"""The pages that a process serves on its port for scrapes and probes, from a thread of its own.
 
 `/alive` answers as long as the interpreter does; `/ready` says whether the service takes work and if not, why; every
 other path gives the metrics.
@@ -28,7 +28,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever hangs up, or sends what is no request, gets no answer and leaves no traceback."""
+        """Give no answer to a client that hangs up or sends something that is not a request, and leave no
+        traceback."""
         event(_log, "scrape_failed", level=logging.DEBUG, client=str(client_address), problem=str(sys.exception()))
 
 

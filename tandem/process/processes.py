@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Command:
-    """What to run. `name` is what people see in the table and the logs."""
+    """A command to run. `name` is what people see in the table and the logs."""
 
     name: str
     argv: Sequence[str]

@@ -25,7 +25,7 @@ TELL_EVERY_S: Final = 0.5
 
 
 class Service(Protocol):
-    """What a service does at each stage of its life."""
+    """The actions of a service at each stage of its life."""
 
     async def start(self) -> None:
         """Load and bind; nothing is served yet. Raises `TandemError` when the service cannot run."""
@@ -48,7 +48,7 @@ class Service(Protocol):
         ...
 
     def held(self) -> Mapping[str, int]:
-        """What keeps the service from leaving, as counts by kind; asked while it drains."""
+        """Counts by kind of what keeps the service from leaving; read while it drains."""
         ...
 
     async def stop(self) -> None:
@@ -58,7 +58,7 @@ class Service(Protocol):
 
 @dataclass
 class StopSignal:
-    """How a process is told to end: `ask` once to drain, again to hurry."""
+    """The signal for a process to end: `ask` once to drain, again to hurry."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,7 +110,7 @@ async def _end(roots: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _drain(service: Service, stop: StopSignal, health: Health, within_s: float) -> None:
-    """Until the service has let go of everything, its bound has passed, or a second signal came."""
+    """Drain the service until it has released everything, its bound has passed, or a second signal came."""
 
     async def tell() -> None:
         while True:
@@ -127,7 +127,7 @@ async def _root(name: str, root: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _leave(service: Service, stop: StopSignal, drain_s: float) -> float:
-    """Wait until somebody wants this service to end; gives the seconds it has."""
+    """Wait until this service is asked to end; gives the seconds it has."""
     given: list[float | None] = []
 
     async def asked() -> None:

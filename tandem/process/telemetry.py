@@ -42,7 +42,7 @@ class RingRecorder:
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         """By tenant and request id."""
         self._facts: dict[MakeSpans, msgspec.msgpack.Decoder[Any]] = {}
-        """What reads the facts again, by what tells them."""
+        """The decoders that read packed facts again, by the function that makes spans of them."""
 
     def record(self, request_id: str, spans: Sequence[Span], tenant: str = "") -> None:
         kept = self._kept.get((tenant, request_id))

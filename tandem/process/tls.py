@@ -1,7 +1,7 @@
 """Certificates of links and other connections between parts: mutual TLS when they are given, plain text when none is.
 
-Files that are replaced while a process runs hold for its next connections: whoever renews them, a Secret of a cluster
-for one, need not restart anybody.
+Files that are replaced while a process runs hold for its next connections, so renewing them, for example as a Secret
+of a cluster, requires no restart.
 """
 
 import logging
@@ -57,7 +57,7 @@ class LinkContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """What event loops call for each connection."""
+        """Wrap the buffers of a connection; event loops call this for each connection."""
         self._look()
         name = server_hostname if server_side else self._tls.server_name or server_hostname
         return super().wrap_bio(incoming, outgoing, server_side, name, session)
@@ -71,7 +71,7 @@ class LinkContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLSocket:
-        """What connections call that read and write for themselves."""
+        """Wrap the socket of a connection that reads and writes for itself."""
         self._look()
         name = server_hostname if server_side else self._tls.server_name or server_hostname
         return super().wrap_socket(sock, server_side, do_handshake_on_connect, suppress_ragged_eofs, name, session)
@@ -122,7 +122,8 @@ def _load(context: ssl.SSLContext, tls: TlsSettings) -> None:
 
 
 def _stamps(tls: TlsSettings) -> tuple[int, ...]:
-    """What changes when one of the files is replaced. Raises `bad_setting` while one is not there."""
+    """The inode, modification time and size of each file, which change when a file is replaced. Raises `bad_setting`
+    while one is missing."""
     try:
         found = [path.stat() for path in (tls.certificate, tls.private_key, tls.authority) if path is not None]
     except OSError as error:

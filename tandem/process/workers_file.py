@@ -1,6 +1,6 @@
-"""Which workers there are, from a file that is replaced whenever that changes: `{"workers": [{"address": "…"}]}`.
+"""Lists the workers from a file that is replaced whenever they change: `{"workers": [{"address": "…"}]}`.
 
-A worker with `"drain_within_s": 20` is asked to leave: whoever writes the file needs no link of its own for that.
+A worker with `"drain_within_s": 20` is asked to leave, so the writer of the file needs no link of its own for that.
 `"services"` says what is known of the models beside their workers, such as how new requests are split.
 """
 
@@ -122,7 +122,8 @@ def _once(fleet: _Fleet) -> tuple[Member, ...]:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """What changes when the file is replaced or written."""
+    """The inode, modification time and size of the file, which change when it is replaced or written; None without a
+    file."""
     try:
         status = path.stat()
     except OSError:

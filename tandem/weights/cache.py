@@ -1,7 +1,8 @@
-"""Weights on a node: every model once, whoever needs it, brought by one process while the others wait.
+"""The cache of weights on a node: every model is there once for all its users, and one process brings it while the
+others wait.
 
     DIRECTORY/models/KEY/…           the files of one revision of one model, and `.tandem.json` once it is whole
-    DIRECTORY/models/KEY.lock        held by whoever fetches it
+    DIRECTORY/models/KEY.lock        held by the process that fetches it
 
 A file that another model has already, by its checksum, is linked instead of fetched.
 """
@@ -77,11 +78,12 @@ class WeightsCache:
         *,
         without_weights: bool = False,
     ) -> Brought:
-        """The model of `source`, here: `digest` is what it has to be, or empty. A model that is pinned by its digest
-        and is here already is found without asking anybody.
+        """Bring the model of `source` to this node. `digest` is the digest that it must have, or empty. A model that
+        is pinned by its digest and is here already is found without opening its origin.
 
-        `without_weights` brings its texts alone (`tandem.weights.listing.texts`). The digest of the whole is then
-        held against the checksums that the origin lists; where it lists none for some file, nobody can tell.
+        `without_weights` brings its texts alone (`tandem.weights.listing.texts`). The digest of the whole model is
+        then compared with the checksums that the origin lists; where it lists none for some file, the digest cannot
+        be checked.
 
         Raises `bad_model` naming the file at fault, `link_lost` when its origin cannot be reached, and
         `deadline_exceeded` when another process has not brought it within the bound.
@@ -109,7 +111,8 @@ class WeightsCache:
     # -- what there is --
 
     def _listed(self, source: str, origin: Origin, *, shards: bool) -> tuple[File, ...]:
-        """What there is to bring, with all checksums that the origin has, and with `shards` none of them missing."""
+        """The files to bring, with all checksums that the origin has. With `shards`, none of the shards may be
+        missing."""
         everything = origin.files()
         sums: Mapping[str, str] = {}
         if any(each.name == SUMS for each in everything):
@@ -179,7 +182,8 @@ class WeightsCache:
 
     @contextmanager
     def _alone(self, directory: Path, tell: Callable[[Progress], None]) -> Iterator[None]:
-        """Nobody else brings this model meanwhile. The system lets go of the lock when its holder dies."""
+        """Keep other processes from bringing this model meanwhile. The system releases the lock when its holder
+        dies."""
         until = time.monotonic() + self._wait_s
         with (directory.parent / f"{directory.name}.lock").open("w") as lock:
             while True:

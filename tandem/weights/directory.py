@@ -35,8 +35,8 @@ class DirectoryOrigin:
 
 
 def digest_on_disk(directory: Path, files: Sequence[File] = ()) -> str:
-    """What `model.digest` has to be for the model in a directory; reads every byte. Raises `bad_model` when there is
-    none."""
+    """The value that `model.digest` must have for the model in a directory; reads every byte. Raises `bad_model` when
+    there is no model."""
     files = files or wanted(DirectoryOrigin(directory).files(), str(directory))
     return digest_of(msgspec.structs.replace(each, sha256=_sha256(directory / each.name)) for each in files)
 

@@ -35,7 +35,7 @@ class Fetcher:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """What has come so far stays for the next time."""
+        """Stop the fetch. The bytes that have come so far stay for the next time."""
         self._stopped.set()
 
     def fetch(self, files: Sequence[File]) -> tuple[File, ...]:
@@ -128,7 +128,7 @@ class Fetcher:
 
 
 class _Corrupt(Exception):
-    """What came is not what was asked for."""
+    """A file that came is not the one that was asked for."""
 
 
 def _header_of(name: str, descriptor: int, size: int) -> str | None:

@@ -1,4 +1,4 @@
-"""What a model consists of, and whether that can be served: pure checks on names, sizes and checksums."""
+"""The files that a model consists of, and whether it can be served: pure checks on names, sizes and checksums."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,8 @@ class File(msgspec.Struct, frozen=True):
 
 
 def wanted(files: Iterable[File], source: str) -> tuple[File, ...]:
-    """Those that are served from, by name. Nothing in sub-folders, and nothing that runs code when it is read.
+    """The files that a model is served from, by name. Excludes sub-folders and files that run code when they are
+    read.
 
     Raises `bad_model` when there are no weights that can be used.
     """
@@ -45,9 +46,10 @@ def wanted(files: Iterable[File], source: str) -> tuple[File, ...]:
 
 
 def texts(files: Iterable[File], source: str) -> tuple[File, ...]:
-    """Those of a model's files that turn text into tokens and back, its configuration included: no weights.
+    """The files of a model that turn text into tokens and back, its configuration included: no weights.
 
-    Raises `bad_model` when one of them is larger than any such file is, or there is no tokenizer."""
+    Raises `bad_model` when one of them is larger than any such file is, or there is no tokenizer.
+    """
     found = tuple(each for each in files if each.name != INDEX and _matches(each.name, _TEXTS))
     for each in found:
         if each.size > TEXT_BYTES_MAX:
@@ -88,8 +90,8 @@ def digest_of(files: Iterable[File]) -> str:
 
 
 def header_problem(name: str, head: bytes, size: int) -> str | None:
-    """What is wrong with a safetensors file of `size` bytes that begins with `head`, or None. Its header says where
-    each tensor ends, so that a file that was cut off shows without any checksum."""
+    """The problem with a safetensors file of `size` bytes that begins with `head`, or None. The header says where
+    each tensor ends, so a file that was cut off is detected without any checksum."""
     if len(head) < 8:
         return f"{name}: {size} bytes are no safetensors file"
     length = int.from_bytes(head[:8], "little")

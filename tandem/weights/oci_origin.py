@@ -35,7 +35,7 @@ class _Token(msgspec.Struct):
 
 class OciOrigin:
     """`tandem.weights.origin.Origin` of `registry/repository` at a tag or digest. `login` is `USER:PASSWORD`, by
-    default nobody's. Registries on this machine are spoken to without TLS."""
+    default empty for none. Registries on this machine are spoken to without TLS."""
 
     def __init__(self, location: str, reference: str, login: str = "") -> None:
         registry, _, self._repository = location.partition("/")

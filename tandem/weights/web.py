@@ -1,4 +1,4 @@
-"""What the origins that speak HTTP have in common: ranges, redirects, bounds, and errors that say what to do."""
+"""The common part of the origins that speak HTTP: ranges, redirects, bounds, and errors that say what to do."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

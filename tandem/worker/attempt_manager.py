@@ -38,7 +38,7 @@ SELF: Final = 0
 
 
 class AttemptManager:
-    """Owns every attempt of a worker. `on_end` hears of an attempt's end before its report is written."""
+    """Owns every attempt of a worker. `on_end` is called at an attempt's end, before its report is written."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class AttemptManager:
         return len(self._table)
 
     def running(self, work_id: int) -> Attempt | None:
-        """The attempt behind a work, while somebody wants it."""
+        """The attempt behind a work, or None once it has failed or is no longer wanted."""
         attempt = self._table.by_work(work_id)
         return attempt if attempt is not None and not attempt.failed else None
 
@@ -106,9 +106,9 @@ class AttemptManager:
             self._report(attempt, RequestStats(submitted=attempt.submitted))
 
     def cancel(self, session_id: int, handle: int, sequence: int | None) -> None:
-        """Free an attempt or one of its sequences; one that has not come yet will not be started.
+        """Free an attempt or one of its sequences; an attempt that has not come yet will not be started.
 
-        Of a prefill that has ended, the blocks it exports are let go.
+        If a prefill has ended, the blocks that it exports are released.
         """
         attempt = self._table.by_handle(session_id, handle)
         if attempt is None:
@@ -162,7 +162,7 @@ class AttemptManager:
         return self._resumable_attempts.overdue_s(now)
 
     def check(self, sessions: Container[int]) -> None:
-        """Raise `AssertionError` when something is held for nobody, or more is remembered than is allowed."""
+        """Raise `AssertionError` when something is held without an owner, or more is remembered than is allowed."""
         for attempt in self._table.all():
             owned = attempt.failed or attempt.session_id == SELF or attempt.session_id in sessions
             place = attempt.session_id, attempt.submit.handle

@@ -49,7 +49,8 @@ class AttemptResume:
                     held.attempt.log.keep(output)
 
     def claim(self, session_id: int, claim: ResumeAttempt) -> None:
-        """Hand over, and tell whoever had it before, if he is there. Raises `invalid_request` for a handle in use."""
+        """Hand the attempt over to the router that claims it, and notify the router that had it before, if it is
+        there. Raises `invalid_request` for a handle in use."""
         if (
             self._table.by_handle(session_id, claim.handle) is not None
             or (session_id, claim.handle) in self._resumable_attempts
@@ -67,7 +68,7 @@ class AttemptResume:
         self._tell(held)
 
     def failed(self, attempt: Attempt, failure: AttemptFailed) -> None:
-        """The attempt failed here; whoever claims it hears of it."""
+        """Record that the attempt failed here, for the router that claims it."""
         held = self._resumable_attempts.at(attempt.session_id, attempt.submit.handle)
         if held is not None and held.attempt is attempt:
             held.failure = failure
@@ -95,7 +96,7 @@ class AttemptResume:
 
 
 def transferred(submit: Submit, fetched: FetchReport) -> Transferred:
-    """What a router hears of a hand-off that has ended."""
+    """The message that reports a hand-off that has ended to a router."""
     assert submit.remote is not None, "nothing is fetched for a work without a remote"
     return Transferred(
         handle=submit.handle,

@@ -109,7 +109,7 @@ def _stages(attempt: Attempt, stats: RequestStats, now: float) -> list[DraftSpan
 
 
 def _computing_from(attempt: Attempt, admitted: float) -> float:
-    """When a prompt could be computed whose leading blocks were brought first."""
+    """The time from which a prompt can be computed whose leading blocks were brought first."""
     fetch = attempt.brought
     if fetch is None or fetch.handed_over:
         return admitted

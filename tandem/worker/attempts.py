@@ -36,7 +36,8 @@ class Output:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt between its submit and its report. `failed` is set once the router has been told of a failure."""
+    """One attempt between its submit and its report. `failed` is set once a failure has been reported to the
+    router."""
 
     session_id: int
     work_id: int
@@ -51,24 +52,25 @@ class Attempt:
     confirmed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the router has said that what its hand-off has not brought is to be computed here."""
     reuse: str = ""
-    """What was decided about that, and why."""
+    """The decision about bringing leading blocks of its prompt, and the reason."""
     pinned: int = 0
     """How many leading blocks of its prompt are kept as it asked."""
     fetch: FetchReport | None = None
     """How its fetch has ended."""
     whole: FetchReport | None = None
-    """What its hand-off had brought when the last block was there, which is before its fetch ends."""
+    """The report of what its hand-off had brought when the last block was there, which is before its fetch ends."""
     failed: bool = False
     log: OutputLog | None = None
-    """What was said of it, when it is resumable."""
+    """The outputs that were sent for the attempt, when it is resumable."""
 
     def landed(self, whole: FetchReport) -> None:
-        """Its hand-off has brought its last block."""
+        """Note that the attempt's hand-off has brought its last block."""
         self.whole = whole
 
     @property
     def brought(self) -> FetchReport | None:
-        """What its fetch has brought: nothing (None) before that has ended or the whole hand-off is there."""
+        """The report of what its fetch has brought; None before the fetch has ended or the whole hand-off is
+        there."""
         return self.fetch or self.whole
 
     @property

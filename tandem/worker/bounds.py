@@ -1,5 +1,5 @@
-"""What a router's commands may say here. Whoever has the key may be of another version, or broken: a field that means
-nothing, or that would take an engine down, is refused by its name before anything is held for it. Pure."""
+"""Checks the fields of a router's commands. A router that has the key may be of another version, or broken: a field
+that means nothing, or that would take an engine down, is refused by its name before anything is held for it. Pure."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _TOP_MAX: Final = 1024
 _U64: Final = 1 << 64
 _STEP_MAX_S: Final = 3600.0
 _RECORD_BYTES_MAX: Final = 1 << 20
-"""Of a split record, which every router is told when it comes."""
+"""The most bytes in a split record, which is sent to every router when it comes."""
 
 Problem = tuple[str, str]
 """The field at fault, and what is wrong with it."""
@@ -41,7 +41,7 @@ def check_first(first: ProvideFirst, info: EngineInfo) -> None:
 
 
 def step_target_s(tune: Tune) -> float | None:
-    """What a step may take beside running sequences, in seconds, at most an hour: engines calculate with it."""
+    """Seconds that a step may take beside running sequences, at most an hour: engines calculate with it."""
     return None if tune.itl_target_s is None else min(tune.itl_target_s, _STEP_MAX_S)
 
 
@@ -131,7 +131,7 @@ def _of_holder(epoch: int, addresses: Iterable[str]) -> Iterator[Problem]:
 
 
 def _names_a_host(address: str) -> bool:
-    """Whether a transport can take it apart, and look its host up; that there is one, nobody promises."""
+    """Whether a transport can parse the address and look its host up; the host need not exist."""
     try:
         host = urlsplit(address).hostname or ""
         host.encode("idna")

@@ -36,7 +36,7 @@ _TRIES: Final = 2
 
 @dataclass(frozen=True)
 class CanaryResult:
-    """What a worker knows of its own KV path: `carried` gives seconds by transport, `broken` the reasons."""
+    """The state of a worker's own KV path: `carried` gives seconds by transport, `broken` the reasons."""
 
     carried: Mapping[str, float] = field(default_factory=dict)
     broken: Mapping[str, TandemError] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class _Trip:
         self._over: dict[int, None] = {}
 
     def hear(self, message: RouterMessage) -> None:
-        """What the host says to a session."""
+        """Take a message that the host sends to a session."""
         match message:
             case Transferred(handle=self.decode):
                 self._judge(TandemError(message.code, message.message) if message.code else None)

@@ -1,4 +1,4 @@
-"""What a worker stands on: the seams its process, or the simulator, hands to it."""
+"""The dependencies of a worker: the seams that its process, or the simulator, hands to it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class Publisher(Protocol):
         ...
 
     async def close(self) -> None:
-        """What was told holds no longer. Bounded."""
+        """Withdraw what was published, which no longer holds. Bounded."""
         ...
 
 
@@ -83,4 +83,4 @@ class WorkerDeps:
     open_hashing: OpenHashing = InlineHashing
     """Makes who checks blocks that arrive."""
     hardware: str = ""
-    """What the engine computes on (`Hello.hardware`)."""
+    """The hardware that the engine computes on (`Hello.hardware`)."""

@@ -29,7 +29,7 @@ class Decoder(Protocol):
         ...
 
     def with_special(self) -> "Decoder":
-        """The same with special tokens in the text."""
+        """The same decoder with special tokens in the text."""
         ...
 
 
@@ -63,7 +63,7 @@ class Detokenizer:
         return self._advance(text)
 
     def flush(self) -> str:
-        """What is left at the end of the sequence; an unfinished character becomes U+FFFD."""
+        """The text that is left at the end of the sequence; an unfinished character becomes U+FFFD."""
         if self._new == 0:
             return ""
         return self._advance(self._decoder.decode(self._window))

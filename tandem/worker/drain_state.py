@@ -9,7 +9,7 @@ from tandem.core.errors import TandemError
 
 @dataclass(frozen=True)
 class DrainResult:
-    """What became of the attempts that ran when the worker began to drain: they finished here, were taken back by
+    """The outcome of the attempts that ran when the worker began to drain: they finished here, were taken back by
     their router (moved to another worker, or cancelled by their client), or were cut off at the bound."""
 
     finished: int = 0
@@ -50,7 +50,8 @@ class DrainState:
         return True
 
     def refusal(self, *, hands_over: bool = False) -> TandemError | None:
-        """What new work is told; None while it is welcome. What `hands_over` this worker's own blocks always is."""
+        """The error that refuses new work, or None while work is welcome. Work that `hands_over` this worker's own
+        blocks is always welcome."""
         if self._leaves_at is None or hands_over:
             return None
         return TandemError("draining", f"worker {self._worker_id} is leaving")

@@ -134,7 +134,7 @@ EngineSettings = TypeVar("EngineSettings", TorchSettings, VllmSettings)
 
 
 def _given(settings: WorkerSettings, engine: EngineSettings) -> EngineSettings:
-    """An engine's own settings, with what the worker was told for whatever engine it has."""
+    """An engine's own settings, with the worker's settings that apply to any engine."""
     given = {
         "model": settings.model,
         "name": settings.model_name,

@@ -1,4 +1,4 @@
-"""When a worker must become a new incarnation: after its process was frozen for longer than routers wait."""
+"""Decides when a worker must become a new incarnation: after its process was frozen for longer than routers wait."""
 
 from collections.abc import Callable
 

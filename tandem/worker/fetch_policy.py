@@ -28,9 +28,9 @@ class FetchDecision:
 def choose_fetch(
     stretches: Sequence[FetchOption], here: int, otherwise: Callable[[int, int], float]
 ) -> FetchDecision:
-    """Where to end so that the most time is saved. `here` leading blocks need not be brought; `otherwise(start, end)`
-    is what those blocks cost when they are not brought (infinity when nobody knows yet, then everything is worth
-    it)."""
+    """Choose the end of the fetch that saves the most time. `here` leading blocks need not be brought;
+    `otherwise(start, end)` is what those blocks cost when they are not brought (infinity while the cost is unknown,
+    and then everything is worth it)."""
     best, saved_s = FetchDecision(), 0.0
     for stretch in stretches:
         if stretch.end <= here:

@@ -30,7 +30,7 @@ class Fetches:
         self._group = group
 
     def start(self, job: FetchJob) -> None:
-        """Fetch for a work, unless nobody wants it any more."""
+        """Fetch for a work, unless the work is no longer wanted."""
         if job.peer_read:
             self._start_peer_read(job)
             return
@@ -52,7 +52,7 @@ class Fetches:
         self._group.create_task(_guest(self._fetcher, job, bringing), name=f"fetch for a peer {job.work_id}")
 
     def stop(self, work_id: int) -> None:
-        """What is being fetched for this work is not wanted, or not now: its `fetch_ended` comes at once."""
+        """Stop the fetch of a work whose blocks are not wanted, or not now: its `fetch_ended` comes at once."""
         waiting = self._waiting.pop(work_id, None)
         if waiting is not None:
             waiting.cancel()

@@ -11,9 +11,9 @@ _RANKS_BIND: Final = "numa_bind"
 
 
 def bind_near_gpus(settings: WorkerSettings, environment: MutableMapping[str, str]) -> str:
-    """Before the engine is made: what it starts inherits it. Gives what the GPUs are called, empty where nobody
-    looks: nothing is done on CPUs, or where `bind` is off. Raises `bad_setting` for extra arguments that vLLM would
-    not be given."""
+    """Bind this process near its GPUs before the engine is made, so that what the engine starts inherits the binding.
+    Gives the name of the GPUs, or an empty string without a look at them: on CPUs, or where `bind` is off, nothing is
+    done. Raises `bad_setting` for extra arguments that vLLM would not be given."""
     gpus = gpus_of(settings)
     if not gpus or not settings.bind:
         return ""

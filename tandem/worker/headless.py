@@ -41,7 +41,8 @@ class HeadlessService:
         return 0.0
 
     async def drain(self, within_s: float) -> None:
-        """Streams need these ranks until the leader has let go of them; who ends a group asks all of its nodes."""
+        """Wait until the leader has ended: streams need these ranks until it has released them. Ending a group means
+        asking all of its nodes."""
         await self._over.wait()
 
     def held(self) -> Mapping[str, int]:

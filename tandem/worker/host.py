@@ -76,7 +76,7 @@ class WorkerHost:
         self.incarnation = incarnation
         self.drain_state = DrainState(identity.worker_id, parts.clock)
         self.publisher: Publisher | None = None
-        """Who else hears which blocks there are."""
+        """The publisher that tells an index beyond the links which blocks there are."""
         self._engine = parts.engine
         self._clock = parts.clock
         self._deadlines = parts.deadlines
@@ -135,7 +135,8 @@ class WorkerHost:
         return self._desk.overdue_s(now)
 
     def check(self) -> None:
-        """Raise `AssertionError` when something is held for nobody; cheap enough for every step of a simulation."""
+        """Raise `AssertionError` when something is held without an owner; cheap enough for every step of a
+        simulation."""
         self._desk.check(self._sessions)
 
     # -- links --
@@ -222,7 +223,7 @@ class WorkerHost:
             session.tell(message)
 
     def _command(self, session: Session, command: WorkerCommand) -> None:
-        """Follow a command. Raises `invalid_request` for one that means nothing: whoever says that gets no link."""
+        """Follow a command. Raises `invalid_request` for a command that means nothing: its sender loses the link."""
         match command:
             case Submit() | ResumeAttempt() if not session.opens(command.handle):
                 event(_log, "command_repeated", router=session.link.peer, handle=command.handle)
@@ -263,7 +264,7 @@ class WorkerHost:
     # -- canary --
 
     def hear_canary(self, hear: Callable[[RouterMessage], None] | None) -> None:
-        """Who hears what is said to this worker's own canary; None when it is over."""
+        """Set the receiver of messages to this worker's own canary; None when the canary is over."""
         self._canary = hear
 
     def send_canary(self, command: Submit | Cancel) -> None:
@@ -274,7 +275,7 @@ class WorkerHost:
             self._desk.cancel(SELF, command.handle, command.sequence)
 
     def become_ready(self, identity: Identity) -> None:
-        """Take work from now on, as `identity`; routers that came before are told."""
+        """Take work from now on, as `identity`, and notify the routers that connected before."""
         self.identity, self.ready = identity, True
         self._publish_anew()
         for session in self._sessions.values():
@@ -321,7 +322,8 @@ class WorkerHost:
             session.update(piece)
 
     def _send_load(self, session: Session, *, fit: bool = True) -> None:
-        """What steps take changes slowly: it is told with heartbeats, and at first."""
+        """Send the load to a router. The fit of step times changes slowly, so it is sent with heartbeats and at
+        first."""
         session.load_sent = self._clock.now()
         session.update(self._load if fit or self._load.fit is None else msgspec.structs.replace(self._load, fit=None))
 
@@ -365,7 +367,7 @@ class WorkerHost:
             self._changed.set()
 
     def held(self) -> dict[str, int]:
-        """What keeps this worker from leaving, by kind."""
+        """Counts by kind of what keeps this worker from leaving."""
         exported = 0 if self._load_stale else self._load.blocks_exported
         held = {"attempts": self.attempts, "exported_blocks": exported}
         return {kind: count for kind, count in held.items() if count}

@@ -1,4 +1,4 @@
-"""Who a worker is: what its first message on every link says."""
+"""The identity of a worker: what its first message on every link says."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -45,7 +45,7 @@ class KvPaths:
         self._dialing = dialing
 
     def open(self, schemes: tuple[str, ...]) -> tuple[Transport, ...]:
-        """Those of the settings, each of which has to be among `schemes`. Raises `bad_setting`."""
+        """The transports of the settings, each of which has to be among `schemes`. Raises `bad_setting`."""
         for scheme in self._kv.transports:
             if scheme not in schemes:
                 problem = f"kv.transports = {scheme!r}: expected {', '.join(schemes[:-1])} or {schemes[-1]}"

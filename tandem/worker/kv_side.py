@@ -16,7 +16,7 @@ from tandem.worker.deps import KvFetcher, WorkerDeps
 
 
 class KvSide(Protocol):
-    """What a worker does with KV, as its service sees it."""
+    """A worker's part in KV transfer, as its service sees it."""
 
     async def open(self, space: BlockSpace, tiers: Tiers | None = None) -> None:
         """The engine has loaded. Raises `bad_setting` when no transport can be served."""
@@ -39,7 +39,7 @@ class KvSide(Protocol):
 
     @property
     def fetcher(self) -> KvFetcher | None:
-        """Who brings blocks, once open."""
+        """The fetcher that brings blocks, once open."""
         ...
 
     async def settle(self, broken: Collection[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What fetches of one kind usually take, as a line over their bytes. Pure."""
+"""The time that fetches of one kind usually take, as a line over their bytes. Pure."""
 
 from collections import deque
 from itertools import combinations

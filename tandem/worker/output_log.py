@@ -1,4 +1,4 @@
-"""What has been said of a resumable attempt, so that it can be said again to a router that takes it over."""
+"""Keeps the outputs of a resumable attempt, so that they can be sent again to a router that takes it over."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

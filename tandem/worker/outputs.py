@@ -1,4 +1,4 @@
-"""What an engine step means for the routers: tokens become text, positions and finishes, grouped by link."""
+"""Turns an engine step into outputs for the routers: tokens become text, positions and finishes, grouped by link."""
 
 from tandem.core.messages import SequenceOutput
 from tandem.engine.protocol import Emitted
@@ -6,7 +6,7 @@ from tandem.worker.attempts import Attempt, AttemptTable, Output
 
 
 class SessionOutputs:
-    """What to do after a step: send `outputs` per session, then free what a stop string ended."""
+    """The actions after a step: send `outputs` per session, then free what a stop string ended."""
 
     __slots__ = ("outputs", "stopped")
 
@@ -17,18 +17,18 @@ class SessionOutputs:
 
 
 class StreamInterval:
-    """When plain tokens are told: with every `interval`-th step that brings tokens."""
+    """Decides when plain tokens are sent: with every `interval`-th step that brings tokens."""
 
     __slots__ = ("_steps", "interval", "untold")
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
         self.untold: dict[Output, Attempt] = {}
-        """Who has tokens that have not been told."""
+        """The outputs that have tokens not yet sent, with their attempts."""
         self._steps = 0
 
     def due(self) -> dict[Output, Attempt]:
-        """A step has brought tokens: who is to be told of what was held back."""
+        """Count a step that has brought tokens; gives the outputs whose held-back tokens are to be sent now."""
         self._steps += 1
         if self._steps % self.interval or not self.untold:
             return {}
@@ -91,7 +91,7 @@ def _say(told: SessionOutputs, attempt: Attempt, said: SequenceOutput) -> None:
 
 
 def _held_back(attempt: Attempt, output: Output, sequence: int, position: int, offset: int) -> SequenceOutput:
-    """What was held back of a branch, whose next token is `position` and whose next character is `offset`."""
+    """The held-back output of a branch whose next token is `position` and whose next character is `offset`."""
     tokens, text = tuple(output.untold), output.untold_text
     output.untold, output.untold_text = [], ""
     handle = attempt.submit.handle

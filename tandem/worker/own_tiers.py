@@ -18,9 +18,9 @@ from tandem.worker.process_settings import WorkerSettings
 
 
 def own_tiers(settings: WorkerSettings, clock: Clock, entropy: Entropy, meter: Meter) -> OpenTiers | None:
-    """What makes the tiers once the engine has loaded; None when the settings ask for none.
+    """The function that makes the tiers once the engine has loaded; None when the settings ask for none.
 
-    What it makes raises `bad_setting` for tiers that cannot be had.
+    That function raises `bad_setting` for tiers that cannot be had.
     """
     tiers = settings.tiers
     if not tiers.wanted:
@@ -51,7 +51,8 @@ def _pinning(space: BlockSpace) -> PinningPool:
 
 
 def _keyring(settings: WorkerSettings, entropy: Entropy) -> Keyring:
-    """What is written is sealed with the service's ticket key. Without one nothing is found again after a restart."""
+    """The keys that seal what the tiers write: the service's ticket key. Without one, nothing is found again after a
+    restart."""
     if settings.ticket_key_file is not None:
         return read_keyring(settings.ticket_key_file)
     return Keyring(TicketKey("own", entropy.token(32)))

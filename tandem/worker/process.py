@@ -38,7 +38,7 @@ _LOADED: Final = 0.99
 
 @dataclass(frozen=True)
 class ProcessDeps:
-    """What a role builds its service from."""
+    """The parts that a role builds its service from."""
 
     settings: WorkerSettings
     parts: WorkerDeps

@@ -7,7 +7,7 @@ from tandem.worker.deps import OpenPublisher
 
 
 def publishing(settings: RedisSettings, clock: Clock, meter: Meter) -> OpenPublisher | None:
-    """Who makes the publisher; None when the settings name no Redis."""
+    """The function that makes the publisher; None when the settings name no Redis."""
     if not settings.redis_url:
         return None
     # Imported on use: without Redis its client is not even loaded.

@@ -1,4 +1,4 @@
-"""What bringing KV costs, learned from the fetches of one worker. No clock."""
+"""The cost of bringing KV, learned from the fetches of one worker. No clock."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,9 +13,9 @@ _DOWN: Final = 0.5
 _UP: Final = 0.02
 """Besides its fetch a work may wait for others, so those that went on soon say what it takes."""
 _BYTES_PER_S: Final = 1e9
-"""What a peer or a store of which nothing is known is thought to bring once it has begun: the rest of a first fetch
-was waiting, which a larger one does not repeat. Where that hopes for too much the next fetches say so; where one
-despaired there would be no next one. Hand-offs take place whatever they cost, so their first one says a rate."""
+"""Bytes per second that an unknown peer or store is assumed to bring once it has begun. The rest of a first fetch was
+waiting, which a larger fetch does not repeat. Where the assumption is too high, the next fetches show it; were it too
+low, there would be no next fetch. Hand-offs take place whatever they cost, so the first of them gives a rate."""
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Rates:
     def __init__(self) -> None:
         self._learned: dict[str, _Learned] = {}
         self.around_s = 0.0
-        """What a fetch holds up its work for besides the fetch itself, when nothing else waits: it is asked for, and
-        what it brought waits for the next step."""
+        """Seconds for which a fetch holds up its work besides the fetch itself, when nothing else waits: the fetch
+        has to be requested, and the blocks that it brought wait for the next step."""
 
     def observe(self, kind: str, size: int, seconds: float, now: float, guess: float | None = None) -> None:
         """So many bytes came in so many seconds. `guess` (bytes/s) is the rate that was believed before; without it

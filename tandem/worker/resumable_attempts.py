@@ -19,7 +19,7 @@ class ResumableAttempt:
     until: float | None = None
     failure: AttemptFailed | None = None
     report: AttemptReport | None = None
-    """Its figures, once it has ended."""
+    """The attempt's figures, once it has ended."""
 
     @property
     def size(self) -> int:
@@ -44,7 +44,7 @@ class ResumableAttempts:
     """All resumable attempts of a worker, running and ended, by session and handle and by key."""
 
     def __init__(self, lease_s: float, lost_s: float, bytes_max: int) -> None:
-        """What has ended is kept for `lease_s`, and what a lost router had for `lost_s`."""
+        """Ended attempts are kept for `lease_s`, and those of a lost router for `lost_s`."""
         self._lease_s = lease_s
         self._lost_s = lost_s
         self._bytes_max = bytes_max
@@ -65,7 +65,7 @@ class ResumableAttempts:
         self._held[_place(attempt)] = ResumableAttempt(attempt)
 
     def drop(self, attempt: Attempt) -> None:
-        """Nobody may claim it any more."""
+        """Forget the attempt: no router may claim it any more."""
         self._held.pop(_place(attempt), None)
 
     def lost(self, session_id: int, now: float) -> None:
@@ -107,8 +107,8 @@ class ResumableAttempts:
         held.until = None if held.report is None else now + self._lease_s
 
     def expired(self, now: float) -> tuple[ResumableAttempt, ...]:
-        """Those whose lease has ended; and when they are too much, the oldest of those that only wait to be claimed.
-        They are forgotten here."""
+        """The attempts whose lease has ended; and when they take too many bytes, the oldest of those that only wait
+        to be claimed. They are forgotten here."""
         waiting = sorted((held for held in self._held.values() if held.waits), key=_until)
         size = sum(held.size for held in waiting)
         over = []

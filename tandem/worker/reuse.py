@@ -1,4 +1,4 @@
-"""What of a prompt is brought from own tiers and other holders: asks who has it, at what cost, and decides."""
+"""Decides which part of a prompt is brought from own tiers and other holders, by where it is and at what cost."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -107,10 +107,10 @@ class Reuse:
         return next((shape.bytes_per_s for shape in shapes if shape.name == tier), None)
 
     def _otherwise(self, space: BlockSpace, *, handed_over: bool) -> Callable[[int, int], float]:
-        """What blocks cost that are not brought: pulling them from prefill, or computing them.
+        """The cost of blocks that are not brought: pulling them from prefill, or computing them.
 
-        A prompt's last token is computed in any case, so what counts is what more tokens add to a step, not how many
-        tokens a second all steps have made: those that had one token left to compute say nothing of that.
+        A prompt's last token is computed in any case. So the cost is what more tokens add to a step, not the rate of
+        tokens per second over all steps: steps with one token left to compute say nothing about it.
         """
         if self._how == "always" or self._load is None:
             return _unknown

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerName:
-    """Who this worker is among its peers. `role` is `prefill`, `decode`, `unified` or `auto`."""
+    """The name of this worker among its peers. `role` is `prefill`, `decode`, `unified` or `auto`."""
 
     worker_id: str
     role: str

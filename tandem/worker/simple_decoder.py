@@ -12,5 +12,5 @@ class SimpleDecoder:
     alone = staticmethod(simple_tokenizer.alone)
 
     def with_special(self) -> Self:
-        """It has no special tokens but the end, which is no text."""
+        """This decoder itself: its only special token is the end, which is not text."""
         return self

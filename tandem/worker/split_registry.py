@@ -36,7 +36,7 @@ class SplitRegistry:
         self.tell(routers, now)
 
     def tell(self, routers: Iterable[Listener], now: float) -> None:
-        """What is kept, if anything is."""
+        """Send `routers` the record that is kept, if there is one."""
         if self.record is not None:
             message = SplitPublished(self.record, max(0.0, self._until - now))
             for router in routers:

@@ -31,7 +31,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """The text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""What a worker's own tiers are told: which blocks may be copied, what is pinned, how much a tenant may have."""
+"""Tells a worker's own tiers which blocks may be copied, which are pinned, and how much a tenant may have."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ class TierPins:
         return self._tiers.pin(prefix.names, pinning)
 
     def unpin(self, unpin: Unpin) -> None:
-        """Nobody wants these blocks kept any more."""
+        """Unpin blocks that no longer need to be kept."""
         if self._tiers is not None:
             packed = unpin.names
             self._tiers.unpin([packed[at : at + NAME_BYTES] for at in range(0, len(packed), NAME_BYTES)])

@@ -124,7 +124,7 @@ class ChatTemplate:
 
 
 def _in_parts(messages: Sequence[Message]) -> list[Message]:
-    """The same conversation with every text as the one part of its message."""
+    """The same conversation, with every text content as the one part of its message."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message["content"], str)
@@ -139,7 +139,7 @@ def takes_tools(source: str) -> bool:
 
 
 def samples(template: ChatTemplate) -> list[str]:
-    """What the template writes around messages of every role, as far as it takes them."""
+    """The text that the template writes around messages of every role, as far as it accepts them."""
     texts = []
     for roles in _SAMPLE_ROLES:
         with contextlib.suppress(TandemError):

@@ -34,7 +34,7 @@ _MODULE: Final = "router.api.chat_templates.child"
 
 
 class ChildReply(NamedTuple):
-    """What `router.api.chat_templates.child` says."""
+    """A reply from `router.api.chat_templates.child`."""
 
     kind: int
     text: bytes
@@ -97,8 +97,8 @@ class TemplateProcess:
         return b"".join((REQUEST.pack(len(head), len(asked)), head, asked))
 
     def answers(self) -> list[ChildReply] | None:
-        """What has come, after waiting for it where the socket does; None at the end. Raises `BlockingIOError`,
-        `TimeoutError`."""
+        """The replies that have arrived, after waiting for them where the socket does; None at the end of the stream.
+        Raises `BlockingIOError`, `TimeoutError`."""
         try:
             received = self.socket.recv(_READ_BYTES)
         except ConnectionError:

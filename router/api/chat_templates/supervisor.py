@@ -283,7 +283,8 @@ class HelperTemplates:
         self._send()
 
     def _settle(self, rendering: _Rendering, ending: ProcessExit, ready: bool) -> None:
-        """What becomes of the request that the process ended with. What may not be its fault is tried once more."""
+        """Settle the request that the process ended with: one that may not be at fault is tried once more, any other
+        fails."""
         template = rendering.template
         rendering.trials += 1
         why = "no answer came from the process that renders it" if self._stalled else ending.why

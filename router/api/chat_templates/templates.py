@@ -12,7 +12,7 @@ from tandem.core.clock import Clock
 
 
 class Bounds(NamedTuple):
-    """What a conversation may take: seconds until its prompt is there, and characters of the prompt."""
+    """Limits on one conversation: seconds until its prompt is there, and characters of the prompt."""
 
     within_s: float
     characters_max: int
@@ -29,7 +29,7 @@ class Template(Protocol):
 
     @property
     def samples(self) -> Sequence[str]:
-        """What it writes around messages of every role, as far as it takes them."""
+        """The text that the template writes around messages of every role, as far as it accepts them."""
         ...
 
     async def render(self, messages: Sequence[Message], tools: Tools | None, bounds: Bounds) -> str:
@@ -46,7 +46,7 @@ class Templates(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """What templates have the date from."""
+        """The clock from which templates take the date."""
         ...
 
     def load(self, source: str, special_tokens: Mapping[str, str], model: str, origin: str) -> Template:

@@ -39,7 +39,7 @@ class ChunkStream:
         self._bytes = 0
         self._over = False
         self.error: TandemError | None = None
-        """What the exchange failed with."""
+        """The error that the exchange failed with."""
         self._wake: asyncio.Future[None] | None = None
 
     def part(self, exchange: ApiResponse, number: int) -> Part:

@@ -1,9 +1,9 @@
-"""Reading the one message of a gRPC call: who asks is known before, and what is read at once is bounded.
+"""Reads the one message of a gRPC call: the caller is known before, and how much is read at once is bounded.
 
-A server is told of a call when its headers have come. Its message is taken from the connection when it is asked for,
+A server learns of a call when its headers have come. Its message is taken from the connection when it is asked for,
 and until then waits within the flow-control window. A message in transit cannot be seen, so it counts as the largest
-that is accepted: so many calls read at a time, the others wait for their turn. Most messages have come whole with
-their headers, and take no time; while others wait nobody takes long.
+that is accepted. Only as many calls as fit are read at a time; the others wait for their turn. Most messages have
+come whole with their headers, and take no time. While other calls wait, no call may take long.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class MessageReader:
 
     @property
     def most_bytes(self) -> int:
-        """What gRPC is to take of a message."""
+        """Size in bytes of the largest message that gRPC is to accept."""
         return self._bytes_max + ENVELOPE_BYTES
 
     async def read(self, context: Context, share: BodyShare) -> bytes:

@@ -39,7 +39,7 @@ _OPTIONAL_TEXTS: Final = ("prompt_cache_key", "cache_salt")
 
 @dataclass(frozen=True)
 class ChunkParts:
-    """What one chunk of the answer says."""
+    """The content of one chunk of the answer."""
 
     index: int
     tokens: tuple[int, ...]

@@ -124,7 +124,7 @@ class PublicGrpc:
     async def _prepare(
         self, arrival: RequestContext, metadata: Mapping[str, str], context: Context
     ) -> tuple[bool, tuple[Generation, ...]]:
-        """Whether the answer is resumable, and what to generate; the message itself is let go."""
+        """Whether the answer is resumable, and what to generate; the message itself is not kept."""
         try:
             arrival.caller = self._caller(metadata)
             key = metadata.get("idempotency-key")

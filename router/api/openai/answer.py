@@ -30,7 +30,8 @@ _NOTHING_CACHED: Final = dict.fromkeys(TIERS, 0)
 
 
 class Label(msgspec.Struct, frozen=True, gc=False):
-    """What every part of one answer repeats. `usage_follows` adds the empty `usage` field clients then expect."""
+    """The fields that every part of one answer repeats. `usage_follows` adds the empty `usage` field that clients
+    then expect."""
 
     id: str
     created: int
@@ -39,7 +40,7 @@ class Label(msgspec.Struct, frozen=True, gc=False):
     prompts: tuple[bytes, ...] = ()
     """The prompts (packed token ids), when the answer is to have token ids; otherwise empty."""
     scoring: Scoring | None = None
-    """What the answer shows of its prompts besides."""
+    """What the answer shows of its prompts besides their token ids."""
 
     def prompt_ids(self, index: int, choices: int) -> tuple[int, ...]:
         """The prompt's tokens of one of so many choices, which are numbered prompt by prompt."""
@@ -62,11 +63,11 @@ class Format(Protocol):
 
     @property
     def tail(self) -> bytes:
-        """What stands after a piece of text (a JSON string)."""
+        """Bytes that follow a piece of text (a JSON string)."""
         ...
 
     def head(self, index: int) -> bytes:
-        """What stands before a piece of text of one sequence."""
+        """Bytes that precede a piece of text of one sequence."""
         ...
 
     def opening(self, index: int) -> bytes:
@@ -193,7 +194,7 @@ class CompletionFormat:
     def _with_prompt(
         self, scoring: Scoring, number: int, choice: Choice, of_prompt: Sequence[PromptLogprob]
     ) -> dict[str, Any]:
-        """What stands in a choice's fields where its prompt is shown too."""
+        """The fields of a choice whose prompt is shown too."""
         prompt, vocabulary = unpack_tokens(scoring.prompts[number]), self._vocabulary
         text, tokens, drawn = choice.text, choice.tokens, choice.logprobs
         if not scoring.generates:
@@ -253,7 +254,8 @@ def _opening(label: Label, kind: str) -> bytes:
 
 @cache
 def _tail(text_end: bytes, closing: bytes) -> bytes:
-    """What follows a piece of text: the same object for all streams, so that it stays in the processor's cache."""
+    """Bytes that follow a piece of text: the same object for all streams, so that it stays in the processor's
+    cache."""
     return text_end + b',"logprobs":null,"finish_reason":null}]' + closing
 
 

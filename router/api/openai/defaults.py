@@ -1,4 +1,4 @@
-"""What requests that leave a parameter out are given: neutral values, or those of the model's generation_config.json.
+"""Values for the parameters that a request leaves out: neutral ones, or those of the model's generation_config.json.
 
 `auto` reads the file as vLLM's `--generation-config auto` does: whatever it states of these parameters counts, even
 where it says `do_sample: false`. The file's end tokens are not here: workers know them as the model's own.
@@ -20,7 +20,7 @@ SETTINGS: Final = (AUTO, NEUTRAL_VALUES)
 """As vLLM's argument of that name calls them; a directory of its own, vLLM's third choice, there is not."""
 
 TOP_P_MIN: Final = 1e-6
-"""What `top_p: 0` means: only the likeliest token is left."""
+"""Value that stands for `top_p: 0`: only the likeliest token is left."""
 
 _FILE: Final = "generation_config.json"
 
@@ -34,7 +34,7 @@ class Defaults(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
 
     def stated(self) -> dict[str, float | int]:
-        """Those that are not neutral, by the names of request parameters."""
+        """The defaults that are not neutral, by the names of request parameters."""
         found: dict[str, float | int] = {}
         for name in _RANGES:
             if name != "max_new_tokens" and getattr(self.unseeded, name) != getattr(NEUTRAL.unseeded, name):

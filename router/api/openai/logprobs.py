@@ -12,7 +12,7 @@ _LOGPROB_MIN: Final = -9999.0
 
 
 class Vocabulary(Protocol):
-    """What is needed of a renderer."""
+    """The part of a renderer that log-probabilities need."""
 
     def token_bytes(self, token: int) -> bytes: ...
 

@@ -80,8 +80,9 @@ def stopping(
     vocab_size: int,
     defaults: Defaults = NEUTRAL,
 ) -> Stopping:
-    """When to end; without `max_tokens` a sequence may be as long as `defaults` say, and else fill the context. Stop
-    tokens that the model does not have never come, so they are left out: clients of many models send those of all.
+    """When a sequence ends. Without `max_tokens` a sequence may be as long as `defaults` say, and else fill the
+    context. Stop tokens that the model does not have never come, so they are left out: clients of many models send
+    the stop tokens of all of them.
 
     Raises `context_length_exceeded` with both numbers, or `invalid_request`.
     """
@@ -185,7 +186,7 @@ def _turn(message: ChatMessage, place: str) -> dict[str, Any]:
 
 
 def _add_tools(turn: dict[str, Any], message: ChatMessage, place: str) -> None:
-    """What turns with tools and reasoning have besides."""
+    """Add the fields for tools and reasoning to a turn."""
     if message.tool_calls and message.role != "assistant":
         raise _invalid(f"{place}.tool_calls", f"{place}.tool_calls: only an assistant calls tools")
     if message.role == "tool" and message.tool_call_id is None:
@@ -212,7 +213,8 @@ def _call(call: ToolCall, place: str) -> dict[str, Any]:
 
 
 def _check_arguments(request: ChatRequest) -> None:
-    """They are JSON of their own, which templates take as objects: as much as it takes no time to decode."""
+    """Check the arguments of tool calls, which are JSON of their own and reach templates as objects: together they
+    must be short enough to decode in no time."""
     left = _ARGUMENTS_CHARACTERS
     for number, message in enumerate(request.messages):
         for at, call in enumerate(message.tool_calls or ()):

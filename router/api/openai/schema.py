@@ -33,14 +33,15 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the whole answer has to be."""
+    """The format that the whole answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the whole answer has to be, as vLLM's clients say it: exactly one of these."""
+    """The format that the whole answer must have, in the form that vLLM's clients use: exactly one of these
+    fields."""
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
@@ -50,7 +51,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What chat and completion requests have in common. None means the default."""
+    """Parameters that chat and completion requests have in common. None means the default."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -117,7 +118,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """What was called: `arguments` is JSON text, as the model wrote it."""
+    """The function that was called: `arguments` is JSON text, as the model wrote it."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: str = ""

@@ -19,8 +19,8 @@ SCORED_VALUES_MAX: Final = 1 << 18
 
 
 class Scoring(msgspec.Struct, frozen=True, gc=False):
-    """What an answer shows of its prompts. `prompts` are packed token ids, `texts` what the client gave as text;
-    `logprobs` and `prompt_logprobs` are counts of alternatives, None for nothing."""
+    """The data that an answer shows of its prompts. `prompts` are packed token ids, `texts` the prompts that the
+    client gave as text; `logprobs` and `prompt_logprobs` are counts of alternatives, None for nothing."""
 
     prompts: tuple[bytes, ...]
     texts: tuple[str | None, ...]
@@ -50,7 +50,7 @@ def alternatives_asked(request: ChatRequest | CompletionRequest) -> int | None:
 
 
 def scoring_of(request: ChatRequest | CompletionRequest, prompts: Sequence[bytes]) -> Scoring | None:
-    """What the answer to a request shows of its prompts; None for nothing."""
+    """The data that the answer to a request shows of its prompts; None for nothing."""
     echo = isinstance(request, CompletionRequest) and bool(request.echo)
     if not echo and request.prompt_logprobs is None:
         return None
@@ -82,7 +82,7 @@ def check_scored(request: ChatRequest | CompletionRequest, prompt_tokens: int) -
 
 
 def scored(logprobs: Sequence[TokenLogprob]) -> tuple[PromptLogprob, ...]:
-    """What came of a prompt with the first sequence of its answer."""
+    """The log-probabilities of a prompt, which come with the first sequence of its answer."""
     return logprobs[0].prompt if logprobs else ()
 
 

@@ -50,7 +50,8 @@ def toolbox(request: ChatRequest) -> Toolbox | None:
 
 
 def call_grammar(box: Toolbox) -> Grammar | None:
-    """What makes the model call: the arguments of the one function, or an array of calls of any. None for `auto`."""
+    """The grammar that makes the model call tools: the arguments of the one function, or an array of calls of any.
+    None for `auto`."""
     if box.choice == "auto":
         return None
     if box.choice == "named":
@@ -71,8 +72,8 @@ def call_grammar(box: Toolbox) -> Grammar | None:
 
 
 def calls_of(box: Toolbox, dialect: Dialect) -> ParserSpec:
-    """How calls are found in the answer. Raises `unsupported_parameter` where nobody knows how the model writes
-    them."""
+    """How tool calls are found in the answer. Raises `unsupported_parameter` where the way the model writes them is
+    unknown."""
     if box.choice == "named":
         return ParserSpec(calls="named", names=box.names, single=True)
     if box.choice == "required":
@@ -117,7 +118,7 @@ def _call_schema(number: int, tool: Tool, definitions: dict[str, Any]) -> dict[s
 
 
 def _moved(schema: Any, number: int) -> Any:
-    """The same with references to its definitions where these are now."""
+    """The schema, with references to its definitions changed to where these are now."""
     if isinstance(schema, list):
         return [_moved(each, number) for each in schema]
     if not isinstance(schema, dict):

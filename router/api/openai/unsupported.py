@@ -65,7 +65,7 @@ UNSUPPORTED: Final = MappingProxyType[str, tuple[Any, ...]](
 BY_MEANING: Final = frozenset(name for name in UNSUPPORTED if "semantic" in name or "similarity" in name) | {
     "cache_mode"
 }
-"""Those that ask for the cache of a request that only means the same."""
+"""Parameters that ask for the cache of another request that only has the same meaning."""
 
 WHY_NOT_BY_MEANING: Final = (
     "reuse by similarity of meaning is refused: cached KV blocks are those of one exact sequence of tokens, and with "

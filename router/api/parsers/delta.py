@@ -1,4 +1,4 @@
-"""What a parser makes of a piece of text, and the numbering of tool calls."""
+"""The result of parsing a piece of text, and the numbering of tool calls."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ class CallPiece(msgspec.Struct):
 
 
 class ParsedDelta(msgspec.Struct):
-    """What one or more pieces of text came to; parsers add to it. `calls` has at most one piece per call."""
+    """The result of parsing one or more pieces of text; parsers add to it. `calls` has at most one piece per call."""
 
     content: str = ""
     reasoning: str = ""
@@ -99,13 +99,13 @@ class Prose:
         return before, text[begin:end], text[end:]
 
     def as_it_is(self, text: str) -> str:
-        """What was taken for part of a tag is text after all."""
+        """Give text that was taken for part of a tag as ordinary text."""
         if text:
             self._bare, self._gap, self._spoken = False, "", True
         return text
 
     def rest(self) -> str:
-        """What waits at the end of the text."""
+        """The text that is still held back when the text ends."""
         text, self._held = self._held, ""
         return self._shown(text)
 

@@ -17,7 +17,7 @@ class HermesParser:
         self._prose = Prose(OPEN)
         self._call: CallObject | None = None
         self._closing: str | None = None
-        """What came after a whole call, as long as it may become the closing tag."""
+        """Text after a whole call, as long as it may become the closing tag."""
 
     def feed(self, text: str, said: ParsedDelta) -> None:
         while text:

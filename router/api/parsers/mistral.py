@@ -20,7 +20,7 @@ class MistralParser:
         self._calls = calls
         self._prose = Prose(TAG)
         self._tagged: str | None = None
-        """What came after the tag, as long as it may become the beginning of calls."""
+        """Text after the tag, as long as it may become the beginning of calls."""
         self._array: ArrayCalls | None = None
         self._arguments: JsonText | None = None
 

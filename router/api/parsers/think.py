@@ -33,7 +33,7 @@ class ThinkParser:
         return reasoning, self._answer.take(text)[0] if text else ""
 
     def finish(self) -> tuple[str, str]:
-        """The same, of what still waits at the end."""
+        """Reasoning and ordinary text that are still held back when the text ends."""
         if self._begin is not None:
             text, self._begin = self._begin, None
             return (text, "") if self._opened and text.strip(SPACE) else ("", text)

@@ -1,6 +1,7 @@
-"""Computes a prefix where it is to be kept: an ordinary request for one token whose text nobody wants.
+"""Computes a prefix where it is to be kept, by an ordinary request for one token whose text is discarded.
 
-So it is admitted, placed, given up and tried elsewhere like any other; its answer is who keeps the blocks.
+The request is therefore admitted, placed, given up and tried elsewhere like any other; its answer names the workers
+that keep the blocks.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ async def run_on_one(door: ApiCore, arrival: RequestContext, generation: Generat
 
 
 async def run_beside(door: ApiCore, first: RequestContext, generation: Generation, usages: list[Usage]) -> Usage:
-    """Once more, on somebody who does not keep it yet. A request of its own, charged like one. Raises as above."""
+    """Compute the prefix once more, on a worker that does not keep it yet. It is a request of its own, charged like
+    one. Raises the same errors as `run_on_one`."""
     arrival = door.arrivals.arrive(None, first.trace.header(), "prefix")
     arrival.caller = first.caller
     try:
@@ -49,7 +51,7 @@ async def run_beside(door: ApiCore, first: RequestContext, generation: Generatio
 
 
 class _Outcome:
-    """An `Answer` that somebody in this process waits for."""
+    """An `Answer` that this process itself awaits."""
 
     def __init__(self) -> None:
         self.usage: asyncio.Future[Usage] = asyncio.get_running_loop().create_future()

@@ -90,9 +90,9 @@ class PrefixManager:
         return PendingPin(generation, pin, shape, replicas, room)
 
     async def carry_out(self, arrival: RequestContext, order: PendingPin) -> dict[str, object]:
-        """Compute the prefix on as many workers as there are for it; gives it as clients see it.
+        """Compute the prefix on as many of the requested workers as there are; gives it as clients see it.
 
-        Raises what the first of them fails with, and `no_workers` when nobody keeps it.
+        Raises the error that the first of them fails with, and `no_workers` when no worker keeps the prefix.
         """
         try:
             usages, problems = await self._compute(arrival, order)
@@ -109,7 +109,8 @@ class PrefixManager:
         return {**shown, "problems": problems} if problems else shown
 
     async def _compute(self, arrival: RequestContext, order: PendingPin) -> tuple[list[Usage], list[str]]:
-        """What came of each request, and why there are not more. More than were asked for are let go again."""
+        """The usage of each request, and why there are not more. Copies beyond the requested number are released
+        again."""
         usages = [await run_on_one(self._core, arrival, order.generation)]
         try:
             if not usages[0].kept:
@@ -125,7 +126,7 @@ class PrefixManager:
         return [self._with_one_holder(usage, order.generation) for usage in usages], []
 
     def _with_one_holder(self, usage: Usage, generation: Generation) -> Usage:
-        """When prefill was slow to end, decode may keep it as well."""
+        """The usage with only one holder. When prefill was slow to end, decode may keep the prefix as well."""
         if len(usage.kept) < 2:
             return usage
         best = max(usage.kept, key=lambda kept: kept.blocks)
@@ -169,7 +170,7 @@ class PrefixManager:
         return self._shown(self._prefixes.find(caller.tenant, prefix_id, self._now()))
 
     def unpin(self, caller: Caller, prefix_id: str) -> dict[str, object]:
-        """Let go of a prefix: its blocks stay as long as nobody needs the room. Raises `not_found`."""
+        """Unpin a prefix: its blocks stay until their room is needed. Raises `not_found`."""
         prefix = self._prefixes.find(caller.tenant, prefix_id, self._now())
         self._unpin(prefix, self._prefixes.forget(prefix), prefix.holders)
         return {"id": prefix.id, "object": "cache.prefix.deleted", "deleted": True}
@@ -195,7 +196,7 @@ class PrefixManager:
 
 
 def _digest(generation: Generation) -> bytes:
-    """What makes two prefixes the same one."""
+    """Digest of what makes two prefixes the same: the requested model, the tenant's salt and the prompt."""
     whose = f"{generation.asked_model}\x00{generation.tenant_salt}\x00".encode()
     return blake2b(whose + generation.prompt, digest_size=16).digest()
 

@@ -20,7 +20,7 @@ class PrefixSettings:
     """Bounds on what clients may have kept for them."""
 
     ttl_s: float = 3600.0
-    """When a client does not say."""
+    """Seconds for which a prefix is kept when the client does not say."""
     ttl_s_max: float = 7 * 86400.0
     replicas_max: int = 8
     prefixes_max: int = 1024
@@ -36,7 +36,7 @@ class Prefix(msgspec.Struct):
     tenant_salt: str
     model: str
     digest: bytes
-    """What it begins with, to the token."""
+    """Digest that identifies the prefix, exact to the token."""
     tokens: int
     blocks: int
     kv_bytes: int

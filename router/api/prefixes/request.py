@@ -14,13 +14,13 @@ from tandem.core.errors import TandemError
 
 
 class PrefixRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to keep, and how: `messages` as a conversation begins, or `prompt` as text or token ids."""
+    """A prefix to keep, and how: `messages` as a conversation begins, or `prompt` as text or token ids."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     prompt: Annotated[str, Meta(min_length=1)] | Annotated[list[TokenId], Meta(min_length=1)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
-    """When pins have to give way, those with the lowest go first."""
+    """Priority of the prefix's pins: when pins have to give way, those with the lowest priority go first."""
     ttl_s: Annotated[float, Meta(gt=0.0)] | None = None
     replicas: Annotated[int, Meta(ge=1)] | None = None
     """On how many workers."""

@@ -32,10 +32,11 @@ async def prefix_tokens(
 async def chat_prefix(
     renderer: Renderer, turns: Sequence[Message], tokenizing: Tokenizing, bounds: Bounds = AMPLE
 ) -> bytes:
-    """What all conversations that begin with `turns` have in common, as far as whole tokens go.
+    """The whole tokens that all conversations beginning with `turns` have in common.
 
-    A template writes the turn of the assistant after the last message, where others may follow. After a user's turn
-    that is what comes next; after any other it is found by looking where two continuations part.
+    A template writes the assistant's turn after the last message, where other turns may follow. After a user's turn
+    the assistant's turn is what comes next. After any other turn the common part is found by looking where two
+    continuations diverge.
     """
     if turns[-1]["role"] == "user":
         text = await renderer.render(turns, None, bounds)

@@ -173,8 +173,8 @@ class RestApp:
     async def _read(
         self, call: HttpRequest, arrival: RequestContext, kind: str, decode: Decode, headers: tuple[Header, ...]
     ) -> tuple[tuple[Generation, ...], Answer]:
-        """What to generate, and where to. The body and what was decoded of it are let go: answers last for minutes,
-        and of megabytes of metadata nobody needs a byte any more."""
+        """The generations to start, and the answer that takes their output. The body and what was decoded from it are
+        released here: answers last for minutes, and megabytes of metadata would stay in memory unused."""
         arrival.caller = self._caller(call)
         key = call.header(b"idempotency-key")
         with self._core.reading(arrival, retried=key is not None) as share:
@@ -261,7 +261,7 @@ class RestApp:
             exchange.abandon("client disconnected")
 
     def _shared_alarms(self) -> Alarms:
-        """Those of all requests, on the loop that serves them."""
+        """The alarms of all requests, on the event loop that serves them."""
         if self._alarms is None:
             self._alarms = Alarms(asyncio.get_running_loop(), self._core.services.clock)
         return self._alarms

@@ -12,7 +12,7 @@ from tandem.core.errors import TandemError
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody is left to answer."""
+    """The client closed the connection, so there is no one to answer."""
 
 
 async def read_body(

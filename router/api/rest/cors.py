@@ -1,4 +1,5 @@
-"""Which web pages may ask from a browser, and what it is told of that (the Fetch standard's CORS protocol). Pure.
+"""Decides which web pages may send requests from a browser, and which headers tell the browser so (the Fetch
+standard's CORS protocol). Pure.
 
 Keys travel in `Authorization`, which a page has to hold itself: cookies are never asked for.
 """
@@ -28,7 +29,8 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, origin: bytes | None) -> tuple[Header, ...]:
-        """What a response to a page of this origin says besides; nothing where it may not read it."""
+        """The additional headers of a response to a page of this origin; empty where the page may not read the
+        response."""
         if self._any and origin is not None:
             return ((b"access-control-allow-origin", b"*"), _EXPOSED)
         if origin is None or origin not in self._origins:
@@ -36,7 +38,8 @@ class Cors:
         return ((b"access-control-allow-origin", origin), (b"vary", b"origin"), _EXPOSED)
 
     def preflight(self, origin: bytes | None) -> tuple[Header, ...]:
-        """The same of the question before the request. A browser adds headers of SDKs (`x-stainless-…`) only where
-        they are named: `*` stands for all but `authorization`, so both are said."""
+        """The additional headers of the response to a page's preflight request. A browser adds headers of SDKs
+        (`x-stainless-…`) only where they are allowed: `*` stands for all but `authorization`, so the response lists
+        both."""
         allowed = self.headers(origin)
         return (*allowed, *_PREFLIGHT) if allowed else ()

@@ -31,7 +31,7 @@ class ParsedStream(StreamedAnswer):
 
 
 class ResumableParsedStream(ResumableAnswer):
-    """As `ResumableAnswer`, for a sink that is told the answer from its beginning (`from_start`)."""
+    """A `ResumableAnswer` whose sink receives the answer from its beginning (`from_start`)."""
 
     from_start = True
 

@@ -1,6 +1,6 @@
 """The pages of the port for probes and scrapes: whether the process lives, whether it is ready, and its metrics.
 
-Nobody needs a key there. It is for kubelets and Prometheus, and no client's connections take its own.
+They need no key. The port is for kubelets and Prometheus, and client connections cannot use up its own.
 """
 
 from collections.abc import Callable, MutableMapping
@@ -43,7 +43,7 @@ class Probes:
         await send({"type": "http.response.body", "body": page.body, "more_body": False})
 
     def page(self, path: str) -> Page | None:
-        """What there is at a path, if anything."""
+        """The page at a path; None where there is none."""
         match path:
             case "/health":
                 return Page(200, (_JSON,), b'{"status":"ok"}')

@@ -78,8 +78,8 @@ class ResumableAnswer(StreamedAnswer):
 
 
 class _ResumablePart(Part):
-    """The sink of the generation. A sequence's opening event has the id of what was sent before it, so that nobody
-    takes it for the sequence's first token."""
+    """The sink of the generation. A sequence's opening event carries the id of what was sent before it, so that it is
+    not mistaken for the sequence's first token."""
 
     __slots__ = ("_answer", "_chars", "_form", "_heads", "_positions", "_tail")
 

@@ -91,8 +91,8 @@ class _StreamedPart(Part):
         self._form = form
         self._outlet = outlet
         self._heads = [b""] * sequences
-        """What stands before the text of a sequence; empty until its first event. A stream is looked at once in a
-        step, when nothing of it is in the processor's cache any more: the fewer objects a token needs, the better."""
+        """The bytes before the text of each sequence; empty until its first event. A stream is visited once per step,
+        when nothing of it is left in the processor's cache: the fewer objects a token needs, the better."""
         self._tail = form.tail
         self._offsets = [0] * sequences
 
@@ -170,7 +170,7 @@ class CollectedAnswer:
 
 
 class _Collected(msgspec.Struct):
-    """What has come of one sequence."""
+    """The output collected from one sequence."""
 
     texts: list[str]
     tokens: list[int]

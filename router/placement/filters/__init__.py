@@ -1,1 +1,1 @@
-"""Who may take a request at all, each filter with its sentence."""
+"""Filters that decide which workers may take a request at all, each with a sentence that gives the reason."""

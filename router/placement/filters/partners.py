@@ -16,7 +16,7 @@ class Partners:
     pairs: Pairs | None
     left_out: dict[str, list[str]] = field(default_factory=dict)
     unproved: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs (prefill, decode) whose canary nobody has asked for yet."""
+    """Pairs (prefill, decode) whose canary has not been requested yet."""
 
     def of(self, decode: WorkerView, prefills: Sequence[WorkerView], most: int) -> Sequence[WorkerView]:
         """The first of `prefills`, all of decode's pairing, whose blocks are known to reach it; others that come

@@ -16,17 +16,17 @@ class Suitable:
     """Workers by role. `left_out` counts the others by reason."""
 
     decodes: list[WorkerView] = field(default_factory=list)
-    """They generate, and may compute the prompt themselves."""
+    """Workers that generate, and may compute the prompt themselves."""
     prefills: list[WorkerView] = field(default_factory=list)
     holders: list[WorkerView] = field(default_factory=list)
-    """They have leading blocks of the prompt and may be asked for them, whatever else they may do."""
+    """Workers that hold leading blocks of the prompt and may be asked for them, whatever else they may do."""
     last_resort: str = ""
     """Why workers decode that would get nothing if there were others."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     saturated: bool = False
 
     def sentences(self) -> tuple[str, ...]:
-        """Who was left out, by reason."""
+        """The workers that were left out, by reason."""
         if not self.left_out:
             return ()
         return tuple(f"{names(workers)} left out: {reason}" for reason, workers in self.left_out.items())
@@ -35,7 +35,7 @@ class Suitable:
         self.left_out.setdefault(reason, []).append(worker.worker_id)
 
     def unplaced(self, model: str) -> Unplaced:
-        """Why there is nobody."""
+        """The answer when no worker can decode, with the reasons."""
         if self.saturated:
             code = "queue_full"
         elif any(reason.endswith(NEVER_FITS) for reason in self.left_out):
@@ -46,10 +46,10 @@ class Suitable:
 
 
 def suitable(request: PlacementRequest, workers: Sequence[WorkerView], settings: PlacementSettings) -> Suitable:
-    """Sort a fleet for one request. Without any other, and where nobody is full, workers decode that take prompts for
-    others and could do both; without these, workers that failed the request before; without these, and where nobody
-    is full, workers whose step is overdue: a step that is merely slow ends, and another worker may never come.
-    """
+    """Sort a fleet for one request. If there is no other worker to decode, and none is full, workers decode that take
+    prompts for others and could do both; without these, workers that failed the request before; without these, and if
+    none is full, workers whose step is overdue: a step that is merely slow ends, and another worker may never
+    come."""
     found, before, late = Suitable(), list[WorkerView](), list[WorkerView]()
     either: list[WorkerView] = []
     model, held, excluded, needs = request.model, request.held, request.excluded, request.needs
@@ -128,7 +128,7 @@ def _add_decode(
 def _let_decode(
     request: PlacementRequest, either: Sequence[WorkerView], settings: PlacementSettings, found: Suitable
 ) -> None:
-    """Those that take prompts for others decode, and take none: nobody is left to answer them."""
+    """Let workers that take prompts for others decode, and take no such prompts: no worker is left to answer them."""
     for worker in either:
         _add_decode(request, worker, settings, found.decodes, found)
     found.prefills = [worker for worker in found.prefills if worker.role == "prefill"]
@@ -139,7 +139,7 @@ def _let_decode(
 def _let_try_again(
     request: PlacementRequest, before: Sequence[WorkerView], settings: PlacementSettings, found: Suitable
 ) -> None:
-    """Those that failed the request decode where nobody else does."""
+    """Let workers that failed the request decode where no other worker does."""
     again = list[WorkerView]()
     for worker in before:
         _add_decode(request, worker, settings, again, found)
@@ -150,7 +150,8 @@ def _let_try_again(
 def _sort_overdue(
     request: PlacementRequest, late: Sequence[WorkerView], settings: PlacementSettings, found: Suitable
 ) -> None:
-    """They decode only where nobody else could, now or as soon as it is less full."""
+    """Let workers whose step is overdue decode only where no other worker could, now or as soon as it is less
+    full."""
     needed = not found.decodes and not found.saturated
     for worker in late:
         if needed:

@@ -11,21 +11,22 @@ Filter = Callable[[PlacementRequest, WorkerView, PlacementSettings], str | None]
 
 NEVER_FITS: Final = "never fit its blocks or context"
 OVERDUE: Final = "its engine's step is overdue"
-"""It may be hung: it gets nothing while somebody else could take it."""
+"""The reason against a worker that may be hung: it gets no work while another worker could take it."""
 
 
 def unready(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
-    """It takes nothing but canaries yet."""
+    """The reason against a worker that takes nothing but canaries yet."""
     return None if worker.ready else "not ready yet"
 
 
 def draining(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
-    """It takes no new work."""
+    """The reason against a worker that takes no new work."""
     return "draining" if worker.draining else None
 
 
 def too_small(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
-    """The request could not run there even alone. Who only computes the prompt needs no room for an answer."""
+    """The reason against a worker on which the request could not run even alone. A worker that only computes the
+    prompt needs no room for an answer."""
     tokens = request.prompt_tokens + (0 if worker.role == "prefill" else request.sequences)
     fits = tokens <= worker.capacity_tokens and request.prompt_tokens < worker.context_tokens
     return None if fits else f"{request.prompt_tokens} prompt tokens {NEVER_FITS}"
@@ -43,14 +44,14 @@ def sequences_max(worker: WorkerView, settings: PlacementSettings) -> int:
 
 
 def full(request: PlacementRequest, worker: WorkerView, settings: PlacementSettings) -> str | None:
-    """It generates for as many sequences as it may. One request alone always fits."""
+    """The reason against a worker that generates for as many sequences as it may. One request alone always fits."""
     most = sequences_max(worker, settings)
     over = worker.sequences + request.sequences > max(most, request.sequences)
     return f"it has {most} sequences or nearly" if over else None
 
 
 ALWAYS: Final[tuple[Filter, ...]] = (unready, draining, too_small)
-"""What holds for every worker, in the order in which reasons are given."""
+"""The filters that apply to every worker, in the order in which reasons are given."""
 
 
 def passes(request: PlacementRequest, worker: WorkerView) -> bool:

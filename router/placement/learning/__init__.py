@@ -1,1 +1,1 @@
-"""What things cost, learned online from what workers report. Pure; one owner changes it in place."""
+"""The cost of work, learned online from what workers report. Pure; one owner changes it in place."""

@@ -28,7 +28,7 @@ class Lengths:
         """Weight and tokens of the answers beyond each bin, while nothing has changed."""
         self.mean = 0.0
         self.residual = 0.0
-        """What answers that are under way have left, on average over all that are at some moment."""
+        """Tokens that an answer under way has left, on average over all that are under way at some moment."""
 
     def observe(self, tokens: float) -> None:
         """An answer ended."""
@@ -75,8 +75,8 @@ class Lengths:
 
 
 class AnswerLengths:
-    """Lengths for bounds of like size: each power of two on its own. Only answers that ended count: one that was
-    cancelled would have become longer, and nobody knows by how much."""
+    """Lengths of answers for bounds of like size: each power of two on its own. Only answers that ended count: a
+    cancelled one would have become longer, by an unknown amount."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, Lengths] = {}
@@ -90,7 +90,7 @@ class AnswerLengths:
         known.observe(tokens)
 
     def of(self, max_tokens: int) -> Lengths | None:
-        """Those of answers with such a bound; None while none has ended."""
+        """The lengths of answers with such a bound; None while none has ended."""
         known = self._kinds.get(max_tokens.bit_length())
         if known is not None:
             known.look()

@@ -1,4 +1,4 @@
-"""What is known of each worker, worked out when it is first asked for. Pure."""
+"""Values known of each worker, computed when they are first asked for. Pure."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -5,9 +5,10 @@ from statistics import median
 from typing import Final, Generic, TypeVar
 
 _GRID: Final = 64
-"""Paces are told in steps of 1 over so much: workers that are alike have equal costs, which are worked out once."""
+"""Paces are rounded to steps of 1 over this: workers that are alike have equal costs, which are computed once."""
 _LEAST: Final = 0.5
-"""What was of less work is forgotten: whoever has done nothing for long has no say in what is usual."""
+"""Units of work below which a worker's pace is forgotten: a worker that has long been idle does not influence what is
+usual."""
 _SETTLED: Final = 8
 """The median is found anew with every measurement of the first, and after so many measurements from then on."""
 
@@ -47,7 +48,7 @@ class Paces:
         return worker_id in self._told
 
     def tell(self, worker_id: str, ratio: float, evidence: float) -> None:
-        """Its work took `ratio` times as long as the shape says."""
+        """Record that a worker's work took `ratio` times as long as the shape says."""
         if ratio <= 0.0 or evidence < _LEAST:
             self.forget(worker_id)
             return
@@ -58,7 +59,7 @@ class Paces:
             self._settle()
 
     def of(self, worker_id: str) -> float:
-        """Its pace; the median where nothing is known of it."""
+        """The worker's pace; the median where nothing is known of it."""
         told = self._told.get(worker_id)
         if told is None:
             return self.median
@@ -68,11 +69,11 @@ class Paces:
         return max(1, round(_GRID * pace)) / _GRID
 
     def beside(self, worker_id: str) -> float:
-        """Its pace over the median."""
+        """The worker's pace over the median."""
         return self.of(worker_id) / self.median
 
     def forget(self, worker_id: str) -> None:
-        """Its successor may be another machine."""
+        """Forget a worker: its successor may be another machine."""
         if self._told.pop(worker_id, None) is not None:
             self._settle()
 

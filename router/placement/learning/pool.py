@@ -1,10 +1,10 @@
-"""What workers of one kind tell of their steps, put together: one shape for all, and a pace for each. Pure.
+"""Combines what workers of one kind report of their steps: one shape for all, and a pace for each. Pure.
 
-A worker tells a fit of its own steps. One that has had short prompts only has no idea of long ones, and two fits may
-share a step's time out differently among its parts, so parts are not compared: every fit says how long some loads of
-reference take, its say weighing as much as its evidence for such loads, and the shape goes through the medians. A
-pace is the time that a worker's own steps took over what the shape says of just those, so it does not depend on
-which prompts the worker has had. Steps with prompts and steps without have paces of their own.
+A worker reports a fit of its own steps. The fit of a worker that has had only short prompts knows nothing of long
+ones, and two fits may divide a step's time differently among its parts, so parts are not compared. Instead every fit
+says how long some reference loads take, weighted by its evidence for such loads, and the shape goes through the
+medians. A pace is the time that a worker's own steps took over what the shape says of just those steps, so it does
+not depend on which prompts the worker has had. Steps with prompts and steps without have paces of their own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,12 +23,12 @@ some prompts of its own."""
 _PLAIN_DOUBT: Final = 8.0
 _PROMPTS_DOUBT: Final = 2.0
 _KEEP: Final = 0.975
-"""What evidence keeps of itself from one heartbeat to the next: a worker that gets no prompts is forgotten within a
-minute or so, and looks like all others."""
+"""Share of itself that evidence keeps from one heartbeat to the next: a worker that gets no prompts is forgotten
+within a minute or so, and looks like all others."""
 _SAY_MAX: Final = 4.0
 """Evidence for so many loads of a size is enough."""
 _OWN: Final = 4.0
-"""What the steps of late of all workers weigh together, compared to one load of reference."""
+"""Weight of the recent steps of all workers together, relative to one reference load."""
 _PULL: Final = 0.001
 _LONGER: Final = 4.0
 """Of prompts that are so many times as long as its mean piece a worker has an idea."""
@@ -73,13 +73,13 @@ class _Window:
         self.seconds = fade * self.seconds + scale * seconds
 
     def ratio(self, shape: Shape) -> float:
-        """What was measured over what the shape expects; 0 for nothing."""
+        """The measured time over what the shape expects; 0 where it expects none."""
         expected = sum(map(mul, shape, self.features))
         return 1e3 * self.seconds / expected if expected > 0.0 else 0.0
 
 
 class _Told:
-    """What one worker has told."""
+    """The reports of one worker."""
 
     __slots__ = ("fit", "plain", "prompts")
 
@@ -114,7 +114,7 @@ class Pool:
 
     @property
     def usual(self) -> Shape:
-        """What a worker at the median pace takes."""
+        """The shape of a worker at the median pace."""
         plain, prompts, shape = self.plain.median, self.prompts.median, self.shape
         return Shape(
             plain * shape.base,

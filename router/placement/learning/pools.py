@@ -59,7 +59,7 @@ class Pools:
                 del self._pools[kind]
 
     def _known(self, kind: Kind) -> Pool | None:
-        """What says most of workers that have told nothing."""
+        """The pool that says most about workers that have reported nothing."""
         pool = self._pools.get(kind)
         return self._nearest(kind, _SAME_ENGINE) if pool is None else pool
 

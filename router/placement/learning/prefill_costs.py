@@ -2,13 +2,13 @@
 
 The last term is attention: every token attends to all before it. The first is the time that the steps which compute
 the prompt take without it: that of the decode batch beside, or of a step with nothing in it, as many times as the
-prompt has pieces. It delays the prompt, but the sequences of that batch lose nothing by it, and it says nothing of
-how fast the worker computes: booked as pace it would make workers look slow that have had short prompts.
+prompt has pieces. It delays the prompt, but costs the sequences of that batch nothing, and it says nothing of how
+fast the worker computes: counted as pace it would make workers that have had short prompts look slow.
 
-Workers that tell how long their steps take are believed. Of others the shape a, b, c is one for all, which run the
-same model; the pace is each worker's own. Both are inferred from prompts that had a worker to themselves: only their
-time is their own. Before a worker has had one, its pace follows the best rate that it has told of, that of steps
-full of prompts.
+Workers that report how long their steps take are believed. For the others the shape a, b, c is the same for all,
+which run the same model; each worker has its own pace. Both are inferred from prompts that had a worker to
+themselves: only their time is their own. Before a worker has had such a prompt, its pace follows the best rate that
+it has reported, that of steps full of prompts.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _WINDOW: Final = 16.0
 _DOUBT: Final = 2.0
 """and as many with which half of what they say is believed."""
 _FADE: Final = 0.99
-"""What a rate that is not reached any more keeps of itself."""
+"""Share of itself that a rate keeps when it is no longer reached."""
 _KEEP: Final = 0.99
 _OUTLIER: Final = 4.0
 """A prompt counts as at most so many times slower than what is known says."""
@@ -48,7 +48,7 @@ class PrefillTerms(NamedTuple):
     """Milliseconds that a piece adds to its step, whatever its length."""
 
     def ms(self, uncached: int, cached: int) -> float:
-        """What `uncached` tokens after `cached` ones add to steps."""
+        """Milliseconds that `uncached` tokens after `cached` ones add to steps."""
         return uncached * (self.token + self.position * (cached + uncached / 2))
 
 
@@ -95,8 +95,8 @@ class PrefillCosts:
         return PrefillTerms(steps, pace * token, pace * position, self._pieces_token)
 
     def tell(self, worker_id: str, token: float, position: float, piece: float, *, guessed: bool = False) -> None:
-        """What a worker tells of the prompts in its steps: milliseconds per token, per token and attended position,
-        and per piece. `guessed`: it tells nothing itself, and others of its kind do."""
+        """Record what prompts cost in a worker's steps: milliseconds per token, per token and attended position, and
+        per piece. `guessed`: the worker reports nothing itself, but others of its kind do."""
         terms = PrefillTerms(1.0, token, position, self._pieces_token, piece)
         if guessed:
             guess = self._guessed.setdefault(worker_id, Judged(terms, _WINDOW, _DOUBT))
@@ -108,7 +108,7 @@ class PrefillCosts:
         self._terms.pop(worker_id, None)
 
     def observe_rate(self, worker_id: str, tokens_per_s: float) -> None:
-        """What a worker says of its steps that had prompts in them."""
+        """Record the rate that a worker reports for its steps that had prompts in them."""
         if tokens_per_s > 0.0:
             self._told[worker_id] = tokens_per_s
         if tokens_per_s > 0.0 and worker_id not in self._paces:
@@ -174,9 +174,9 @@ class PrefillCosts:
         self._terms.pop(worker_id, None)
 
     def _known_ms(self, worker_id: str, features: tuple[float, float, float], pace: float) -> float | None:
-        """What evidence says that a prompt takes: prompts before it, and the rate that its worker has told of its
-        steps. None before there is any. One step that took long for its own reasons - a stall, a page fault - is no
-        measure of what a token costs."""
+        """Milliseconds that a prompt takes according to evidence: prompts before it, and the rate that its worker has
+        reported for its steps. None before there is any. One step that took long for its own reasons - a stall, a
+        page fault - is no measure of what a token costs."""
         _, token, position = self._shape.coefficients
         found = [pace * (token * features[1] + position * features[2])] if self._measured else []
         if (rate := self._told.get(worker_id)) is not None:

@@ -52,7 +52,7 @@ class StepCosts:
         self._told: dict[str, StepTerms] = {}
         """Of workers that tell."""
         self._general: dict[str, StepTerms] = {}
-        """What most of those have in common that tell, by model."""
+        """The terms common to most of the workers that report, by model."""
         self._models: dict[str, str] = {}
         """Of workers that tell, which model they compute."""
         self._guessed: dict[str, Judged[StepTerms]] = {}
@@ -61,11 +61,11 @@ class StepCosts:
         self._solved = self._fit.coefficients
 
     def general(self, model: str = "") -> StepTerms:
-        """Those of a worker of this model at the median pace."""
+        """The terms of a worker of this model at the median pace."""
         return self._general.get(model) or StepTerms(*self._fit.coefficients)
 
     def usual(self, worker_id: str) -> StepTerms:
-        """Those of a worker of the same model at the median pace."""
+        """The terms of a worker of the same model at the median pace."""
         return self.general(self._models.get(worker_id, ""))
 
     def terms(self, worker_id: str) -> StepTerms:
@@ -88,8 +88,8 @@ class StepCosts:
     def tell(
         self, worker_id: str, terms: StepTerms, model: str, general: StepTerms, *, guessed: bool = False
     ) -> None:
-        """What a worker tells of its steps, and what most of those of its model that tell have in common. `guessed`:
-        it tells nothing itself, and others of its kind do."""
+        """Record what a worker's steps cost, and the terms common to most of the reporting workers of its model.
+        `guessed`: the worker reports nothing itself, but others of its kind do."""
         self._general[model], self._models[worker_id] = general, model
         if guessed:
             guess = self._guessed.setdefault(worker_id, Judged(terms, _WINDOW, _DOUBT))

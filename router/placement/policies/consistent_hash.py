@@ -34,7 +34,7 @@ class ConsistentHash(Stateless):
 
 
 def _key(request: PlacementRequest, workers: Sequence[WorkerView], settings: PlacementSettings) -> tuple[bytes, str]:
-    """What the request is known by, and the sentence for it."""
+    """The key that the request is hashed by, and the sentence that explains it."""
     if request.prompt_cache_key:
         return request.prompt_cache_key.encode(), "the hash of its prompt_cache_key leads there"
     sizes = {worker.root: worker.layout.block_tokens for worker in workers}

@@ -1,9 +1,9 @@
-"""Now and then a prompt goes to a worker that would get none: what is learned of it would be of long ago. Pure.
+"""Sends a prompt now and then to a worker that would get none, as what was learned of it grows out of date. Pure.
 
-A worker that looks slow is given the prompts that nobody else has time for, or none, and what it looks like stays
-what it was. So whoever looks slower than the others gets one prompt in a hundred of about each size, if that costs at
-most three times as much as the best place and the prompt still holds its objective there. Whoever does not is not
-starved by what he looks like, and has nothing to gain by a prompt that is dearer with him. No chance is involved: a
+A worker that looks slow gets only the prompts that no other worker has time for, or none, and keeps looking slow. So
+a worker that looks slower than the others gets one prompt in a hundred of about each size, if that costs at most
+three times as much as the best place and the prompt still meets its objective there. A worker that does not look
+slower is not starved by how it looks, and gains nothing from a prompt that costs more there. No chance is involved: a
 worker's turn comes when its last prompt of the size lies so many placements back.
 """
 
@@ -55,7 +55,7 @@ class _Size:
         return None
 
     def next(self, worker_id: str, after: int) -> None:
-        """Its turn comes after so many prompts, as many as for all others."""
+        """Give a worker its next turn after so many prompts, as many as for all others."""
         self.again.pop(worker_id, None)
         self.turns[worker_id] = self.placed + after
         self.turns.move_to_end(worker_id)
@@ -129,7 +129,7 @@ class Explorer:
         size.next(placement.computing, self._every(size))
 
     def forget(self, worker_id: str) -> None:
-        """It is gone."""
+        """Forget a worker that is gone."""
         for size in self._sizes.values():
             size.turns.pop(worker_id, None)
             size.again.pop(worker_id, None)

@@ -32,7 +32,7 @@ def by_load(workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
 
 
 def load_of(worker: WorkerView) -> tuple[int, int, str]:
-    """What a worker has to do, for comparison with others of the same use."""
+    """A worker's load, for comparison with others of the same use."""
     if worker.takes_prompts:
         return worker.queued_prompt_tokens, worker.sequences, worker.worker_id
     return worker.sequences, worker.queued_prompt_tokens, worker.worker_id

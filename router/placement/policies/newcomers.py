@@ -1,10 +1,10 @@
-"""A worker that has just come is not sent more than its queue carries. Pure.
+"""Keeps a worker that has just joined from getting more prompts than its queue can carry. Pure.
 
-It has no streams yet, so a prompt there seems to disturb nobody, while every other worker is dear: its many streams
-lose time, and are close to their bound. But the prompts that wait at a newcomer are the streams of the next seconds.
-Priced by what it has now it would be sent nearly all prompts, for as long as waiting there costs less than disturbing
-a full batch elsewhere. So until its batch is one like the others', no prompt waits longer at a newcomer than prompts
-do elsewhere on average.
+It has no streams yet, so a prompt there seems to disturb no stream, while every other worker costs more: its many
+streams lose time, and are close to their bound. But the prompts that wait at a newcomer are the streams of the next
+seconds. Priced by its present load, it would get nearly all prompts for as long as waiting there costs less than
+disturbing a full batch elsewhere. So until its batch is like the others', no prompt waits longer at a newcomer than
+prompts do elsewhere on average.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Placement by an order of workers instead of costs: what the simple policies share. Pure.
+"""Placement by an order of workers instead of costs, shared by the simple policies. Pure.
 
-The order decides who generates, and, among prefill workers, who computes the prompt; a prompt that is worth a
-transfer at all is handed off whenever a prefill worker can take it. Costs are told, not asked.
+The order decides which worker generates, and, among prefill workers, which computes the prompt. A prompt that is
+worth a transfer at all is handed off whenever a prefill worker can take it. Costs are reported, but do not decide.
 """
 
 from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ class Progress:
         running.tokens += placement.answer_tokens
 
     def ended(self, placement: Placement) -> None:
-        """That attempt is over."""
+        """Remove an attempt that is over."""
         running = self._workers.get(placement.decode)
         known = running.attempts.pop(id(placement), None) if running is not None else None
         if running is None or known is None:

@@ -25,7 +25,8 @@ from router.placement.view import WorkerView
 from router.settings import PlacementSettings
 
 _HOLDERS_MAX: Final = 3
-"""Of each pairing: as many as sources are told, and one more, as nobody fetches from itself."""
+"""Holders kept per pairing: as many as a placement names sources, and one more, because no worker fetches from
+itself."""
 STILL: Final = Trend()
 
 
@@ -100,7 +101,7 @@ def _lasting(batches: Batches, workers: Sequence[WorkerView], lasting: Mapping[s
 def _holders(
     request: PlacementRequest, found: Suitable, costs: CostModel, settings: PlacementSettings
 ) -> dict[int, tuple[Holder, ...]]:
-    """Who has most, by pairing."""
+    """The workers that hold the most of the prompt, by pairing."""
     by_pairing: dict[int, list[tuple[int, int, int, str, WorkerView]]] = {}
     for worker in found.holders:
         held = request.held[worker.worker_id]
@@ -115,7 +116,8 @@ def _holders(
 
 
 def _holder(request: PlacementRequest, worker: WorkerView, costs: CostModel, settings: PlacementSettings) -> Holder:
-    """What bringing blocks from there takes. What is not in its pool it reads first, at worst all of it."""
+    """A worker as a holder, with how long bringing blocks from it takes. It first reads what is not in its pool, at
+    worst all of it."""
     held, kind = request.held[worker.worker_id], "store" if worker.role == "store" else "peer"
     below = held.dram or held.nvme
     begin_ms = settings.transfer_setup_ms + (tiers_ms(costs, worker, held.dram, held.nvme) if below else 0.0)

@@ -171,7 +171,7 @@ def _merged(
 def _runs(
     known: dict[bytes, tuple[SpeculativeEntry, ...]], names: Sequence[bytes], counts: Sequence[int]
 ) -> list[tuple[tuple[SpeculativeEntry, ...], int]]:
-    """What is promised for names one after the other, and how many leading blocks it is promised for."""
+    """The promises for runs of consecutive names, each with the number of leading blocks that it covers."""
     promised = list(map(known.get, names))
     ends = map(is_not, promised, [*promised[1:], None])
     return [(run, count) for run, count in compress(zip(promised, counts, strict=True), ends) if run is not None]

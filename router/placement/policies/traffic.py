@@ -1,5 +1,5 @@
-"""What the last placements say of those to come: how fast prompts arrive, how much of them is reused, beside how many
-sequences they are computed, and how fast each worker's cache is turned over. Pure."""
+"""Trends of the last placements, to estimate those to come: how fast prompts arrive, how much of them is reused,
+beside how many sequences they are computed, and how fast each worker's cache is turned over. Pure."""
 
 import math
 from typing import Final
@@ -60,7 +60,7 @@ class Traffic:
         self._fill(placement.computing, placement.new_tokens)
 
     def forget(self, worker_id: str) -> None:
-        """Its successor begins with an empty cache."""
+        """Forget a worker: its successor begins with an empty cache."""
         self._filled -= self._fills.pop(worker_id, 0.0)
 
     def _rate(self, now: float) -> float:

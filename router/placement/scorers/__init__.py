@@ -1,1 +1,1 @@
-"""What a choice would cost, part by part, in milliseconds."""
+"""The scorers, which price a choice part by part, in milliseconds."""

@@ -1,10 +1,10 @@
-"""What generating costs on a worker: waiting for blocks, and a step per token of the expected answer. Pure.
+"""The cost of generating on a worker: waiting for blocks, and a step per token of the expected answer. Pure.
 
 A batch that is larger than others does not stay so: requests that come after this one and find nothing cached go
-elsewhere, and when enough of those have come batches are even again. What the worker's own batch makes of a step
-fades until then to what the mean batch makes of it. Sequences count for as long as they last: a batch that is about
-to end makes little difference. Where nothing says what streams are to hold, their time counts only as far as steps
-are slow: to be a little faster is worth little to a stream that is faster than it is read.
+elsewhere, and when enough of those have come batches are even again. Until then the effect of the worker's own batch
+on a step fades to that of the mean batch. Sequences count for as long as they last: a batch that is about to end
+makes little difference. Without an objective for streams, their time counts only as far as steps are slow: being a
+little faster is worth little to a stream that is already faster than it is read.
 """
 
 from router.placement.learning.step_costs import StepTerms

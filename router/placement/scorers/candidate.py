@@ -42,7 +42,7 @@ class Priced(msgspec.Struct, gc=False):
 
     @property
     def name(self) -> str:
-        """As candidates are told."""
+        """The candidate's name, as explanations show it."""
         return str(self.candidate())
 
     def candidate(self) -> Candidate:

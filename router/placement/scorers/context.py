@@ -1,4 +1,5 @@
-"""What all scorers of one decision share: everything a price depends on besides the worker, worked out once."""
+"""The values that all scorers of one decision share: everything a price depends on besides the worker, computed
+once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,11 +33,11 @@ class PromptPlan(msgspec.Struct, frozen=True, gc=False):
     new: int
     """Tokens that its pool does not have yet: their blocks are as large when they are brought."""
     new_ms: float
-    """What computing all of these would take."""
+    """Milliseconds that computing all `new` tokens would take."""
 
 
 class Trend(msgspec.Struct, frozen=True, gc=False):
-    """What the last placements say of those to come."""
+    """Trends of the last placements, as an estimate of those to come."""
 
     arrivals_per_ms: float = 0.0
     """Requests, at the whole fleet."""
@@ -68,8 +69,8 @@ class Batches(msgspec.Struct, frozen=True, gc=False):
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Somebody who has the prompt's first `blocks` blocks, of which `tokens` need not be computed: all but the last
-    one of the prompt at most. Bringing some of them takes `begin_ms`, and `block_ms` each."""
+    """A worker that holds the prompt's first `blocks` blocks, of which `tokens` tokens need not be computed: at most
+    all of the prompt but its last token. Bringing some of the blocks takes `begin_ms`, and `block_ms` for each."""
 
     worker_id: str
     kind: str
@@ -97,17 +98,18 @@ class ScoringContext:
     answer_tokens: float
     """Expected of each sequence."""
     later_sequences: float
-    """What a batch has, with this request, when batches are even again; likewise `later_attended`."""
+    """Sequences of a batch, with this request, when batches are even again; likewise `later_attended`."""
     later_attended: float
     needed: float
     """Positions for which it needs room in the end, all its sequences together."""
     stream_weight: float
-    """What a millisecond of a running stream counts beside one of waiting for a first token: 1 where the request has
-    an objective, whose misses are priced beside."""
+    """Weight of a millisecond of a running stream relative to one of waiting for a first token: 1 where the request
+    has an objective, whose misses are priced separately."""
     uneven_weight: float
-    """The same for each of the steps of the answer that a difference between batches counts for, all together."""
+    """`stream_weight` times the number of steps of the answer that a difference between batches counts for."""
     stalled: float
-    """What a sequence loses by each millisecond of a prompt beside it; `usually`, all on the mean worker together."""
+    """Cost to a sequence of each millisecond of a prompt beside it; `usually` is the cost to all sequences on the
+    mean worker together."""
     usually: float
     arrivals_per_ms: float
     """Prompts, at each worker that computes them."""
@@ -119,7 +121,7 @@ class ScoringContext:
     """By worker id, how much its sequences have still to generate compared to those under way on average; 1 where
     nothing is said."""
     stakes: Stakes | None
-    """What objectives are at stake; None where the request has none."""
+    """The stakes of objectives in this decision; None where the request has no objective."""
     ways: dict[tuple[int, int, float, float], PromptPlan] = field(default_factory=dict)
     """How workers come by the prompt, once for all that are alike: by pairing, leading blocks in their pool, and
     milliseconds per token and attended position. Workers with more of it below their pool are not among them."""

@@ -1,4 +1,4 @@
-"""What others lose by a prompt: running sequences, prompts that come after it, prefixes that make room. Pure."""
+"""The cost of a prompt to others: running sequences, prompts that come after it, prefixes that make room. Pure."""
 
 from router.placement.scorers.context import PromptPlan, ScoringContext
 from router.placement.view import WorkerView

@@ -1,7 +1,7 @@
-"""What it costs to have the prompt on a worker: waiting, fetching what others have, and computing the rest. Pure.
+"""The cost of having the prompt on a worker: waiting, fetching what others hold, and computing the rest. Pure.
 
-Leading blocks in the worker's own pool cost nothing. What follows them is brought from its own tiers, then from
-another holder, wherever that is expected to be faster than computing it; how far is chosen for the least sum.
+Leading blocks in the worker's own pool cost nothing. The blocks after them are brought from its own tiers, then from
+another holder, wherever that is expected to be faster than computing them; how many is chosen for the least sum.
 """
 
 from router.placement.costs import CostModel
@@ -32,7 +32,8 @@ def prompt_price(ask: ScoringContext, worker: WorkerView, times: Times) -> tuple
 
 
 def tiers_ms(costs: CostModel, worker: WorkerView, dram: int, nvme: int) -> float:
-    """Reading so many of a worker's blocks back from below its pool; forever from a tier that it has not told of."""
+    """Milliseconds to read so many of a worker's blocks back from below its pool; infinite for a tier that the worker
+    has not reported."""
     spent = 0.0
     for name, blocks in (("dram", dram), ("nvme", nvme)):
         if blocks:

@@ -1,15 +1,16 @@
-"""What misses of objectives cost that a choice makes more likely: the request's own, and others'. Pure.
+"""The cost of the misses of objectives that a choice makes more likely: the request's own, and others'. Pure.
 
-A miss costs as much time as the objective allows: whoever misses might as well have taken all of that. How likely one
-is grows smoothly with the expected time, as expected times are off. So a choice that comes near a bound pays before
-it is over it, one far below pays nothing, and where the bound is lost anyway the expected completion decides, which
-is always paid in full. How smoothly follows from how far off first tokens have been lately (`FirstTokens`).
+A miss costs as much time as the objective allows: a request that misses might as well have taken all of that. The
+probability of a miss grows smoothly with the expected time, as expected times are off. So a choice that comes near a
+bound pays before it exceeds it, one far below pays nothing, and where the bound is lost anyway the expected
+completion decides, which is always paid in full. How smoothly follows from how far off first tokens have been lately
+(`FirstTokens`).
 
-A prompt that would wait long for what it takes pays more for its time than others do: streams beside and prompts
-behind are many, so their time would send long prompts to wherever they wait longest. How much more depends on how
-long all wait, compared to what they take alone: where all are slow nobody is favoured.
+A prompt that would wait long compared to the time that it takes pays more for its time than others do: streams beside
+it and prompts behind it are many, so their time would send long prompts to wherever they wait longest. How much more
+depends on how long all prompts wait, compared to what they take alone: where all are slow none is favoured.
 
-Without parts of `PlacementSettings.without` the price lacks them, to show what each is worth.
+The price lacks the parts named in `PlacementSettings.without`, to show what each is worth.
 """
 
 from math import erfc, inf, log, sqrt
@@ -39,9 +40,9 @@ _TOKENS_SURE: Final = 2.0
 
 
 class Stakes(msgspec.Struct, frozen=True, gc=False):
-    """What is at stake in one decision. Bounds are in milliseconds, infinite where there are none; the bound of the
-    first token is counted from the request's arrival, `age_ms` ago. The others are milliseconds that a miss costs: of
-    the request's own first token and stream, of streams that run beside the prompt, and of prompts behind it; 0 where
+    """The stakes of one decision. Bounds are in milliseconds, infinite where there are none; the bound of the first
+    token is counted from the request's arrival, `age_ms` ago. The others are milliseconds that a miss costs: of the
+    request's own first token and stream, of streams that run beside the prompt, and of prompts behind it; 0 where
     there is no bound."""
 
     age_ms: float
@@ -123,9 +124,9 @@ def prompt_stake(
 
 
 def unfair_ms(stakes: Stakes, queue_ms: float, first_ms: float) -> float:
-    """What a prompt pays beside its time for a first token after `first_ms`: 0 while it waits no longer than is usual
-    for what it takes behind the queue, then the more the longer, smoothly, at most `_PATIENCE` ** 2 - 1 times its
-    time. Its age counts."""
+    """Milliseconds that a prompt pays beside its time for a first token after `first_ms`: 0 while it waits no longer
+    than is usual for what it takes behind the queue, then smoothly more the longer it waits, at most `_PATIENCE` ** 2
+    - 1 times its time. Its age counts."""
     alone_ms = first_ms - queue_ms
     fair_ms = stakes.usual * (alone_ms if alone_ms > SHORT_MS else SHORT_MS)
     waited_ms = stakes.age_ms + first_ms

@@ -1,6 +1,7 @@
-"""What a worker takes whatever is asked of it: from its figures and from what has been learned of it. Pure.
+"""The times of a worker that do not depend on the request: from its figures and from what has been learned of it.
+Pure.
 
-Most workers are as they were when the last request was placed, so what follows from their figures alone is worked out
+Most workers have not changed since the last request was placed, so what follows from their figures alone is computed
 once per change of a worker, and not once per request.
 """
 
@@ -61,7 +62,7 @@ def queued_ms(worker: WorkerView, terms: PrefillTerms) -> float:
 
 
 def streaming_ms(worker: WorkerView, terms: StepTerms) -> float:
-    """Time per token of the streams there: what its batch takes, or what the worker has told of its steps lately, if
-    that is more: prompts are computed in some of them."""
+    """Milliseconds per token of the worker's streams: what its batch takes, or what the worker has reported of its
+    steps lately, if that is more: prompts are computed in some of them."""
     batch_ms = terms.base + terms.sequence * worker.sequences + terms.position * worker.attended_tokens
     return batch_ms if batch_ms > worker.steps_ms else worker.steps_ms

@@ -92,7 +92,7 @@ class ErrorResponse(msgspec.Struct):
 
 @dataclass
 class CompletionStream:
-    """What has been seen of one answer so far."""
+    """What a client has received of one answer so far."""
 
     times_s: list[float] = field(default_factory=list)
     usage: Usage | None = None

@@ -1,4 +1,4 @@
-"""What happened to one request, as its client saw it. Times are seconds after the start of the replay."""
+"""The outcome of one request, as its client saw it. Times are seconds after the start of the replay."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -68,7 +68,7 @@ async def find_model(client: Client, name: str | None, timeout_s: float) -> List
 
 
 def _slo(told: msgspec.Raw) -> Slo:
-    """What a Tandem says; no bounds of what another server calls by that name."""
+    """The SLO bounds that a Tandem server reports; none from what another server calls by that name."""
     try:
         bounds = msgspec.json.decode(told, type=_Bounds | None) or _Bounds()
     except msgspec.DecodeError:

@@ -43,10 +43,11 @@ Progress = Callable[[Outcome], None]
 
 
 async def replay(target: Target, workload: Workload, settings: Settings, progress: Progress) -> list[Outcome]:
-    """Every item's outcome, in order of the workload. Ends at most `timeout_s` after the last item was sent.
+    """Replay a workload and give every item's outcome, in order of the workload. Ends at most `timeout_s` after the
+    last item was sent.
 
-    `progress` hears every outcome once. When the call is cancelled, it cancels the open requests and `progress` also
-    hears of each request that was due and has not ended, with the error `unfinished`.
+    `progress` receives every outcome once. When the call is cancelled, it cancels the open requests, and `progress`
+    also receives each request that was due and has not ended, with the error `unfinished`.
     """
     async with aclosing(Client(target)) as client:
         sender = _Sender(client, workload.items, settings, progress)

@@ -1,4 +1,4 @@
-"""When each request is sent: jitter within the trace's grid, faster or slower, or at a given mean rate."""
+"""Send times of a benchmark's requests: jitter within the trace's grid, faster or slower, or at a given mean rate."""
 
 import random
 from dataclasses import replace

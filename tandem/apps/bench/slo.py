@@ -11,7 +11,7 @@ _KEYS = ("ttft", "tpot", "itl", "e2e")
 
 
 def latency(outcome: Outcome) -> Latency | None:
-    """What a request was measured at; None unless it was answered in full."""
+    """The latencies measured for a request; None unless it was answered in full."""
     if not outcome.ok:
         return None
     itl_p99_s = percentile(outcome.gaps_s, 99) if outcome.gaps_s else None

@@ -1,4 +1,5 @@
-"""What a benchmark asks for: when, how long a prompt made of which pieces, how many tokens back."""
+"""The requests of a benchmark: when each comes, how long its prompt is and of which pieces, and how many tokens to
+generate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

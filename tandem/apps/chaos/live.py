@@ -43,7 +43,7 @@ class LivePlatform:
         return tuple(member for member in self.platform.members if member.role != ROUTER)
 
     async def figures(self, member: Member) -> MetricSamples:
-        """What a process publishes now. Raises `OSError` when it does not answer."""
+        """The metrics that a process publishes now. Raises `OSError` when the process does not answer."""
         if member.role == ROUTER:
             return parse_metrics(await scrape(self.host, self.port))
         host, _, port = member.metrics.rpartition(":")

@@ -24,7 +24,7 @@ SEARCH_REQUESTS = 20_000
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. None means: not given."""
+    """The options of a benchmark. None means: not given."""
 
     url: str
     model: str | None

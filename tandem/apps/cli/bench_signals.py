@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a running benchmark."""
+"""Effects of SIGINT and SIGTERM on a running benchmark."""
 
 import asyncio
 import signal

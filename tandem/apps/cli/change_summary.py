@@ -4,7 +4,7 @@ from tandem.apps.cli.operations import Change, DrainedWorker
 
 
 def sentences(change: Change) -> list[str]:
-    """What came of it, for people."""
+    """The result of a change in sentences, for people."""
     lines = [f"{name} was started" for name in change.started]
     lines += [_left(left) for left in change.left]
     if change.moved and change.left:

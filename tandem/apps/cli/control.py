@@ -30,7 +30,8 @@ _WRITE_WITHIN_S: Final = 5.0
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is asked: exactly one of `scale` (workers wanted, by pool), `drain` (a worker) and `describe`."""
+    """A request to the control socket: exactly one of `scale` (workers wanted, by pool), `drain` (a worker) and
+    `describe`."""
 
     scale: dict[str, int] | None = None
     drain: str | None = None
@@ -66,7 +67,7 @@ class ControlServer:
         self._connections = 0
 
     async def run(self) -> None:
-        """Serve until cancelled; whoever waits for an answer then sees the connection end."""
+        """Serve until cancelled; clients that wait for an answer then see the connection end."""
         listener = _listener(self._path)
         async with asyncio.TaskGroup() as group:
 
@@ -107,7 +108,7 @@ class ControlServer:
 
 
 class ReplyStream:
-    """Lines to whoever asked, for as long as they listen. There are a few hundred at most."""
+    """Reply lines to one client, for as long as it listens. There are a few hundred at most."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -125,7 +126,7 @@ class ReplyStream:
 
 
 async def _wish(reader: asyncio.StreamReader) -> ControlRequest:
-    """What is asked. Raises `bad_setting`, saying what a line has to look like."""
+    """Read the request of a connection. Raises `bad_setting`, saying what is wrong with the line."""
     try:
         async with asyncio.timeout(_ASK_WITHIN_S):
             line = await reader.readline()
@@ -145,7 +146,8 @@ async def _wish(reader: asyncio.StreamReader) -> ControlRequest:
 
 
 def _listener(path: Path) -> socket.socket:
-    """Nobody else can connect, not even between its making and the change of its mode: it does not listen yet."""
+    """A socket that no other user can connect to, not even between its creation and the change of its mode: it does
+    not listen yet."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))

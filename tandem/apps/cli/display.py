@@ -1,4 +1,4 @@
-"""What a person watching `tandem up` sees: a live table on a terminal, a line per event elsewhere."""
+"""The display of `tandem up` for people: a live table on a terminal, a line per event elsewhere."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol

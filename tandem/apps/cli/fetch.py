@@ -70,7 +70,7 @@ def _figures(brought: Brought) -> dict[str, object]:
 
 
 def _link(link: Path, directory: Path) -> None:
-    """Replace the link in one step, so that nobody sees none."""
+    """Replace the link in one step, so that it is never missing."""
     fresh = link.with_name(f"{link.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(directory)

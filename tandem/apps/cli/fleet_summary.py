@@ -22,7 +22,7 @@ def render_split(outlook: FleetOutlook) -> Group:
 
 
 def headline(outlook: FleetOutlook) -> str:
-    """What the split is, in one line."""
+    """The split in one line."""
     many, taking = len(outlook.workers), len(outlook.prefills)
     if many <= 1:
         return f"{outlook.service}: {'its one worker serves whole requests' if many else 'no worker is linked'}"

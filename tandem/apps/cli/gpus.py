@@ -1,4 +1,4 @@
-"""The GPUs of a platform on this machine: which worker has which, and what its process is told of them."""
+"""The GPUs of a platform on this machine: which worker has which, and what its process has to know of them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _COMING_S: Final = 1.0
 
 @dataclass(frozen=True)
 class DeviceBinding:
-    """What a worker's process is told of its devices."""
+    """The environment and settings that bind a worker's process to its devices."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -30,7 +30,7 @@ UNBOUND: Final = DeviceBinding()
 
 
 class Gpus:
-    """Who has what. The topology is read when the first worker wants a GPU."""
+    """Which worker has which GPUs. The topology is read when the first worker wants a GPU."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Gpus:
     def give(
         self, service: ModelService, workers: Sequence[tuple[Pool, int]], present: Collection[str] = ()
     ) -> dict[str, DeviceBinding]:
-        """What each of the workers is told, by name; nothing of one on CPUs. `present` are the workers that run.
-        Raises `bad_setting` with the arithmetic where one does not fit."""
+        """Assign GPUs to the workers; gives the binding of each by name, an empty one for a worker on CPUs. `present`
+        are the workers that run. Raises `bad_setting` with the arithmetic where a worker does not fit."""
         wanted = {f"{pool.name}-{index}": (pool, _wanted(service, pool, index)) for pool, index in workers}
         on_gpus = [each for pool, each in wanted.values() if _on_gpu(service, pool)]
         bounds = dict.fromkeys(wanted, UNBOUND)

@@ -1,4 +1,4 @@
-"""What to run for a service: the command line and environment of every process. Pure."""
+"""The command line and environment of every process that a service runs. Pure."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def members_of(
     gpus: Gpus | None = None,
 ) -> list[Member]:
     """The router first, then every worker of every pool. `router_flags` are added to the router's command line.
-    Raises `bad_setting` for workers that do not fit the `gpus`; without these nobody gets any."""
+    Raises `bad_setting` for workers that do not fit the `gpus`; without `gpus` no worker gets any."""
     workers = [(pool, index) for pool in service.spec.pools for index in range(pool.first_replicas)]
     threads, environment = (
         threads_per_worker(cores, workers_of(service)),

@@ -1,4 +1,4 @@
-"""What of a model lies on this machine: its directory, and its configuration. The network is not asked."""
+"""The parts of a model that lie on this machine: its directory and its configuration. Does not use the network."""
 
 import json
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """What `tandem --help` prints."""
+    """The text that `tandem --help` prints."""
     lines = ["usage: tandem COMMAND [options]", ""]
     lines += [f"  {name:8} {command.help}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "`tandem COMMAND --help` says more."])

@@ -35,7 +35,7 @@ class Member:
     restarts: int = 0
     ever_ready: bool = False
     problem: str = ""
-    """What the process itself said of why it ends."""
+    """The reason that the process itself gave for its end."""
     note: str = ""
     exit_status: int | None = None
     """Of the last life that ended."""
@@ -44,7 +44,7 @@ class Member:
     removed: bool = False
     """Nothing takes its place when it ends."""
     farewell: DrainReport | None = None
-    """What became of its work when it drained, in its own words."""
+    """The process's own report of what became of its work when it drained."""
 
     @property
     def name(self) -> str:

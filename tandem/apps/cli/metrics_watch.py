@@ -1,4 +1,4 @@
-"""What the router and the workers of a platform say of their work, from their metrics pages."""
+"""What the router and the workers of a platform report of their work on their metrics pages."""
 
 import asyncio
 import re
@@ -57,7 +57,7 @@ class MetricsWatch:
 
 
 async def _page(member: Member | None) -> str:
-    """A metrics page, empty when nobody answers."""
+    """A member's metrics page, empty when the member does not answer."""
     return ("" if member is None else await metrics_page(member.metrics, _PAGE_S)) or ""
 
 

@@ -34,8 +34,8 @@ class DrainedWorker(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What came of a change. `moved` are streams that the router moved from one worker to another meanwhile, None
-    when it did not answer; `workers` are those that run now."""
+    """The result of a change. `moved` counts the streams that the router moved from one worker to another meanwhile,
+    None when it did not answer; `workers` are those that run now."""
 
     started: tuple[str, ...]
     left: tuple[DrainedWorker, ...]
@@ -46,7 +46,7 @@ class Change(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class OperationsDeps:
     """What a change needs of the platform: its pools, how to describe one more worker, how to wait until the router
-    can use every worker, and how many streams it has moved so far."""
+    can use every worker, and how many streams the router has moved so far."""
 
     pools: Sequence[Pool]
     make: Callable[[Pool, int], Member]

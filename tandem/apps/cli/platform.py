@@ -70,7 +70,7 @@ class Platform:
             self.directory.remove()
             raise
         self.notes = tuple(self._gpus.notes)
-        """What is worth saying before anything starts: who has which GPU, and what it has to hold."""
+        """Lines worth showing before anything starts: which worker has which GPU, and what it has to hold."""
         self.watch = MetricsWatch(self.members)
         self._environment = environment
         self._drills = drills
@@ -153,7 +153,7 @@ class Platform:
         return Operations(supervisor, OperationsDeps(service.spec.pools, make, linked, moved, _START_S), clock)
 
     def entry(self) -> PlatformEntry:
-        """What others of this user may know of the platform now."""
+        """The platform as other processes of this user may see it now."""
         return PlatformEntry(
             url=self.url,
             run_directory=str(self.directory.path),
@@ -190,7 +190,7 @@ class Platform:
 
 
 def _first_told(service: ModelService) -> ServiceEntry:
-    """What no flag of the router says; a rollout tells it more."""
+    """What the router has to know of a service and no flag of it says; a rollout adds more."""
     name, slo = f"local/{service.metadata.name}", service.spec.slo.bounds
     return ServiceEntry(
         name=name,

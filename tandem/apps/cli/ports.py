@@ -24,8 +24,8 @@ def check_free(host: str, ports: Mapping[str, int]) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now. It lies below those that systems give to whoever listens on port 0 or
-    connects: of these another process may have got it before the one that it is meant for listens."""
+    """A port without a listener now. It lies below those that systems give to processes that listen on port 0 or
+    connect: another process may have got one of these before the intended process listens."""
     for port in random.sample(_OWN, _TRIES):
         try:
             _bound(host, port).close()

@@ -146,7 +146,8 @@ def find(url: str, environment: Mapping[str, str] = os.environ) -> PlatformEntry
 
 
 def process_start(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks since boot, 0 where it does not say; None when none runs."""
+    """When a process began, in the kernel's ticks since boot; 0 where the kernel does not say, None when no such
+    process runs."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[19])

@@ -16,7 +16,7 @@ from tandem.core.spans import Span
 async def send_request(
     target: Target, method: str, path: str, body: bytes = b"", timeout_s: float = 10.0
 ) -> tuple[int, bytes]:
-    """Status and body. Raises `link_lost` when nobody answers in time."""
+    """Send a request; gives the status and body of the answer. Raises `link_lost` when no answer comes in time."""
     try:
         async with (
             aclosing(Client(target)) as client,
@@ -76,7 +76,7 @@ class EndedStatus(msgspec.Struct, frozen=True, tag_field="status", tag="ended"):
 
 
 async def fetch_status(target: Target, request_id: str) -> RunningStatus | EndedStatus:
-    """What a router knows of a request. Raises `not_found` with the router's own sentence, `link_lost`."""
+    """The router's status of a request. Raises `not_found` with the router's own sentence, `link_lost`."""
     status, body = await send_request(target, "GET", f"/v1/requests/{request_id}")
     if status != 200:
         raise TandemError("not_found", refusal(status, body))
@@ -89,7 +89,7 @@ def parse_status(body: bytes) -> RunningStatus | EndedStatus:
 
 
 async def fleet_outlooks(target: Target) -> tuple[FleetOutlook, ...]:
-    """What a router knows of the workers of role `auto`. Raises `not_found` with the router's own sentence,
+    """The router's outlooks for the workers of role `auto`. Raises `not_found` with the router's own sentence,
     `link_lost`, and `protocol_mismatch` for an answer that cannot be read."""
     status, body = await send_request(target, "GET", "/v1/explain/fleet")
     if status != 200:

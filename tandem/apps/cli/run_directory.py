@@ -59,7 +59,7 @@ class RunDirectory:
         self._write_fleet()
 
     def tell(self, service: ServiceEntry) -> None:
-        """What the router is to know of the service besides its workers."""
+        """Publish what the router has to know of the service besides its workers."""
         if self._services != (service,):
             self._services = (service,)
             self._write_fleet()

@@ -1,4 +1,4 @@
-"""What a wish for other numbers of workers, or for one to leave, means for a running platform. Pure."""
+"""What a request for other numbers of workers, or for one to leave, means for a running platform. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,8 @@ def scaling(pools: Sequence[Pool], members: Sequence[Member], wanted: Mapping[st
 
 
 def check_leaving(members: Sequence[Member], leave: Sequence[str], starting: Sequence[str] = ()) -> None:
-    """Raises `bad_setting` when nobody would be left to generate; `starting` are roles of workers that will come."""
+    """Check that a worker that can decode is left. Raises `bad_setting` when none would be; `starting` are roles of
+    workers that will come."""
     stay = [member.role for member in members if member.name not in leave and not member.removed]
     if leave and not any(role not in ("prefill", ROUTER) for role in (*stay, *starting)):
         names = ", ".join(leave)

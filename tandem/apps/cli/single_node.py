@@ -1,4 +1,4 @@
-"""What a service means on one machine: which of it can be run here, and which has no effect."""
+"""Checks a service for one machine: which parts of it can run here, and which have no effect."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

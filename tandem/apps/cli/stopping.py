@@ -14,8 +14,8 @@ _LOOK_EVERY_S: Final = 0.05
 
 @dataclass(frozen=True)
 class StopTimes:
-    """How long processes may take: to stop after the first signal, after the second before they are killed, and to
-    begin to drain when their router was told to ask them."""
+    """Seconds that processes may take: to stop after the first signal, to stop after the second before they are
+    killed, and to begin to drain once their router was told to ask them."""
 
     drain_s: float = 35.0
     hurry_s: float = 3.0
@@ -38,13 +38,13 @@ class Stopper:
             await self.insist(there)
 
     async def insist(self, there: Mapping[str, Process]) -> None:
-        """A second signal, and a third that nobody survives."""
+        """Signal a second time, and kill the processes that still run `hurry_s` later."""
         send(self._left(there), signal.SIGTERM)
         if not await self.gone(there, self._times.hurry_s):
             send(self._left(there), signal.SIGKILL)
 
     def running(self, names: Sequence[str]) -> dict[str, Process]:
-        """Those of these that run now. What is started later under the same name is another process."""
+        """The processes of these names that run now. One that starts later under the same name is another process."""
         return {name: self._running[name] for name in names if name in self._running}
 
     async def gone(

@@ -62,7 +62,7 @@ _SPEC_FLAGS = (
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What to run, and how to show it."""
+    """The options of `tandem up`: what to run, and how to show it."""
 
     service: ModelService
     start_s: float
@@ -70,7 +70,7 @@ class UpOptions:
     file: Path | None = None
     """Where the service was read from; edits of it are carried out."""
     reread: Callable[[], ModelService] | None = None
-    """What it says now, with the same flags. Raises `bad_setting`."""
+    """Reads the service again from the file, with the same flags. Raises `bad_setting`."""
     drills: bool = False
     """Workers let `tandem drill` damage them, and are paced for it."""
 
@@ -185,7 +185,7 @@ def _pools(given: argparse.Namespace) -> tuple[Pool, ...]:
 
 
 def model_name(source: str) -> str:
-    """What clients call a model: the last part of its directory or hub id."""
+    """The name by which clients ask for a model: the last part of its directory or hub id."""
     return Path(source.rstrip("/")).name if "/" in source or source.startswith(".") else source
 
 

@@ -11,7 +11,7 @@ from tandem.core.messages import Hello
 
 
 def disagreement(platform: Platform) -> str | None:
-    """What is wrong, in one sentence; None when nothing is, or there is no Redis to ask."""
+    """How Redis disagrees with the platform, in one sentence; None when it does not, or there is no Redis to ask."""
     redis, fabric = platform.redis, platform.fabric
     if redis is None or redis.data is None:
         return None
@@ -38,8 +38,8 @@ def disagreement(platform: Platform) -> str | None:
 
 
 def expected(names: Sequence[bytes], told: Container[bytes], displaced: Container[bytes]) -> frozenset[bytes]:
-    """Of a holder's names in a tier those that Redis must say: all but those in which it gave way to others, a name
-    having few places, and that it has not told of again."""
+    """The names of a holder in a tier that Redis must report: all but those where the holder gave way to others, as a
+    name has few places, and that it has not reported again."""
     return frozenset(each for each in names if each in told or each not in displaced)
 
 

@@ -1,4 +1,4 @@
-"""What every simulated client checks while it listens: order, exactly-once, the right tokens, one end."""
+"""The checks that every simulated client makes while it listens: order, exactly-once, the right tokens, one end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Outcome:
     error: str = ""
     reason: str = ""
     asked_s: float = 0.0
-    """When the router was asked."""
+    """The virtual time at which the router was asked."""
     tokens: int = 0
     ttft_s: float | None = None
     longest_pause_s: float = 0.0

@@ -30,7 +30,7 @@ _FIND_ROUTER_S = 30.0
 
 @dataclass(frozen=True)
 class ClientEnvironment:
-    """What all clients of a world share."""
+    """The environment that all clients of a world share."""
 
     seed: int
     model: str

@@ -1,7 +1,7 @@
-"""What the requests of a world need at least: no platform could have answered them sooner.
+"""The least time that the requests of a world need: no platform could have answered them sooner.
 
 A request occupies blocks of one pool for as long as its prompt and its tokens take to be computed. Where pools are
-small, blocks times seconds are what is scarce: a burst of long prompts waits even if nothing is broken.
+small, blocks times seconds are scarce: a burst of long prompts waits even if nothing is broken.
 """
 
 from collections.abc import Iterable

@@ -21,7 +21,8 @@ _FROZEN_S: Final = 40.0
 
 
 class Drains:
-    """One per world. `strike` is told when a worker has left, and `struck` whether another fault befell it since."""
+    """The drains of one world. `strike` is called when a worker has left, and `struck` says whether another fault
+    befell it since."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Drains:
         self._struck = struck
         self._asked: dict[str, float] = {}
         self._followed: dict[WorkerLife, None] = {}
-        """Those that a fault has asked to leave, and brings back."""
+        """Incarnations of workers that a fault has asked to leave, and brings back."""
         self._context = copy_context()
         self._returns: dict[asyncio.Task[None], None] = {}
         for node in nodes.values():

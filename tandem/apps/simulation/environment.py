@@ -1,4 +1,4 @@
-"""What all simulated workers and stores of a world stand on."""
+"""The common ground of all simulated workers and stores of a world."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from tandem.worker.deps import OpenPublisher
 
 @dataclass(frozen=True)
 class NodeEnvironment:
-    """What they share. `redis` is None in a world without."""
+    """What the workers and stores of a world share. `redis` is None in a world without Redis."""
 
     loop: VirtualLoop
     model: SimulatedModel
@@ -42,7 +42,8 @@ class NodeEnvironment:
     stream_interval: int = 1
 
     def publishing(self, name: str, clock: Clock, opened: Callable[[RedisPublisher], None]) -> OpenPublisher | None:
-        """Who tells Redis what node `name` has; None in a world without. `opened` is told of it."""
+        """The function that opens the publisher which reports to Redis which blocks node `name` has; None in a world
+        without Redis. `opened` receives the publisher."""
         redis = self.redis
         if redis is None:
             return None

@@ -9,6 +9,7 @@ _YOUNG_MAX: Final = 10_000
 
 
 def collect_rarely() -> None:
-    """From now on, in this process. What was imported stays, so nobody looks at it again."""
+    """Make garbage collection rare in this process from now on. Imported objects stay, so the collector no longer
+    scans them."""
     gc.freeze()
     gc.set_threshold(_YOUNG_MAX, 20, 20)

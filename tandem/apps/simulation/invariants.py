@@ -1,4 +1,4 @@
-"""What must hold after every few rounds of the event loop, whatever has been broken."""
+"""The invariants that must hold after every few rounds of the event loop, whatever has been broken."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ class Invariants:
         self._owners.check()
 
     def record(self, outcome: Outcome) -> Record:
-        """What there is to judge a request by: what befell the routers that it was asked of, and the workers."""
+        """The record to judge a request by: what happened to the routers that it was sent to, and to the workers."""
         outages = [span for name in dict.fromkeys(outcome.routers) for span in self._routers[name].outages]
         return Record(outages, self._prefill_outages, self.strikes, self._stall_s, self.demands)
 

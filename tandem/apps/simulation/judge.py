@@ -16,19 +16,20 @@ _TOO_MANY_RETRIES: Final = "too many requests are being retried"
 
 @dataclass
 class Record:
-    """What a world remembers for judging: when no worker that decodes could be used (or the router was stopped), when
-    every prefill worker was down or frozen, and what struck workers that decode."""
+    """The history of a world that its requests are judged by: when no worker that decodes could be used (or the
+    router was stopped), when every prefill worker was down or frozen, and when the work of workers that decode was
+    affected."""
 
     outages: list[tuple[float, float]]
     """(from, to) in virtual seconds."""
     prefill_outages: list[tuple[float, float]]
     """As `outages`, by what is so and not by what the router knows: blocks reserved for prompts wait that long."""
     strikes: list[float]
-    """When something happened to the work of a worker that decodes."""
+    """Times at which something affected the work of a worker that decodes."""
     stall_s: float
     """How long a request may stand still and still be answered, besides what waiting for its turn takes."""
     demands: Sequence[Demand] = ()
-    """What all requests need at least."""
+    """The minimum demand of every request."""
 
     def outage_s(self, since: float, until: float) -> float:
         return _overlap_s(self.outages, since, until)

@@ -1,4 +1,4 @@
-"""Watches leases that nobody wants: whatever became of the fetch under one, its holder must let go."""
+"""Watches for unwanted leases: whatever became of the fetch under a lease, its holder must release it."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -26,7 +26,8 @@ class LeaseWatch:
         self._unwanted: dict[tuple[str, str], float] = {}
 
     def check(self) -> None:
-        """Raises `Violation` when a holder keeps blocks that it has computed and nobody will fetch."""
+        """Check that no holder keeps blocks that it has computed and that no attempt will fetch. Raises
+        `Violation`."""
         now = self._clock.now()
         if now - self._looked < _LOOK_EVERY_S:
             return
@@ -44,9 +45,9 @@ class LeaseWatch:
                 raise Violation(reason)
 
     def _kept(self) -> dict[tuple[str, str], float]:
-        """All leases whose work is over, by (node, lease id), where somebody could let go of them; and how much
-        longer that may take than a word does. Of a shared lease only its receiver can say that it is not wanted any
-        more; when that word gets lost the lease, which is short, runs out."""
+        """All leases whose work is over, on nodes that are able to release them, by (node, lease id); each with the
+        seconds that a release may take beyond the time of a message. Only the receiver of a shared lease can report
+        that it no longer wants it; when that message is lost, the lease, which is short, expires."""
         return {
             (name, lease.lease_id): lease.length_s if lease.shared else 0.0
             for name, node in self._nodes.items()

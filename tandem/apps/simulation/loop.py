@@ -44,7 +44,7 @@ class Process:
     frozen: bool = False
     context: Context = field(init=False)
     held: list[asyncio.Handle] = field(default_factory=list)
-    """What came due while it was frozen, in order."""
+    """Handles that came due while the process was frozen, in order."""
 
     def __post_init__(self) -> None:
         self.context = copy_context()
@@ -76,7 +76,7 @@ class _Handle(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """The same for a moment in virtual time."""
+    """asyncio's timer handle, made in one call, for a moment in virtual time."""
 
     __slots__ = ()
 
@@ -98,7 +98,8 @@ class _Timer(asyncio.TimerHandle):
         self._scheduled = True
 
     def cancel(self) -> None:
-        """The same, counted."""
+        """asyncio's `cancel`, without asking for the debug mode. The loop counts cancelled timers that are still
+        scheduled."""
         if not self._cancelled:
             self._cancelled = True
             if self._scheduled:
@@ -163,7 +164,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._frozen[process] = None
 
     def thaw(self, process: Process) -> None:
-        """It goes on, beginning with what it missed."""
+        """Let a frozen process go on, beginning with the handles that came due meanwhile."""
         assert process.frozen, f"{process.name} is not frozen"
         process.frozen = False
         del self._frozen[process]
@@ -279,7 +280,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _nothing() -> None:
-    """What a cancelled handle would call."""
+    """The callback of a cancelled handle. Does nothing."""
 
 
 def _held(handle: Any) -> bool:

@@ -35,7 +35,7 @@ class WorkerLife(Life):
     engine: LocalEngine
     service: WorkerService
     checked: tuple[int, ...] = ()
-    """What the scheduler looked like when its invariants were checked last."""
+    """The state of the scheduler when its invariants were last checked."""
 
     @property
     def broken_down(self) -> bool:
@@ -149,7 +149,7 @@ class WorkerNode(ProcessNode[WorkerLife]):
         return {} if now is None else {POOL: now.engine.snapshot(), **self._lower_names()}
 
     def damage_tail(self) -> bool:
-        """Change a byte of a partial block that waits to be pulled and that nobody here will read again."""
+        """Change a byte of a partial block that waits to be pulled and that this worker will not read again."""
         now = self.incarnation
         if now is None or not now.service.host.ready:
             return False
@@ -161,7 +161,7 @@ class WorkerNode(ProcessNode[WorkerLife]):
 
 
 def _idle_tail(scheduler: Scheduler) -> int | None:
-    """A slot with an unnamed block that is nobody's but a lease's whose work is over."""
+    """A slot with an unnamed block that is used only by a lease whose work is over."""
     pool = scheduler.residence.pool
     for lease in scheduler.leases._leases.values():
         for name, slot in lease.exports.items() if lease.first is not None else ():

@@ -54,7 +54,8 @@ class OwnerWatch:
                 raise Violation(reason)
 
     def _unowned(self, life: RouterLife) -> list[_Place]:
-        """What this router waits for and no worker has. One that is frozen may have it unread; its link tells."""
+        """The attempts that this router waits for and no worker has. A frozen worker may have one unread, and its
+        link detects that."""
         return [
             (life.name, peer.worker_id, handle)
             for peer in life.fleet.peers()

@@ -30,7 +30,7 @@ from tandem.link.memory_link import MemoryLinks
 
 @dataclass(frozen=True)
 class Shape:
-    """What a platform consists of. `workers` are (name, role); wall clocks are wrong by at most `skew_s`."""
+    """The composition of a platform. `workers` are (name, role); wall clocks are wrong by at most `skew_s`."""
 
     workers: tuple[tuple[str, str], ...]
     model: SimulatedModel
@@ -55,8 +55,8 @@ class Platform:
         names: frozenset[bytes] | None,
         broken: Broken,
     ) -> None:
-        """`names` are the blocks that may ever be in the router's index, None for any. `broken` is told of what
-        must not pass a seam."""
+        """Build the platform. `names` are the blocks that may ever be in the router's index, None for any. `broken`
+        is called with each violation: something that must not pass a seam."""
         self._loop = loop
         self._shape = shape
         self._recorder = recorder
@@ -143,7 +143,7 @@ class Platform:
         return self.routers.ready() and all(store.incarnation is not None for store in self.stores.values())
 
     def held(self) -> str | None:
-        """What a worker or store still holds for anybody, in one sentence; None when everything is free."""
+        """What a worker or store still holds on behalf of others, in one sentence; None when everything is free."""
         for node in self.machines.values():
             if held := node.held():
                 return held
@@ -162,6 +162,7 @@ class Platform:
 
 
 def named_workers(prefill: int, decode: int) -> tuple[tuple[str, str], ...]:
-    """Names and roles: `p0` … and `d0` …, the latter unified where nobody prefills for them."""
+    """Names and roles of workers: `p0` … prefill and `d0` … decode; the latter are unified where there are no prefill
+    workers."""
     names = [(f"p{index}", "prefill") for index in range(prefill)]
     return (*names, *((f"d{index}", "decode" if prefill else "unified") for index in range(decode)))

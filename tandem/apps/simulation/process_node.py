@@ -41,9 +41,9 @@ class Life:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     loaded: bool = False
     left: bool = False
-    """It was asked to leave, and has."""
+    """Whether the process was asked to leave and has left."""
     thawed_s: float = float("-inf")
-    """When it went on after having been frozen."""
+    """When the process last resumed after being frozen; minus infinity if it never has."""
     failure: BaseException | None = None
 
     @property
@@ -56,18 +56,19 @@ L = TypeVar("L", bound=Life)
 
 
 class ProcessNode(Generic[L]):
-    """Its address, and its name on the KV fabric, is `name`. A subclass says what runs on it."""
+    """A node that runs a process. `name` is both its address and its name on the KV fabric. A subclass defines what
+    the process runs."""
 
     def __init__(self, name: str, loop: VirtualLoop, links: MemoryLinks, clock: Clock) -> None:
         self.name = name
         self.incarnations = 0
         self.disks = {"dram": MemoryDisk(), "nvme": MemoryDisk()}
-        """What lies in its own tiers, and how they misbehave."""
+        """The disks of the node's own tiers: what they contain and how they misbehave."""
         self._loop = loop
         self._links = links
         self._clock = clock
         self.publisher: RedisPublisher | None = None
-        """Who tells Redis what the process has, in a world that has one."""
+        """The publisher that reports to Redis what the process has, in a world with Redis."""
         self._tiers: LocalTiers | None = None
         self.on_left: Callable[[L], None] = lambda now: None
         """Called when a process has left because it was asked to."""
@@ -97,11 +98,11 @@ class ProcessNode(Generic[L]):
         self._living = self._loop.create_task(living, name=f"process {self.name}", context=self._now.process.context)
 
     def _begin(self, process: Process) -> tuple[L, Service]:
-        """What runs in a new process."""
+        """Create what runs in a new process."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """The process is gone between two instructions: nothing it would still do reaches anybody."""
+        """Kill the process between two instructions: nothing that it would still do reaches another node."""
         assert self._now is not None, f"{self.name} is dead already"
         assert self._living is not None
         self._links.kill(self.name)
@@ -138,7 +139,7 @@ class ProcessNode(Generic[L]):
         raise NotImplementedError
 
     def held(self) -> str | None:
-        """What is still held for anybody, in one sentence; None when everything is free."""
+        """What the node still holds on behalf of others, in one sentence; None when everything is free."""
         raise NotImplementedError
 
     def names(self) -> Names:

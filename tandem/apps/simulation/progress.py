@@ -31,6 +31,6 @@ class ProgressLine:
             print(sentence, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the line to whoever writes next."""
+        """Clear the line on a terminal, so that other output can follow."""
         if self._terminal and self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)

@@ -33,8 +33,9 @@ _PIECES_KEPT: Final = 8192
 
 @dataclass(frozen=True)
 class Recording:
-    """What to replay and on what. `scale` shortens prompts and answers, `speed` the time between requests;
-    `link_gb_per_s` is what one pull of KV gets; with `check_every` 0 no invariant is looked at."""
+    """A trace to replay and the platform to replay it on. `scale` shortens prompts and answers, `speed` the time
+    between requests; `link_gb_per_s` is the bandwidth of one pull of KV; with `check_every` 0 no invariant is
+    checked."""
 
     trace: Path
     preset: str

@@ -1,4 +1,4 @@
-"""What one Redis node holds, as far as the index uses it: keys with expiry. Pure; times in milliseconds."""
+"""The contents of one Redis node, as far as the index uses it: keys with expiry. Pure; times in milliseconds."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class RedisData:
     judges by it what Redis should say."""
 
     def copy(self) -> "RedisData":
-        """The same again, on its own."""
+        """An independent copy of the data."""
         return RedisData(
             dict(self.numbers),
             dict(self.records),

@@ -15,7 +15,7 @@ from tandem.core.clock import Clock
 from tandem.link.memory_stream import LinkPolicy
 
 _NETWORK: Final = Context()
-"""What is under way belongs to neither process: it arrives whatever becomes of its sender."""
+"""The context of messages in flight. They belong to neither process and arrive whatever becomes of their sender."""
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class RedisNode:
 
     @property
     def data(self) -> RedisData | None:
-        """What the server has now; None while there is none."""
+        """The data that the server holds now; None while no server runs."""
         return None if self._server is None else self._server.data
 
     @property

@@ -126,8 +126,8 @@ class _Change:
     lives: Callable[[Entry], bool]
 
     def of(self, value: bytes) -> tuple[bytes, int | None]:
-        """What becomes of a name's entries: those of others that have not expired, then its own. Also the number of a
-        living holder that had to give way."""
+        """The entries of a name after the change: unexpired entries of other holders, then the holder's own. The
+        second value is the number of a living holder whose entry had to give way, or None."""
         kept, tiers, displaced = list[Entry](), 0, None
         for number, held, expires in _ENTRY.iter_unpack(value):
             if expires <= self.second:
@@ -212,7 +212,7 @@ SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
 
 
 def reported_by(data: RedisData, prefix: bytes, now: int) -> dict[bytes, Reported]:
-    """What the node would answer of every living record: its names by tier."""
+    """The names by tier that the node would report for every living record."""
     told: dict[bytes, Reported] = {}
     living = {
         int(key[len(prefix) + 1 :]): told.setdefault(value, {tier: {} for tier in TIERS})

@@ -46,7 +46,8 @@ class ReplaySettings:
 
 @dataclass
 class Tally:
-    """What the clients saw. Times are virtual seconds; `gaps_s` holds every wait between two outputs of a stream."""
+    """What the clients of a replay observed. Times are virtual seconds; `gaps_s` holds every wait between two outputs
+    of a stream."""
 
     asked: int = 0
     ends: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""A planner that changes its mind at every look: what it decides is bad, and must harm nobody."""
+"""A planner that changes its split at every look: its decisions are bad, and must do no harm."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b

@@ -112,7 +112,7 @@ class ResumingClient:
             self._router.cancel(self._running, "client disconnected")
 
     async def _come_back(self, generation: Generation, after_s: float) -> None:
-        """Ask for the rest until somebody has it or the lease is over."""
+        """Ask routers for the rest of the answer until one of them has it or the lease has expired."""
         gone = left = self._clock.now()
         tries = 0
         await asyncio.sleep(after_s)

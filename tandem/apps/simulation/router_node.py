@@ -35,8 +35,8 @@ _LATE_S: Final = 0.001
 
 @dataclass(frozen=True)
 class RouterEnvironment:
-    """What every incarnation of a router stands on. `names` are those its index may hold, None for any; `redis` is
-    None in a world without."""
+    """The environment that every incarnation of a router runs in. `names` are the blocks that its index may hold,
+    None for any; `redis` is None in a world without Redis."""
 
     loop: VirtualLoop
     clock: Clock
@@ -76,7 +76,7 @@ class RouterNode:
         self._clients: dict[str, CheckingSink] = {}
         self.life: RouterLife | None = None
         self.deaths: list[tuple[float, str]] = []
-        """When a router died, and its name."""
+        """Time of each death of a router, and the name of the incarnation that died."""
         self.frozen_since: float | None = None
         self.freezes: list[tuple[float, float]] = []
         """From when to when a router's process was stopped."""

@@ -1,4 +1,5 @@
-"""What must hold for one router: its bounds, its index against what is so, and that workers let go of its dead."""
+"""Watches one router: its bounds must hold, its index must match the blocks that workers really have, and workers
+must release what belonged to its dead incarnations."""
 
 from collections.abc import KeysView, Sequence
 from typing import Final
@@ -18,7 +19,7 @@ class RouterWatch:
 
     def __init__(self, router: RouterNode, platform: Platform, settings: RouterSettings, model: str) -> None:
         self.outages: list[tuple[float, float]] = []
-        """(from, to) in virtual seconds: nobody who decodes could be used from here, or this router was stopped."""
+        """(from, to) in virtual seconds: this router could use no worker that decodes, or it was stopped."""
         self._router = router
         self._clock = platform.clock
         self._machines = platform.machines
@@ -29,18 +30,18 @@ class RouterWatch:
         self._out_since: float | None = None
 
     def check_promises(self) -> None:
-        """What the router itself promises."""
+        """Check what the router itself promises."""
         self._router.check()
 
     def check_knowledge(self) -> None:
-        """What it knows of workers, while it lives."""
+        """Check what the router knows of workers, while it lives."""
         life = self._router.life
         if life is not None:
             self._check_index(life)
             self._watch_outage(life)
 
     def check_let_go(self) -> None:
-        """What it had, while it is dead or stopped."""
+        """Check that workers release what the router had, while it is dead or stopped."""
         if self._router.deaths:
             self._check_freed()
         if self._router.frozen_since is not None:
@@ -103,7 +104,7 @@ class RouterWatch:
     # -- letting go --
 
     def _check_given_up(self, since: float) -> None:
-        """Workers have let go of what belongs to a router that was stopped for too long."""
+        """Check that workers have released what belongs to a router that was stopped for too long."""
         life, now = self._router.life, self._clock.now()
         bound_s = self._settings.deadlines.heartbeat_lost_s + _FREED_WITHIN_S
         if life is None or now - since <= bound_s:
@@ -117,7 +118,8 @@ class RouterWatch:
                 raise Violation(f"{node.name} still serves {life.name}, which was stopped {now - since:.1f} s ago")
 
     def _check_freed(self) -> None:
-        """Workers have let go of what belonged to a dead router, at the latest when its heartbeats are missed."""
+        """Check that workers have released what belonged to a dead router, at the latest when its heartbeats are
+        missed."""
         at, name = self._router.deaths[0]
         late_s = self._clock.now() - at - self._settings.deadlines.heartbeat_lost_s - _FREED_WITHIN_S
         if late_s <= 0:

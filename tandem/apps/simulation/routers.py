@@ -71,5 +71,5 @@ class Routers:
         return len(self.deciding()) == len(splits) == 1
 
     def problems(self) -> dict[str, dict[str, str]]:
-        """Why somebody is not connected, by router."""
+        """Why nodes are not connected, by router."""
         return {life.name: found for life in self.lives() if (found := life.fleet.problems())}

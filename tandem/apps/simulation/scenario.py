@@ -1,4 +1,5 @@
-"""What kind of world a seed lives in: how much breaks and of what kind, how tight it is, how its clients behave."""
+"""Draws the kind of world a seed lives in: how much breaks and of what kind, how tight it is, how its clients
+behave."""
 
 from dataclasses import replace
 from pathlib import Path

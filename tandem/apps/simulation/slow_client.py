@@ -17,7 +17,7 @@ LIMITS: Final = ResponseWriterLimits(buffer_bytes=2048, stall_s=1.5, farewell_s=
 EVENT_BYTES: Final = 64
 """Every event is made as long as this, the number of the event in front."""
 _SOCKET_BYTES: Final = 512
-"""What the connection takes without anybody reading."""
+"""Bytes that the connection takes while the client is not reading."""
 
 
 class StallingClient:

@@ -1,4 +1,4 @@
-"""What many seeds come to: sums that child processes send back, and the table at the end. Pure."""
+"""The results of many seeds: sums that child processes send back, and the table at the end. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -28,7 +28,7 @@ _SEEDS_PER_CHILD: Final = 256
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What a child process sends back: a seed's sums and a line about it, or how it failed."""
+    """The result of one seed, sent back by a child process: the seed's sums and a line about it, or how it failed."""
 
     seed: Seed
     summary: Summary | None

@@ -1,4 +1,5 @@
-"""What a simulated world has beyond a router and workers that tell of everything: stores, Redis, more routers."""
+"""The optional parts of a simulated world, beyond a router and workers that report every event: stores, Redis, more
+routers."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,13 +18,13 @@ class PlatformTopology:
     stores: int = 0
     store_tiers: TierSettings = field(default_factory=TierSettings)
     collect_after_s: float = 0.5
-    """How long after a worker has told of a block a store asks for it."""
+    """Seconds from a worker's report of a block until a store asks for the block."""
     linked: bool = True
     """Whether routers have links to the stores; without, they know of them from Redis only."""
     redis: RedisSettings = field(default_factory=RedisSettings)
     """Without a URL there is none."""
     redis_down: bool = False
-    """Everybody is told of a Redis that is never there."""
+    """Whether all nodes are configured with a Redis that is never there."""
     silent: tuple[str, ...] = ()
     """Workers that tell of no events."""
     routers: int = 1

@@ -1,4 +1,5 @@
-"""What happened in a world, in order: a digest over all of it, and the latest lines to tell a failure by."""
+"""Records what happens in a world, in order: a digest over all of it, and the latest lines to explain a failure
+with."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -27,10 +27,11 @@ class SimRequest:
     """After so many outputs the client takes nothing for `stalls_s`; 0 for never."""
     stalls_s: float = 0.0
     resumable: bool = False
-    """When its connection breaks the client comes back `back_after_s` later, or never when that is None."""
+    """Whether the request is resumable: when its connection breaks, the client comes back `back_after_s` later, or
+    never when that is None."""
     back_after_s: float | None = None
     drops_after_s: float | None = None
-    """When the connection breaks by itself, measured from arrival."""
+    """Seconds from arrival until the connection breaks by itself."""
     tenant: str = "tenant"
     steals: str = ""
     """Asks for nothing of its own but for the rest of this request's answer, which is another tenant's."""

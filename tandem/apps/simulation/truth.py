@@ -23,7 +23,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What is right in a world, computed without engines, blocks or steps."""
+    """The correct results in a world, computed without engines, blocks or steps."""
 
     truths: dict[str, tuple[Truth, ...]]
     """By request id: one per sequence."""

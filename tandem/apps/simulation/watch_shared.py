@@ -1,4 +1,5 @@
-"""What routers know of blocks beyond their links, watched: soon to be had, and never against what a link tells."""
+"""Watches what routers know of blocks beyond their links: the knowledge must be there soon, and must never contradict
+a link."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -31,7 +31,7 @@ from tandem.engine.simulated.model import SimulatedModel
 _CALM: Final = TrafficProfile(
     requests=4, span_s=0.5, long_prompt_share=0.0, branches_share=0.25, cancel_share=0.0, output_tokens=(1, 8)
 )
-"""What is asked when all faults are over."""
+"""The traffic that follows when all faults are over."""
 _CALM_WITHIN_S: Final = 10.0
 _LEASE_S: Final = Deadlines().orphan_lease_s
 """How long a resumable attempt waits for another router when its own was lost."""
@@ -41,7 +41,8 @@ _LOOK_S: Final = 0.4
 _PAIRED_WITHIN_S: Final = 30.0
 """The longest back-off of a pair, and the canaries of all others before its own."""
 _DECIDED_WITHIN_S: Final = 60.0
-"""A lease that nobody renews, what one listens before claiming it, and twice as much to spare."""
+"""Seconds within which routers agree on a split: a lease that is not renewed, the time a router listens before
+claiming it, and twice as much to spare."""
 _AGREED_WITHIN_S: Final = 20.0
 """How long until Redis says of everybody what is so: the longest wait between two attempts, then all blocks anew."""
 
@@ -63,7 +64,7 @@ class WorldSettings:
     traffic: TrafficProfile = field(default_factory=TrafficProfile)
     faults: FaultProfile = field(default_factory=FaultProfile)
     tiers: TierSettings = field(default_factory=TierSettings)
-    """What each worker keeps below its pool; nothing by default."""
+    """The tiers of each worker below its pool; none by default."""
     fabric: PlatformTopology = field(default_factory=PlatformTopology)
     """Stores, Redis, more routers; none by default."""
     skew_s: float = 0.0
@@ -81,7 +82,7 @@ class WorldSettings:
 
 @dataclass(frozen=True)
 class Script:
-    """What befalls a world: its requests in order of arrival, those of abusers last; its faults in order of time."""
+    """The events of a world: its requests in order of arrival, those of abusers last; its faults in order of time."""
 
     requests: tuple[SimRequest, ...]
     faults: tuple[Fault, ...]
@@ -106,13 +107,13 @@ class Report:
     rounds: int
     trace: str
     features: tuple[str, ...] = ()
-    """What the world had beyond one router and workers with a pool."""
+    """Features of the world beyond one router and workers with a pool."""
     looked_up: dict[str, int] = field(default_factory=dict)
     """Prompts looked up in Redis, by outcome."""
 
 
 def script(settings: WorldSettings, seed: int) -> Script:
-    """What a seed draws."""
+    """Draw the requests and faults of a seed."""
     requests = draw_traffic(settings.traffic, seed)
     abuse = draw_abuse(settings.traffic, seed, requests)
     names = tuple(name for name, _ in workers(settings))
@@ -285,7 +286,7 @@ def workers(settings: WorldSettings) -> tuple[tuple[str, str], ...]:
 
 
 def features(settings: WorldSettings) -> tuple[str, ...]:
-    """What a world has beyond one router and workers with a pool, in words."""
+    """The features of a world beyond one router and workers with a pool, in words."""
     fabric = settings.fabric
     having = {
         "own tiers": settings.tiers.wanted,

@@ -1,1 +1,1 @@
-"""What an engine computes next, for whom, in which KV blocks: decisions without I/O or clock."""
+"""Decides what an engine computes next, for which requests and in which KV blocks, without I/O or clock."""

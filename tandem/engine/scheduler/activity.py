@@ -1,6 +1,6 @@
-"""What the system shows of a process: whether it runs, is stopped, and how much processor time it has used.
+"""Reads what the system shows of a process: whether it runs, is stopped, and how much processor time it has used.
 
-Reads /proc; where there is none a process looks as if it were gone.
+The source is /proc; where there is none, a process looks as if it were gone.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Who may enter the batch: the most urgent waiting sequence, when its blocks fit."""
+"""Decides which sequence may enter the batch: the most urgent waiting one, when its blocks fit."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ def refuse_impossible(work: EngineRequest, info: EngineInfo) -> None:
 
 @dataclass(frozen=True)
 class Shortage:
-    """What the sequence that is next waits for: so many available blocks, or room for so many more sequences."""
+    """What the next sequence waits for: `blocks` available blocks, or room for `width` more sequences."""
 
     sequence: Sequence
     blocks: int
@@ -56,12 +56,13 @@ class Admission:
         self._blocked: tuple[Sequence, int, bool] | None = None
         self._blocked_by: Shortage | None = None
         self.shortage: Shortage | None = None
-        """Why nobody could be admitted when that was tried last, if it was for want of blocks or of room."""
+        """Why the last attempt to admit a sequence failed, if it was for lack of blocks or of room."""
 
     def next(self, budget_left: bool, now: float) -> Sequence | None:
         """Admit the most urgent sequence that may enter now; None when none may.
 
-        Without budget only those enter that are to be fetched for. Nobody overtakes a sequence that waits for blocks.
+        Without budget, only sequences whose blocks are to be fetched enter. No sequence overtakes one that waits for
+        blocks.
         """
         residence = self._residence
         if not (residence.computable or residence.fetchable or residence.bringable):
@@ -98,9 +99,9 @@ class Admission:
         return next((head for head in waiting if self._may_export(head)), None)
 
     def _blocks_on_prefix(self, sequence: Sequence) -> bool:
-        """Whether the first block this work would have to fetch is being fetched for another one: it will be found
-        here. Should that fetch fail, this work tries for itself, so that nobody waits for one failure after another.
-        """
+        """Whether the first block this work would have to fetch is being fetched for another work, and will then be
+        found here. If that fetch fails, this work fetches for itself, so that no work waits for one failure after
+        another."""
         residence, job = self._residence, sequence.job
         if not residence.bringing or sequence not in residence.bringable:
             return False
@@ -191,9 +192,10 @@ class Admission:
         self._residence.settle(sequence)
 
     def _start_fetch(self, job: ScheduledRequest, root: Sequence, now: float) -> None:
-        """Ask for the blocks that are not here: all of them that somebody else computes, otherwise those worth it.
+        """Start the fetch of blocks that are not here: all of them where another worker computes them, otherwise
+        those worth it.
 
-        A hand-off without blocks is asked for too: its pull tells prefill to let go.
+        A hand-off without blocks is fetched too: its pull tells prefill to release its blocks.
         """
         residence, hand_off = self._residence, job.handed_over
         size = residence.block_tokens

@@ -39,7 +39,7 @@ class Batch:
             self.width -= self._width.pop(sequence)
 
     def width_of(self, sequence: Sequence) -> int:
-        """What an admitted sequence contributes to the width."""
+        """The width that an admitted sequence contributes to the batch."""
         return self._width[sequence]
 
     def _group(self, phase: Phase) -> dict[Sequence, None] | None:

@@ -1,13 +1,12 @@
-"""The slots of a KV pool: who uses which, what each holds, which can be had.
+"""The slots of a KV pool: which sequences use which, what each holds, which are available.
 
-Every slot is in exactly one state:
-- free: unused, content worthless;
-- cached: unused, but holds a named block that may be wanted again; evicted least recently used first;
-- used: at least one reference (a sequence's table, an export lease, a step in flight);
-- quarantined: nobody's, but an abandoned transfer may still write to it.
+Every slot is in exactly one state. A free slot is unused and its content worthless. A cached slot is unused, but
+holds a named block that may be wanted again; cached slots are evicted least recently used first. A used slot has at
+least one reference (a sequence's table, an export lease, a step in flight). A quarantined slot belongs to no user,
+but an abandoned transfer may still write to it.
 
-Whoever copies a block out of the pool *holds* it meanwhile: that makes it no user of the slot and leaves its place in
-the order of eviction, but the slot is given to nobody else.
+Code that copies a block out of the pool *holds* it meanwhile. A hold is no use of the slot and leaves its place in
+the order of eviction, but the slot is not allocated to others.
 
 All operations are O(1) per slot. Nothing here knows bytes, time or the engine.
 """
@@ -49,12 +48,12 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Slots that can be allocated now: free, and cached ones that nobody holds."""
+        """The number of slots that can be allocated now: free slots, and cached ones that are not held."""
         return len(self._free) + len(self._cached) - self._held_idle
 
     @property
     def cached(self) -> int:
-        """Slots nobody uses that still hold a named block."""
+        """The number of unused slots that still hold a named block."""
         return len(self._cached)
 
     @property
@@ -144,7 +143,7 @@ class BlockPool:
             self.release(slot)
 
     def shared(self, slot: int) -> bool:
-        """Whether somebody else uses the slot too."""
+        """Whether the slot has more than one user."""
         return self._refs[slot] > 1
 
     def refs(self, slot: int) -> int:
@@ -178,7 +177,7 @@ class BlockPool:
         self._digests[slot] = digests
 
     def invalidate(self, slot: int) -> None:
-        """The slot's bytes are not those of its block: nobody finds it from now on. Its users keep it."""
+        """Mark that the slot's bytes are not those of its block: it is never found from now on. Its users keep it."""
         name = self._names[slot]
         self._digests[slot] = None
         if name is None:
@@ -217,7 +216,7 @@ class BlockPool:
             self._changes[name] = maker
 
     def take_changes(self) -> KvChange:
-        """What became or ceased to be available since the last call."""
+        """The names that became or ceased to be available since the last call."""
         if not self._changes:
             return NO_CHANGE
         changes, self._changes = self._changes, {}
@@ -228,7 +227,8 @@ class BlockPool:
     # -- holds --
 
     def hold(self, name: bytes) -> int | None:
-        """Give the block's slot to nobody else until `unhold`. None when it is not here, or too many are held."""
+        """Hold the block's slot, so that it is not allocated to others until `unhold`. None when the block is not
+        here, or too many are held."""
         slot = self._by_name.get(name)
         if slot is None or (slot not in self._held and _HELD_SHARE * len(self._held) >= self.blocks):
             return None

@@ -1,4 +1,4 @@
-"""Collects what happened until somebody takes it as one `StepReport`."""
+"""Collects events until they are taken as one `StepReport`."""
 
 from collections.abc import Iterable
 
@@ -30,7 +30,7 @@ class EngineEvents:
         self._fetches.append(job)
 
     def withdraw(self, work_id: int) -> bool:
-        """Have a fetch stopped. False when nobody has heard of it yet: then it never begins, and never ends."""
+        """Have a fetch stopped. False when it has not been reported yet: then it never begins, and never ends."""
         told = [job for job in self._fetches if job.work_id != work_id]
         if len(told) < len(self._fetches):
             self._fetches = told

@@ -25,13 +25,13 @@ class KvCacheManager:
         self.leases = LeaseTable(self.pool)
         self.batch = Batch()
         self.fetchable = WaitingQueue()
-        """Decode works whose blocks are to be reserved and fetched from whoever computes them."""
+        """Decode requests whose blocks are to be reserved here and fetched from the worker that computes them."""
         self.bringable = WaitingQueue()
         """Works of which some blocks are to be fetched before the rest is computed."""
         self.computable = WaitingQueue()
         """Everything else that waits: it needs a share of a step's budget."""
         self.bringing: dict[bytes, int] = {}
-        """Blocks being fetched that nobody computes now, with the work they are for."""
+        """Blocks being fetched that are not being computed anywhere now, each with the work it is fetched for."""
         self.aside: dict[Sequence, bytes] = {}
         """Works that wait for a block to come, or not to come, for another one before they may be admitted."""
         self.abandoned: dict[int, tuple[int, ...]] = {}
@@ -93,7 +93,7 @@ class KvCacheManager:
         self.batch.move(sequence, phase)
 
     def draws(self, sequence: Sequence) -> tuple[Draw, ...]:
-        """What the last known token's logits are wanted for."""
+        """The draws that need the logits of the last known token."""
         if not sequence.is_parent:
             return () if sequence.awaits_first else (sequence.draw(),)
         return tuple(
@@ -135,7 +135,8 @@ class KvCacheManager:
             self._adopt(sequence, block, slot)
 
     def _adopt(self, sequence: Sequence, block: int, slot: int) -> None:
-        """Use the block somebody else computed in the meantime instead of the own, still empty one."""
+        """Use a block that was completed for another sequence in the meantime instead of the sequence's own, still
+        empty one."""
         self.pool.ref(slot)
         if block == len(sequence.table):
             sequence.grow((slot,))
@@ -195,10 +196,11 @@ class KvCacheManager:
         self.batch.move(sequence, phase)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take all blocks from a sequence and let it wait again, the work's exports first.
+        """Preempt a sequence: take all its blocks and let it wait again, after revoking what its request has
+        exported.
 
-        A root computes and exports its blocks again. After the fork nobody would: then the lease ends, so that
-        pinned blocks cannot hold up the very work that would let them go.
+        A root computes and exports its blocks again. After the fork no sequence would do that: the lease then ends,
+        so that pinned blocks cannot hold up the very request that would release them.
         """
         job = sequence.job
         if job.leased and sequence is job.root:
@@ -211,7 +213,7 @@ class KvCacheManager:
         self.preemptions += 1
 
     def _unexport(self, job: ScheduledRequest) -> None:
-        """What the root has exported comes again, in other slots."""
+        """Revoke what the root has exported: it is exported again, in other slots."""
         if job.leased:
             self.leases.revoke(job.work.lease_id)
             self.settle_export_due(job, job.export_due)
@@ -228,13 +230,14 @@ class KvCacheManager:
             self._queue_of(job.root).push(job.root)
 
     def block_on_prefix(self, job: ScheduledRequest, name: bytes) -> None:
-        """Block `name` is on its way for another work: this one waits for it, and holds up nobody."""
+        """Let a request wait for block `name`, which is being fetched for another request, without holding up
+        others."""
         self.unqueue(job.root)
         job.waited_for = self.bringing[name]
         self.aside[job.root] = name
 
     def begin_fetch(self, job: ScheduledRequest, fetch: Fetch) -> None:
-        """Somebody fills slots of the root from now on."""
+        """Record the fetch that fills slots of the root from now on."""
         job.fetch = fetch
         if not fetch.hand_off:
             for target in fetch.pending.values():
@@ -263,7 +266,8 @@ class KvCacheManager:
                 self.fetchable.push(job.root)
 
     def prefill_lost(self, job: ScheduledRequest) -> None:
-        """Nobody has the blocks of a decode work. A fetch that runs finds out; one that waits does not begin."""
+        """Record that no other worker has the blocks of a decode request. A fetch that runs finds out by itself; one
+        that waits does not begin."""
         job.prefill_lost = True
         if job.root in self.fetchable:
             self.fetchable.discard(job.root)

@@ -1,10 +1,10 @@
 """Export leases: blocks held for a peer, which end by themselves.
 
-A lease belongs to one prefill work. It is opened with the names it covers before any of them is computed; each
-block is pinned under it as it completes. While its work runs it cannot expire; afterwards it lasts its length
-from the last renewal. A *shared* lease belongs to no work: it covers blocks that are here for somebody who may have
-them, and lasts its length from the start. Released and expired leases leave a tombstone, so that an opening that
-comes late is refused.
+A lease belongs to one prefill request. It is opened with the names it covers before any of them is computed; each
+block is pinned under it as it completes. While its request runs, it cannot expire; afterwards it lasts its length
+from the last renewal. A *shared* lease belongs to no request: it covers blocks that are here for any peer that is
+allowed to pull them, and lasts its length from the start. Released and expired leases leave a tombstone, so that an
+opening that comes late is refused.
 """
 
 from collections import Counter, OrderedDict
@@ -124,7 +124,7 @@ class LeaseTable:
             lease.exports = {**dict.fromkeys(names), **lease.exports}
 
     def give_up(self, lease_id: str, names: Sequence[bytes]) -> None:
-        """Those of `names` that have not come will not."""
+        """Remove those of `names` that have not come from the lease: they will not come."""
         lease = self._leases.get(lease_id)
         if lease is not None and names:
             for name in names:
@@ -162,7 +162,7 @@ class LeaseTable:
     # -- the peer's side --
 
     def moved(self, lease_id: str) -> float:
-        """When its work got on last; minus infinity when nothing is known."""
+        """When the request of a lease last made progress; minus infinity when that is not known."""
         lease = self._leases.get(lease_id)
         return -inf if lease is None else lease.moved
 

@@ -1,4 +1,4 @@
-"""What becomes of drawn tokens: each is the next position of its sequence, is told, and may be its last."""
+"""Processing of drawn tokens: each is the next position of its sequence, is reported, and may be its last."""
 
 from collections.abc import Callable, Collection
 from typing import Final

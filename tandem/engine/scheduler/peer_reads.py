@@ -1,8 +1,8 @@
 """Blocks brought into the pool for a peer: it shares what is here, and this worker's own tiers have more of it.
 
-A *guest* is no work: nothing is computed for it, and it takes only room that nobody waits for. Its slots are reserved
-in `plan` like any others; each block that lands is published, pinned under the lease that it was asked for under, and
-nobody's own from then on.
+A *guest* is not a request: nothing is computed for it, and it takes only room that no request waits for. Its slots
+are reserved in `plan` like any others. Each block that lands is published and pinned under the lease that it was
+requested under; from then on it belongs to no sequence.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,8 +40,8 @@ class PeerReads:
         self._asked.append((lease_id, tuple(names)))
 
     def admit(self, room: Callable[[], int]) -> None:
-        """Reserve slots for whoever has asked, as many as there is `room` for then; of the others it is told that
-        they do not come."""
+        """Reserve slots for the blocks that peers have asked for, as many as there is `room` for at that moment.
+        Their leases report that the other blocks do not come."""
         asked, self._asked = self._asked, []
         for lease_id, names in asked:
             self._export(lease_id, (name for name in names if self._pool.find(name) is not None))

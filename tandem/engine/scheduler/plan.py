@@ -1,7 +1,7 @@
 """What the scheduler tells a runner to compute, and what the runner answers. Values only.
 
-A runner is stateless between steps except for the KV bytes themselves: each plan carries all it needs. What is
-made once per token is a `msgspec.Struct`: creating one costs a fifteenth of creating a frozen dataclass.
+A runner is stateless between steps except for the KV bytes themselves: each plan carries all it needs. Values created
+once per token are `msgspec.Struct`s: creating one costs a fifteenth of creating a frozen dataclass.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class BlockRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
-    """What stays the same of a sequence from token to token: who it is, and how its tokens are drawn."""
+    """The part of a sequence that stays the same from token to token: its identity, and how its tokens are drawn."""
 
     work_id: int
     sequence: int

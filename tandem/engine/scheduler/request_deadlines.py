@@ -21,8 +21,9 @@ class Wait(Enum):
 
 
 class TimedRequest(Protocol):
-    """What has deadlines. `waits_since` is when it began to wait as it does now; `waits_for_prefill` tells whether
-    another worker computes its prompt and is not known to be done; `begun` whether its client has some of it."""
+    """A request that has deadlines. `waits_since` is when its present wait began; `waits_for_prefill` tells whether
+    another worker computes its prompt and is not known to be done; `begun` whether its client has received some of
+    the output."""
 
     @property
     def work(self) -> EngineRequest: ...
@@ -69,7 +70,7 @@ class RequestDeadlines(Generic[TimedRequestT]):
         self._moved = -inf
         self._moments: list[tuple[float, int]] = []
         self._armed: dict[int, float] = {}
-        """When the wait of a work is looked at next."""
+        """The time at which the wait of each work is checked next."""
 
     def watch(self, job: TimedRequestT, now: float) -> None:
         """A work begins, and waits."""

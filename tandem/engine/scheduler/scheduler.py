@@ -1,8 +1,8 @@
 """The scheduler: batching, chunking, preemption, prefix sharing, blocks and exports as one synchronous class.
 
-`plan(now)` says what to compute next, `apply(result, now)` takes the answer; commands may come between the two.
-Slots are handed out in `plan` alone, and never while a step runs, so a slot that a command frees during a step
-is not written by anybody else before that step has ended.
+`plan(now)` says what to compute next, `apply(result, now)` takes the answer; commands may come between the two. Slots
+are handed out in `plan` alone, and never while a step runs, so a slot that a command frees during a step has no other
+writer before that step has ended.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class Scheduler:
         self._planner = StepPlanner(self.residence, admission, self._budget, info.columns)
         self._stalled_kv_loads = StalledKvLoads(self.residence, admission, self._outbox, settings)
         self.sharing = SharedExports(self.residence, self._outbox, settings)
-        """What peers are given that nobody here computes for them."""
+        """Blocks given to peers that no request here computes for them."""
         self._throughput = Throughput()
         self._jobs: dict[int, ScheduledRequest] = {}
         self._output_processor = OutputProcessor(self._jobs, self.residence, self._outbox, self._close)
@@ -122,7 +122,8 @@ class Scheduler:
         self._stalled_kv_loads.prefill_lost(job)
 
     def _prefill_over(self, job: ScheduledRequest, now: float) -> None:
-        """Nobody else computes the prompt of a decode work any more: its own waiting counts from now."""
+        """Note that no other worker computes the prompt of a decode request any more: its own waiting counts from
+        now."""
         if job.waits_for_prefill:
             job.prefill_over = now
             self._deadlines.watch_wait(job)
@@ -172,7 +173,8 @@ class Scheduler:
             self.residence.pool.unquarantine(slot)
 
     def invalidate(self, slot: int, now: float) -> None:
-        """The bytes of a complete block are damaged: nobody uses it any more, and who has used it fails."""
+        """Withdraw a complete block whose bytes are damaged: it is not used any more, and requests that have used it
+        fail."""
         self.residence.pool.invalidate(slot)
         for job in tuple(self._jobs.values()):
             if any(slot in sequence.table for sequence in job.sequences):
@@ -331,11 +333,11 @@ class Scheduler:
     # -- figures --
 
     def take_report(self) -> StepReport | None:
-        """What happened since the last report; None when nothing did."""
+        """The report of what has happened since the last one; None when nothing has."""
         return self._outbox.take(self.residence.pool.take_changes())
 
     def next_wake(self, now: float) -> float | None:
-        """When `plan` must be called again even if nobody commands anything; None for never."""
+        """When `plan` must be called again even if no command arrives; None for never."""
         if self.residence.ready_again:
             return now
         soonest = min(self._deadlines.next(), self.leases.next_expiry, self._stalled_kv_loads.next_look(now))
@@ -347,7 +349,8 @@ class Scheduler:
         return load_of(self.residence, self._throughput, budget.prompt_cost, budget.longest_s, budget.fit)
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
-        """What a step may take beside running sequences, in seconds, from now on; None stands for the settings'."""
+        """Set how long a step beside running sequences may take, in seconds, from now on; None restores the value
+        from the settings."""
         self._budget.set_itl_target(itl_target_s)
 
     def overdue_s(self, now: float) -> float:

@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def being_fetched(self) -> bool:
-        """Somebody else writes to its blocks now."""
+        """Whether a fetch is writing to the sequence's blocks now."""
         fetch = self.job.fetch
         return fetch is not None and bool(fetch.pending) and self is self.job.root
 
@@ -115,7 +115,7 @@ class Sequence:
 
     @property
     def beyond_fetch(self) -> int:
-        """Tokens to compute once the fetch that runs has ended; none where somebody else computes them."""
+        """Tokens to compute once the fetch that runs has ended; zero where another worker computes them."""
         fetch = self.job.fetch
         if fetch is None or fetch.hand_off or not self.being_fetched:
             return 0
@@ -206,7 +206,7 @@ class ScheduledRequest:
         self.leased = work.mode == "prefill" and work.lease_id != ""
         self.submitted = now
         self.queued = now
-        """When it began to wait for its place, the last time."""
+        """When the request last began to wait for its place."""
         self.bring = 0
         """So many leading full blocks are fetched, if they are not here when it is admitted."""
         self.waited_for: int | None = None
@@ -214,19 +214,19 @@ class ScheduledRequest:
         self.ready = False
         """Of a decode work: prefill has drawn its first position, so all its blocks can be fetched."""
         self.prefill_lost = False
-        """Of a decode work: nobody has its blocks, they are computed here."""
+        """Of a decode request: no other worker has its blocks, so they are computed here."""
         self.prefill_over = -inf
         """Of a decode work: when prefill had drawn its first position, or was known to be lost."""
         self.room_made = self.idle_turns = 0
         """How often it gave its blocks back to one that could use them at once, and after having been idle."""
         self.withdrawn = False
-        """Its blocks went to others; it waits for its fetch to end, and then for new ones."""
+        """Whether the request's blocks went to others; it waits for its fetch to end, and then for new blocks."""
         self.admitted: float | None = None
         self.computing: float | None = None
         self.prefilled: float | None = None
         self.first_token: float | None = None
         self.told_landed = -inf
-        """When was told last that blocks of it have landed."""
+        """When the last report said that blocks of the request have landed."""
         self.tokens_computed = self.tokens_reused = self.tokens_pulled = 0
         self.chunks = self.preemptions = 0
         self.export_due = 0
@@ -246,7 +246,7 @@ class ScheduledRequest:
 
     @property
     def wait(self) -> Wait:
-        """What it waits for; its own fetches have bounds elsewhere."""
+        """What the request waits for; its own fetches are bounded elsewhere."""
         return Wait.PLACE if self.admitted is None else Wait.NOTHING
 
     @property
@@ -271,7 +271,7 @@ class ScheduledRequest:
 
     @property
     def handed_over(self) -> bool:
-        """Whether somebody else computes its blocks."""
+        """Whether another worker computes the request's blocks."""
         return self.work.mode == "decode" and not self.prefill_lost
 
     @property
@@ -323,9 +323,9 @@ class ScheduledRequest:
 
 
 class Fetch:
-    """Blocks of a work that somebody is bringing. `pending` are the targets that have not landed, `moved` is when the
-    last one did, or when it began; `stopped`, that its end has been asked for. With `hand_off` the blocks beyond the
-    first `bring` are being computed elsewhere."""
+    """Blocks of a request that are being fetched. `pending` are the targets that have not landed; `moved` is when the
+    last one landed, or when the fetch began; `stopped` tells whether its end has been asked for. With `hand_off` the
+    blocks beyond the first `bring` are being computed elsewhere."""
 
     def __init__(self, targets: Items[FetchTarget], now: float, *, hand_off: bool, bring: int) -> None:
         self.moved = now

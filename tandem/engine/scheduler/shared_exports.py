@@ -1,4 +1,5 @@
-"""What peers are given that no work here has computed for them: blocks of the pool, and room for more from tiers."""
+"""What peers are given that no request here has computed for them: blocks of the pool, and room for more from
+tiers."""
 
 from collections.abc import Sequence
 

@@ -40,8 +40,9 @@ class Activity:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """What an engine process shows. `step_s` is the age of the step that runs, None between steps; for `still_s` it
-    has neither run nor used processor time. `ended` says why it was ended, in words; empty while it is not."""
+    """A sample of what an engine process shows. `step_s` is the age of the step that runs, None between steps; for
+    `still_s` the process has neither run nor used processor time. `ended` says in words why it was ended; it is empty
+    while the process has not been ended."""
 
     step_s: float | None = None
     still_s: float = 0.0
@@ -59,7 +60,7 @@ class StallVerdict:
 
 
 def judge(sight: ProcessSample, predicted_s: float) -> StallVerdict:
-    """What a sight comes to where the step that runs is predicted to take `predicted_s`."""
+    """The verdict on a sample, where the step that runs is predicted to take `predicted_s`."""
     step_s = sight.step_s or 0.0
     if sight.still_s >= STALLED_S:
         how = "is stopped" if sight.stopped else "neither runs nor uses processor time"

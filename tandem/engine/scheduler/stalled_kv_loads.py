@@ -1,18 +1,19 @@
-"""Fetches that bring nothing give their blocks back when others wait for them.
+"""Makes fetches that bring nothing give their blocks back when other requests wait for them.
 
 A decode worker reserves the blocks of a prompt before prefill has computed it. Where pools are small, workers could
-then wait for each other in a circle: this one's blocks are reserved for a prompt that prefill cannot begin, as the
-exports there belong to a request that waits for blocks here. Two rules break it. A fetch for which nothing has come
-yet makes room at once for one whose blocks wait to be fetched, and for who is more urgent. A fetch that has been idle
-for `fetch_idle_s` makes room for anybody. Whoever gives its blocks back goes behind the one that wanted them, so
-every fetch gets its turn, and a turn in which blocks are there to be fetched is as short as the transfer.
+then wait for each other in a circle: this one's blocks are reserved for a prompt that prefill cannot begin, because
+the exports there belong to a request that waits for blocks here. Two rules break the circle. A fetch for which
+nothing has come yet makes room at once for a request whose blocks wait to be fetched, and for a more urgent one. A
+fetch that has been idle for `fetch_idle_s` makes room for any request. A request that gives its blocks back goes
+behind the one that wanted them, so every fetch gets its turn, and a turn in which blocks are there to be fetched is
+as short as the transfer.
 
-A fetch of blocks that prefill will not compute any more is stopped as soon as that is known: what is missing is
+A fetch of blocks that prefill will not compute any more is stopped as soon as that is known: the missing blocks are
 computed here, in the same place of the queue.
 
-Only hand-offs are meant: a fetch of blocks that somebody has already ends by itself, soon.
+The rules apply to hand-offs only: a fetch of blocks that already exist on another worker ends by itself, soon.
 
-The first rule is used a few times per fetch only, and each turn that was idle makes the next one twice as long: in
+The first rule is used only a few times per fetch, and each turn that was idle makes the next one twice as long: in
 the end every fetch has the time it needs to bring its blocks or to find out that they will not come.
 """
 
@@ -31,7 +32,7 @@ _ROOM_MADE_MAX: Final = 4
 
 @dataclass
 class StalledKvLoads:
-    """Decides which reservations end, and when. Looks only while somebody could not be admitted."""
+    """Decides which reservations end, and when. Looks only while a request could not be admitted."""
 
     residence: KvCacheManager
     admission: Admission
@@ -39,8 +40,8 @@ class StalledKvLoads:
     settings: SchedulerSettings
 
     def give_way(self, now: float) -> tuple[ScheduledRequest, ...]:
-        """Give back the blocks of fetches that bring nothing, the longest idle first, until whoever waits will fit;
-        nothing when it would not fit even so. Gives the works that wait again from now on."""
+        """Give back the blocks of fetches that bring nothing, the longest idle first, until the waiting sequence
+        fits. Give nothing back when it would not fit even then. Returns the requests that wait again from now on."""
         shortage = self.admission.shortage
         if shortage is None or self._fits(shortage):
             return ()
@@ -63,7 +64,7 @@ class StalledKvLoads:
         self._stop(job)
 
     def next_look(self, now: float) -> float:
-        """When the next fetch becomes idle while somebody waits; infinity for never."""
+        """When the next fetch becomes idle while a request waits for admission; infinity for never."""
         if self.admission.shortage is None:
             return float("inf")
         return min((at for job in self._fetching() if (at := self._idle_at(job)) > now), default=float("inf"))

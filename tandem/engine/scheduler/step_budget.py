@@ -24,7 +24,8 @@ class StepBudget:
         self._model = StepTimeModel(settings.itl_target_s / 512)
 
     def set_itl_target(self, itl_target_s: float | None) -> None:
-        """What steps may take from now on, in seconds; None, and what is no time, stands for the settings'."""
+        """Set how long steps may take from now on, in seconds. None, and any value that is not positive and finite,
+        restores the value from the settings."""
         self._bounds = self._settings
         if itl_target_s is not None and 0.0 < itl_target_s < inf:
             self._bounds = replace(self._settings, itl_target_s=itl_target_s)
@@ -34,7 +35,7 @@ class StepBudget:
 
     @property
     def prompt_cost(self) -> PromptCost | None:
-        """What prompts cost now; None before anything was measured."""
+        """The present cost of prompts; None before anything was measured."""
         return self._model.prompt_cost() if self._model.observed else None
 
     @property
@@ -50,7 +51,7 @@ class StepBudget:
 
     @property
     def fit(self) -> StepFit | None:
-        """What steps take, for routers; None before the first few are over."""
+        """The fitted step times, for routers; None before the first few steps are over."""
         return self._model.fit()
 
     def open(self, running: StepLoad) -> Allowance:

@@ -23,7 +23,7 @@ class Draft:
     def __init__(self) -> None:
         self.entries: dict[Sequence, Entry] = {}
         self.generating: dict[Sequence, None] = {}
-        """Who gets a token as part of the step's columns, in their order."""
+        """Sequences that get a token as part of the step's columns, in the columns' order."""
         self.filled: dict[Sequence, int] = {}
         """Of these, whose block is complete with this step, and which block."""
         self.copies: dict[Sequence, tuple[int, int]] = {}
@@ -31,7 +31,8 @@ class Draft:
         """Names of blocks that complete in this step: others need not compute them too."""
         self.preempted = False
         self.unmeasured = False
-        """It has a private prompt in it: small, and as often as not the first step ever. Its time says nothing."""
+        """Whether the step contains a private prompt, which is small and as often as not the first step ever: its
+        time tells nothing."""
         self.decode_rows = 0
         self.decode_context = 0.0
         self._pieces = 0

@@ -38,7 +38,7 @@ _STRETCH: Final = 1.5
 
 
 class StepLoad(msgspec.Struct, frozen=True, gc=False):
-    """What a step had to do. `prefill_context` sums, over prompt tokens, the positions each attends to.
+    """The load of a step. `prefill_context` sums, over prompt tokens, the positions each attends to.
 
     `pieces` counts the prompts the tokens belong to; `decode_context` sums the positions of running sequences.
     """
@@ -168,12 +168,13 @@ class StepTimeModel:
         return self._pace * self._shape(load.features())
 
     def prompt_cost(self) -> PromptCost:
-        """What pieces of prompts cost now."""
+        """The present cost of pieces of prompts."""
         pace, cost = self._pace, self._cost
         return PromptCost(pace * cost[2] / _SCALES[2], pace * cost[3] / _SCALES[3], pace * cost[4] / _SCALES[4])
 
     def fit(self) -> StepFit | None:
-        """What it has learned, at the pace of now; None before the first few steps are over."""
+        """The step times that the model has learned, at the present pace; None before the first few steps are
+        over."""
         if self.observed <= _WARM:
             return None
         base, sequence, piece, token, position, read = (

@@ -108,7 +108,7 @@ class StepPlanner:
         sequence.job.explain(budget.reason)
 
     def _recompute_last(self, sequence: Sequence, draft: Draft, allowance: Allowance) -> None:
-        """All KV is here, but nobody has the logits of the last token: compute it again, writing nothing."""
+        """Compute the last token again, writing nothing: all KV is here, but its logits are not."""
         draws = self.residence.draws(sequence)
         if not draws:
             self.residence.settle(sequence)

@@ -21,7 +21,7 @@ _NO_BLOCKS: Final[frozenset[int]] = frozenset()
 
 
 class StepBounds(Protocol):
-    """What bounds the prompts of a step. `itl_target_s` None: running sequences have no target."""
+    """The bounds on the prompts of a step. With `itl_target_s` None, running sequences have no target."""
 
     @property
     def max_batched_tokens(self) -> int: ...
@@ -39,7 +39,7 @@ class Budget(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allowance(msgspec.Struct, gc=False):
-    """What is left of one step for prompts. `seconds` None: `tokens` alone bounds them."""
+    """What is left of one step for prompts. With `seconds` None, `tokens` alone bounds them."""
 
     tokens: int
     floor: int

@@ -1,4 +1,4 @@
-"""When a sequence ends: a pure rule over one new output position."""
+"""The rule for when a sequence ends: a pure function of one new output position."""
 
 from typing import Final
 

@@ -38,7 +38,7 @@ class WaitingQueue:
             heapq.heappush(self._heap, (key, sequence))
 
     def head(self) -> Sequence | None:
-        """Who is next; stays in the queue."""
+        """The next sequence, which stays in the queue."""
         while self._heap and self._waiting.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None

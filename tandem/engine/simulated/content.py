@@ -1,14 +1,15 @@
-"""What simulated KV holds, and what follows from it.
+"""The content of simulated KV, and what follows from it.
 
 Position i of a sequence has one K word c[i] and one V word y * c[i]. With odd pseudo-random weights k[i], v[i],
 everything attended up to position n is summed up in
 
     E[n] = sum over i < n of k[i] * K[i] + v[i] * V[i]      modulo 2**64
 
-read from the slots themselves: each word has an odd factor, so changing any one changes E, and so does order.
-A position's content follows from what it attends to and its token: c[n] = h * E[n] + m(token, n). Within one
-chunk that recurrence is linear, E[n+1] = r[n] * E[n] + g[n] * m[n], and has a closed form over the running
-products of r (invertible, as r is odd), so a chunk costs a few vector operations and its cuts make no difference.
+read from the slots themselves: each word has an odd factor, so changing any one word changes E, and so does changing
+the order. A position's content follows from what it attends to and its token: c[n] = h * E[n] + m(token, n). Within
+one chunk that recurrence is linear, E[n+1] = r[n] * E[n] + g[n] * m[n], and has a closed form over the running
+products of r (invertible, as r is odd), so a chunk costs a few vector operations and the cuts between chunks make no
+difference.
 """
 
 from dataclasses import dataclass
@@ -106,8 +107,8 @@ class Content:
         self._salt = np.uint64(self._salt_int)
 
     def block_sums(self, words: Words, ends: NDArray[np.int64]) -> Words:
-        """What blocks `[blocks, 2 * block_tokens]` add to E, each counted up to the sequence's position `ends[i]`,
-        which lies inside of it or at its end. `words` is overwritten."""
+        """The sums that blocks `[blocks, 2 * block_tokens]` add to E, each counted up to the sequence's position
+        `ends[i]`, which lies inside the block or at its end. `words` is overwritten."""
         size = self._block_tokens
         index = (ends - 1) // size
         used = ends - index * size
@@ -133,14 +134,14 @@ class Content:
         return _H_WORD * states[:-1] + embedded, states
 
     def singles(self, before: Words, tokens: Words, positions: NDArray[np.intp]) -> tuple[Words, Words]:
-        """The same for one token each of many sequences."""
+        """The K word of one token for each of many sequences, given E before it; and E after it."""
         t = self._tables
         content = _H_WORD * before + self.embedded(tokens, positions.astype(np.uint64))
         after = before + t.k[positions] * content + t.v[positions] * self.values(content)
         return content, after
 
     def single(self, before: int, token: int, position: int) -> tuple[int, int]:
-        """The same for one token of one sequence, without arrays."""
+        """The K word of one token of one sequence, given E before it; and E after it. Uses no arrays."""
         embedded = scramble_one((token * GOLDEN + position * _POSITION + self._salt_int) & U64)
         content = (_H * before + embedded) & U64
         return content, (before + self._tables.growth[position] * content) & U64

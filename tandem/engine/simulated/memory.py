@@ -1,13 +1,15 @@
-"""The simulated engine's own block memory: it remembers which slots somebody else may have written to."""
+"""The simulated engine's own block memory: it remembers which slots may have been written to from outside the
+engine."""
 
 from tandem.engine.private_memory import PrivateMemory
 
 
 class WatchedMemory(PrivateMemory):
-    """Whoever asks for a slot's bytes may change them, so what was known of that slot is not to be relied on.
+    """Block memory that notes which slots' bytes were handed out: a caller that asks for a slot's bytes may change
+    them, so what was known of that slot must not be relied on.
 
-    A view has to be written to before control returns to the engine; who needs one for longer takes `buffer`, after
-    which nothing is known of any slot, ever.
+    A view has to be written to before control returns to the engine. A caller that needs a view for longer takes
+    `buffer`, after which nothing is known of any slot, ever.
     """
 
     def __init__(self, block_bytes: int, blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated model is: its size, its speed and its speech, as settings."""
+"""The settings of a simulated model: its size, its speed and its speech."""
 
 from dataclasses import dataclass
 from hashlib import blake2b

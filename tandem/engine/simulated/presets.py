@@ -117,8 +117,8 @@ def preset(name: str) -> Preset:
 
 @dataclass(frozen=True)
 class SimulatedSettings(SimulatedModel):
-    """A simulated model as a worker process is told of it: `preset`, when given, decides step times, context and
-    blocks."""
+    """The settings that a worker process receives for a simulated model: `preset`, when given, decides step times,
+    context and blocks."""
 
     preset: str | None = None
 

@@ -23,7 +23,7 @@ class Answer:
 def reference_tokens(
     model: SimulatedModel, prompt: bytes, branch: ChildRequest, sampling: Sampling, stopping: Stopping
 ) -> Answer:
-    """What one branch of a request yields on any worker, in any batch, by any route."""
+    """The tokens that one branch of a request yields on any worker, in any batch, by any route."""
     content, drawing = Content(model), TokenSampler(model)
     known = unpack_tokens(prompt) + branch.forced
     state = int(content.chunk(0, np.array(known, dtype=np.uint64), 0)[1][-1])

@@ -51,7 +51,7 @@ class SimulatedRunner:
         return self._memory
 
     def watch(self, seen: Callable[[ProcessSample], None]) -> None:
-        """It computes in this process: there is nothing to tell."""
+        """Do nothing: the runner computes in this process, so there is no engine process to report on."""
 
     async def load(self) -> EngineInfo:
         return self._model.info()
@@ -66,7 +66,7 @@ class SimulatedRunner:
         self._memory.close()
 
     def compute(self, step: Step, seconds: float = 0.0) -> StepResult:
-        """What a step does to the slots, and what it draws."""
+        """Apply a step to the slots; gives what it draws."""
         self._begin()
         for source, target in step.copies:
             self._words[target] = self._words[source]
@@ -110,8 +110,8 @@ class SimulatedRunner:
         return drawn
 
     def _begin(self) -> None:
-        """Forget what somebody else may have written to since the last step; without a `WatchedMemory` nobody tells,
-        so that is everything."""
+        """Forget the sums of slots that may have been written to from outside since the last step. Without a
+        `WatchedMemory` such writes are not noted, so that is every slot."""
         if self._watched is None or self._watched.open:
             self._sums.forget_all()
             self._following.forget_all()
@@ -128,7 +128,7 @@ class SimulatedRunner:
         return tuple(drawn)
 
     def _draw(self, rows: list[Row], states: Words) -> tuple[Drawn, ...]:
-        """The same for many rows at once."""
+        """Draw what many rows ask for at once; `states` has E after each row."""
         counts = [len(row.draws) for row in rows]
         tokens = np.frombuffer(b"".join([row.tokens[-4:] for row in rows]), dtype="<u4").astype(np.uint64)
         if counts.count(1) == len(counts):
@@ -139,11 +139,12 @@ class SimulatedRunner:
         return tuple(self._drawing.draw(states, tokens, draws)) if draws else ()
 
     def _runs(self, rows: list[Row]) -> list[RunningSum]:
-        """What rows of one token attend to."""
+        """The running sums of what rows of one token attend to."""
         return self._followed([_key(row) for row in rows], [row.table for row in rows], [row.start for row in rows])
 
     def _followed(self, keys: list[int], tables: list[bytes], starts: list[int]) -> list[RunningSum]:
-        """What one token each of these attends to: carried on from the step before, or else read from its slots."""
+        """The running sums of what one token of each sequence attends to: carried on from the step before, or else
+        read from the sequence's slots."""
         found, missing = self._following.find_all(keys, tables, starts)
         if not missing:
             return cast("list[RunningSum]", found)
@@ -161,7 +162,7 @@ class SimulatedRunner:
         return self._write_one(run, int.from_bytes(row.tokens, "little"), row.start)
 
     def _write_one(self, run: RunningSum, token: int, start: int) -> int:
-        """The same, of the sequence that is followed by this run."""
+        """Compute and write one token of the sequence that `run` follows; gives E after it."""
         words = self._words
         content, after = self._content.single(run.state, token, start)
         slot, offset = run.tail, start % self._model.block_tokens
@@ -170,7 +171,7 @@ class SimulatedRunner:
         return after
 
     def _singles(self, rows: list[Row], runs: list[RunningSum]) -> Words:
-        """The same for many rows at once."""
+        """Compute and write one token of each of many rows at once; gives E after each."""
         if not rows:
             return _NONE
         tokens = np.frombuffer(b"".join([row.tokens for row in rows]), dtype="<u4").astype(np.uint64)

@@ -1,8 +1,10 @@
-"""What sequences attend to that grow by one token per step: carried from step to step instead of summed up again.
+"""Running sums of what sequences that grow by one token per step attend to: carried from step to step instead of
+summed up again.
 
-E of a sequence follows from the slots of its table alone. So while nobody else writes to one of them, E after a
-token that the engine itself wrote is what the next token attends to. Every slot is noted with those who read it:
-whoever learns that a slot was written to ends what relied on it, and the next step reads the slots themselves.
+E of a sequence follows from the slots of its table alone. As long as nothing but the engine writes to one of them, E
+after a token that the engine itself wrote is what the next token attends to. Every slot is noted with the runs that
+read it: when a slot is found to have been written to, the runs that relied on it end, and the next step reads the
+slots themselves.
 """
 
 from collections.abc import Iterable
@@ -103,7 +105,7 @@ class RunningSums:
         return run
 
     def written(self, slots: Iterable[int]) -> None:
-        """Somebody else has written to these slots, or may have."""
+        """Drop the running sums that read these slots, which were written to from outside, or may have been."""
         readers = self._readers
         for slot in slots:
             for key in readers.get(slot, ()):

@@ -63,7 +63,7 @@ class TokenSampler:
         return found
 
     def token_one(self, state: int, token: int, lane: Lane, position: int) -> int:
-        """The same for one row, without arrays."""
+        """The token for one row of columns, from E and the row's last token, without arrays."""
         salt = position * _POSITION + _seeded(lane)
         return self.token(scramble_one(state ^ (token * _TOKEN + salt) & U64))
 
@@ -74,7 +74,7 @@ class TokenSampler:
         return words
 
     def draw_one(self, state: int, token: int, draw: Draw) -> Drawn:
-        """The same for one draw, without arrays."""
+        """The token of one draw, from E and the last token of its row, without arrays."""
         salt = draw.position * _POSITION + _seeded(draw)
         unit = scramble_one(state ^ (token * _TOKEN + salt) & U64)
         if not draw.forbidden and _plain(draw.sampling):
@@ -122,7 +122,7 @@ class TokenSampler:
 
 
 def _seeded(draw: Draw | Lane) -> int:
-    """What seed and sequence add to the hash of a draw."""
+    """The part that seed and sequence add to the hash of a draw."""
     if draw.sampling.temperature == 0:
         return 0
     return draw.seed * _SEED + draw.sequence * _SEQUENCE & U64

@@ -1,8 +1,9 @@
-"""Sums over what slots hold, so that attending to a long context does not read all of it at every step.
+"""Sums over the content of slots, so that attending to a long context does not read all of it at every step.
 
 A slot's sum counts its first positions, as part of a sequence in which they end at a certain position; that end says
 which block of a sequence the slot was and how many positions of it were counted. A sum is used as long as its end is
-the one that is asked for and nobody else can have written to the slot; otherwise the slot's bytes are read.
+the one that is asked for and nothing but the engine can have written to the slot; otherwise the slot's bytes are
+read.
 """
 
 from typing import Final
@@ -53,7 +54,8 @@ class SlotSums:
         return np.add.reduceat(parts, starts), parts[edges - 1]
 
     def attended_one(self, table: bytes, end: int) -> tuple[int, int]:
-        """The same for one block table, which costs a fraction of a batch's overhead."""
+        """E over the first `end` positions of one block table, and the last block's part of it, at a fraction of a
+        batch's overhead."""
         count = -(-end // self._size)
         slots = np.frombuffer(table, dtype="<u4", count=count)
         parts, ends = self._sums[slots], self._ends[slots]
@@ -75,7 +77,7 @@ class SlotSums:
         self._sums[slots], self._ends[slots] = sums, ends
 
     def forget(self, slots: int | list[int]) -> None:
-        """Slots were written to, or are about to be, and nobody knows their sums."""
+        """Forget the sums of slots that were written to, or are about to be: their sums are not known."""
         self._ends[slots] = _UNKNOWN
 
     def forget_all(self) -> None:

@@ -20,7 +20,8 @@ TILE: Final = 256
 
 @dataclass(frozen=True)
 class Shape:
-    """What the batch builder must know of the pool and the model. `windows` are the distinct ones in use."""
+    """The properties of the pool and the model that the batch builder needs. `windows` are the distinct ones in
+    use."""
 
     layers: int
     block_tokens: int
@@ -31,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class View:
-    """What a span of queries sees under one window.
+    """The part of the pool that a span of queries sees under one window.
 
     `rows[2 * layer + {0: K, 1: V}]` are rows of the pool [sequences * blocks]. `mask` is added to the scores: for
     single tokens [sequences, 1, 1, keys], for a chunk a staircase [tile, keys]; None means causal from position 0.

@@ -1,4 +1,4 @@
-"""What runner and engine process say to each other: length-prefixed msgpack frames over a socket pair.
+"""The messages between runner and engine process: length-prefixed msgpack frames over a socket pair.
 
 Up: `ModelLoaded`, then one `StepResult` per step; `Failure` instead of either. Down: `ComputeSpec`, then `Step`s.
 """

@@ -21,7 +21,7 @@ class SideCopies(Protocol):
         ...
 
     def fence(self) -> None:
-        """What is queued for computing from now on sees the copies asked for so far."""
+        """Make all computation that is queued from now on see the copies asked for so far."""
         ...
 
     def wait(self) -> None:
@@ -71,5 +71,5 @@ class StreamCopies:
 
 
 def side_copies(device: torch.device) -> SideCopies:
-    """What the device can do."""
+    """The kind of copies that the device supports."""
     return StreamCopies(device) if device.type == "cuda" else PlainCopies()

@@ -1,4 +1,4 @@
-"""What a `Computer` is told, as plain values. Torch-free, so that the process beside it can stay so."""
+"""What a `Computer` receives, as plain values. Torch-free, so that the process beside it can stay torch-free."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ STORED: Final = ("F32", "BF16", "F16")
 
 @dataclass(frozen=True)
 class ComputeSpec:
-    """What to load and where. Plain values: it travels to another process."""
+    """The model to load, and where to load it. Plain values: the spec travels to another process."""
 
     directory: ModelDirectory
     layout: Layout

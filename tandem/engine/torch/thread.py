@@ -30,7 +30,7 @@ class ThreadRunner:
         return self._prepared.memory
 
     def watch(self, seen: Callable[[ProcessSample], None]) -> None:
-        """It computes in this process: there is nothing to tell."""
+        """Do nothing: the runner computes in this process, so there is no engine process to report on."""
 
     async def load(self) -> EngineInfo:
         """Load weights and allocate KV memory. Raises `bad_model`, `bad_setting`."""

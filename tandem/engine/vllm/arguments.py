@@ -59,7 +59,8 @@ class Sockets:
 
 @dataclass(frozen=True)
 class EngineArguments:
-    """What vLLM is built from: keyword arguments of `AsyncEngineArgs`, and the environment of its processes."""
+    """The arguments that vLLM is built from: keyword arguments of `AsyncEngineArgs`, and the environment of its
+    processes."""
 
     keywords: Mapping[str, object]
     environment: Mapping[str, str]
@@ -106,7 +107,7 @@ def engine_arguments(
 
 
 def facts_of(arguments: EngineArguments, model_hash: str) -> dict[str, str]:
-    """What has to be the same on all nodes of a worker, as text by name."""
+    """The facts that have to be the same on all nodes of a worker, as text by name."""
     keywords = {name: str(value) for name, value in arguments.keywords.items() if name not in _OF_ONE_NODE}
     return {**keywords, "vllm": vllm_version() or "unknown", "weights": model_hash}
 
@@ -141,7 +142,7 @@ def refuse_unfit(settings: VllmSettings) -> None:
 
 
 def numbers_identity(settings: VllmSettings) -> str:
-    """What of the settings changes the model's numbers, and so belongs to the identity of its KV blocks."""
+    """The settings that change the model's numbers, and so belong to the identity of its KV blocks, as text."""
     parts = [f"quantization={settings.quantization}"] if settings.quantization is not None else []
     parts += [f"{name}={settings.extra[name]}" for name in NUMERIC if name in settings.extra]
     return "\x1f".join(parts)

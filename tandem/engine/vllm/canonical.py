@@ -18,9 +18,9 @@ from tandem.engine.digest import DIGEST
 
 
 class RankPart(msgspec.Struct, frozen=True):
-    """What of every block one rank holds. `units[i]` is the canonical unit of the rank's i-th head slot.
+    """The part of every block that one rank holds. `units[i]` is the canonical unit of the rank's i-th head slot.
 
-    Ranks that hold the same units as another one do not `writes`: its copy is the one that is kept.
+    Of ranks that hold the same units only one has `writes` set: its copy is the one that is kept.
     """
 
     layer_first: int
@@ -30,7 +30,7 @@ class RankPart(msgspec.Struct, frozen=True):
 
 
 class PageFormat(msgspec.Struct, frozen=True):
-    """What the pages of a block are, the same on all ranks. `units` and `layers` count the whole model's."""
+    """The format of a block's pages, the same on all ranks. `units` and `layers` count the whole model's."""
 
     engine: str
     packing: str

@@ -93,7 +93,7 @@ class VllmClient:
         return 0 if processor is None else int(processor.info.allowed_mm_limits.get("image", 0))
 
     def layout(self) -> Layout:
-        """What a block is inside vLLM. Where blocks are exchanged the stage knows better."""
+        """The layout of a block inside vLLM. Where blocks are exchanged, the stage's layout is used instead."""
         model, parallel = self.config.model_config, self.config.parallel_config
         dtype = self.config.cache_config.cache_dtype
         name = str(model.dtype).removeprefix("torch.") if dtype == "auto" else dtype
@@ -178,7 +178,7 @@ class VllmClient:
         await self._core.abort_requests_async(request_ids)
 
     async def outputs(self) -> EngineCoreOutputs:
-        """What the next engine step brought about. Raises `EngineGone`."""
+        """The outputs of the next engine step. Raises `EngineGone`."""
         try:
             return await self._core.get_output_async()
         except EngineDeadError as error:

@@ -92,7 +92,7 @@ class Conduit:
             peer.send(packet, fd)
 
     def close(self) -> None:
-        """Hang up on everybody. Nobody is told as lost."""
+        """Close the connections to all peers, without reporting any of them as lost."""
         for peer in (*self._peers.values(), *self._strangers):
             peer.close()
         self._peers.clear()

@@ -1,4 +1,4 @@
-"""What a stage and the ranks of its engine tell each other. One message is one packet of a Unix socket."""
+"""The messages between a stage and the ranks of its engine. One message is one packet of a Unix socket."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from tandem.engine.vllm.canonical import PageFormat, RankPart
 CONDUIT_VERSION: Final = 2
 PACKET_BYTES_MAX: Final = 64 << 10
 INDICES_MAX: Final = 4096
-"""Blocks told of in one message."""
+"""The most block indices in one message."""
 OUTPUT_BLOCKS_MAX: Final = 2048
 """Blocks of a request's output that are offered: their names fit one packet."""
 

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 class Backends(NamedTuple):
-    """Those that are `left`, best first; those that our block size excludes; and those that vLLM takes with no KV
-    connector at all."""
+    """Attention backends: those that are `left`, best first; those that our block size excludes; and those that vLLM
+    takes only without any KV connector."""
 
     left: tuple[str, ...]
     lost_to_blocks: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
-"""What vLLM makes of our arguments on a card that need not be here: its own parser and configuration, nothing loaded.
+"""A dry run of vLLM: what it makes of our arguments on a card that need not be here. It uses vLLM's own parser and
+configuration, and loads nothing.
 
 vLLM decides per process what it runs on, so a dry run has a process of its own, whose platform is the stub of a card.
 `resolve` starts that process; `python -m tandem.engine.vllm.dry_run` is it. Only `config.json` of a model is read.
@@ -36,12 +37,12 @@ _CAPABILITIES: Final = (
 _REFUSALS: Final = (
     ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, OSError, ImportError
 )  # fmt: skip
-"""What vLLM raises for arguments."""
+"""Exceptions with which vLLM refuses arguments."""
 _LAST_LINE: Final = "tandem-dry-run "
 
 
 Build = Literal["cuda", "rocm", "cpu"]
-"""What vLLM is built for."""
+"""The platform that vLLM is built for."""
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -61,12 +62,11 @@ H100: Final = Card("NVIDIA H100 80GB HBM3", (9, 0), 80 << 30)
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """What vLLM has decided. `block_tokens` is before an attention backend has had its say.
+    """The decisions that vLLM has made. `block_tokens` is the value before an attention backend has had its say.
 
-    `backends` are the attention backends that it could choose, best first, None where they are not known;
-    `backends_lost` those that our block size excludes, and `connector_lost` those that it takes with no KV connector
-    of anybody's. `problem` is why vLLM would not start, in its words; the other
-    fields mean nothing then.
+    `backends` are the attention backends that vLLM could choose, best first, None where they are not known;
+    `backends_lost` are those that our block size excludes, and `connector_lost` those that it takes only without any
+    KV connector. `problem` is why vLLM would not start, in its words; the other fields mean nothing then.
     """
 
     async_scheduling: bool = False

@@ -30,11 +30,12 @@ from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage import Stage
 
 _OVERDUE_SILENCE_S: Final = 5.0
-"""A step that hangs is told of before an engine that is silent for some other reason."""
+"""Seconds that a silent engine is given beyond the bound of a step, so that a step that hangs is reported before an
+engine that is silent for some other reason."""
 
 
 def _silent(_fraction: float, _stage: str) -> None:
-    """Nobody watches loading."""
+    """Ignore progress: loading is not watched."""
 
 
 class VllmEngine:
@@ -75,7 +76,7 @@ class VllmEngine:
         self._looked = float("-inf")
         self._overdue_s = 0.0
         self._heard = 0.0
-        """When vLLM said something last, or was given its first work after having had none."""
+        """When vLLM last sent a message, or was given its first work after having had none."""
         self._load_sent = float("-inf")
         self._load_stale = False
         self._flush_due = False
@@ -292,7 +293,8 @@ class VllmEngine:
         return self._figures.predicted_s(sign.rows, sign.prompt_tokens)
 
     def _longest_s(self) -> float:
-        """What the longest step may be expected to take: all rows, and a whole budget of a prompt's last tokens."""
+        """The longest time that a step may be expected to take: all rows, and a whole budget of a prompt's last
+        tokens."""
         assert self._figures is not None
         scheduler, context = self._scheduler, self.info.context_tokens
         return self._figures.predicted_s(scheduler.max_sequences, scheduler.max_batched_tokens, context)
@@ -308,7 +310,7 @@ class VllmEngine:
     # -- reports --
 
     def _changed(self) -> None:
-        """A command came: vLLM is told at once, the listener soon."""
+        """Pass a command on: vLLM receives it at once, the listener gets its report soon."""
         self._wake.set()
         self._load_stale = True
         if not self._flush_due:

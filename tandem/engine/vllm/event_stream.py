@@ -19,7 +19,8 @@ _BACKLOG: Final = 100_000
 
 
 class EventStream:
-    """Batches from the first one on. vLLM publishes without asking whether anybody keeps up."""
+    """The stream of event batches from the first one on. vLLM publishes without asking whether its subscribers keep
+    up."""
 
     def __init__(self, sockets: Sockets) -> None:
         self._context = zmq.asyncio.Context()
@@ -57,7 +58,7 @@ class EventStream:
                 yield decode_batch(found[sequence])
 
     async def _replay(self, first: int) -> dict[int, bytes]:
-        """What vLLM still has from batch `first` on, by number."""
+        """The batches from number `first` on that vLLM still has, by number."""
         found: dict[int, bytes] = {}
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)

@@ -13,7 +13,7 @@ from tandem.core.config_facts import CacheKinds, Windows, cannot_exchange
 from tandem.core.errors import TandemError
 
 TRANSFERS: Final = ("auto", "always", "never")
-"""What `kv_transfer` can be."""
+"""The values that `kv_transfer` can have."""
 _PLAIN_DTYPES: Final = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 """Types of KV whose pages hold numbers and nothing else."""
 _ROTATION: Final = "rotary_embedding"
@@ -87,7 +87,7 @@ def refusal(why: str, role: str) -> str:
 
 
 def refuse_contradiction(transfer: str, role: str) -> None:
-    """Raise `bad_setting` for a role that hands KV over in a worker that is told not to."""
+    """Raise `bad_setting` for a role that hands KV over in a worker whose `kv_transfer` is `never`."""
     if transfer == "never" and role != "unified":
         problem = f"kv_transfer = 'never': role {role} hands KV over; use role unified, or kv_transfer auto"
         raise TandemError("bad_setting", problem, param="kv_transfer")

@@ -91,7 +91,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 """Arguments that have a setting of their own."""
 
 NUMERIC: Final = ("hf_overrides", "quantization_config", "revision", "code_revision", "load_format")
-"""Those that change the model's numbers, and with them the content of its KV blocks."""
+"""Arguments that change the model's numbers, and with them the content of its KV blocks."""
 
 
 def read_extra(extra: Mapping[str, str]) -> dict[str, object]:

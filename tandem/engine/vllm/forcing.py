@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def draw_of(params: SamplingParams) -> ProcessorParams | None:
-    """What we told vLLM's sampler of a request; None where it does everything by itself, as in its own warm-up."""
+    """The parameters that vLLM's sampler was given for a request; None where it does everything by itself, as in its
+    own warm-up."""
     packed: list[Any] | None = (params.extra_args or {}).get(DRAW)
     return None if packed is None else ProcessorParams.unpacked(packed)
 

@@ -1,6 +1,7 @@
-"""The nodes of one worker: the leader waits for the others, they find it, and each ends when it loses what it needs.
+"""The nodes of one worker: the leader waits for the others, the others find the leader, and each node ends when it
+loses what it needs.
 
-All waits have a bound. Whoever ends says why, so that one sentence is the same on all nodes.
+All waits are bounded. A node that ends says why, so that the same sentence appears on all nodes.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from tandem.engine.vllm.group_wire import Begin, Join, Message, Over, Wire
 from tandem.engine.vllm.settings import Nodes
 
 Facts = Mapping[str, str]
-"""What has to be the same on all nodes, as text by name."""
+"""The facts that have to be the same on all nodes, as text by name."""
 _REDIAL_S: Final = 0.5
 _CONNECT_S: Final = 5.0
 
@@ -175,7 +176,8 @@ class GroupMember:
             self._wire.close()
 
     async def _dial(self) -> Wire:
-        """Its name may not be known yet, and it may not listen yet."""
+        """Connect to the leader, trying again until it answers: its name may not be known yet, and it may not listen
+        yet."""
         loop, nodes = asyncio.get_running_loop(), self._nodes
         while True:
             try:

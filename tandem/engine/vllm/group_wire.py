@@ -1,8 +1,8 @@
-"""What the nodes of one worker say to each other, and the TCP connection on which they do.
+"""The messages between the nodes of one worker, and the TCP connection that carries them.
 
 vLLM's ranks have connections of their own, on which they wait for each other without a bound: a rank whose leader is
-gone waits for ever, and a leader without work does not notice that a rank is gone. This connection is there to tell.
-A message is a line of JSON.
+gone waits for ever, and a leader without work does not notice that a rank is gone. This connection makes such a loss
+known. A message is a line of JSON.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class Wire(asyncio.Protocol):
             self._transport.write(_encode(message) + b"\n")
 
     def close(self) -> None:
-        """Hang up, once what was told is on its way. Idempotent."""
+        """Close the connection once the messages sent so far are on their way. Idempotent."""
         transport, self._transport = self._transport, None
         if self._timer is not None:
             self._timer.cancel()

@@ -1,8 +1,8 @@
 """Signs of life of vLLM's processes: a few bytes of shared memory for each, written there and read by the worker.
 
-Writing costs nothing that a step would notice, and reading needs nobody's help: a process that is frozen, or whose
-thread is in one long call, answers no messages. Times are those of the system's monotonic clock, which all processes
-of a machine share. Imports no vLLM.
+Writing costs nothing that a step would notice, and reading needs no help from the process: a process that is frozen,
+or whose thread is in one long call, answers no messages. Times are those of the system's monotonic clock, which all
+processes of a machine share. Imports no vLLM.
 """
 
 import mmap
@@ -26,11 +26,11 @@ _SAID_AT: Final = 24
 
 @dataclass(frozen=True)
 class HeartbeatSample:
-    """What a process has shown last. `beat`: when its thread beat. `step_since`: when the step that runs began, None
-    between steps.
+    """The last signs of life of a process. `beat` is when its thread last beat. `step_since` is when the step that
+    runs began, None between steps.
 
-    `rows` and `prompt_tokens` are what the heavier of its last two steps had to compute: with asynchronous scheduling
-    the engine waits for one while it has given out the next. `said` counts its messages of notices; the last may
+    `rows` and `prompt_tokens` are the load of the heavier of its last two steps: with asynchronous scheduling the
+    engine waits for one step while it has given out the next. `said` counts its messages of notices; the last may
     still be on its way: a step that holds Python's lock lets no thread send it.
     """
 
@@ -64,7 +64,7 @@ class Heartbeat:
         _TIME.pack_into(self._bytes, _STEP_AT, 0.0)
 
     def scheduled(self, rows: int, prompt_tokens: int) -> None:
-        """What the step that was scheduled last has to compute."""
+        """Record the load of the step that was scheduled last."""
         heavier = max(self._before, (rows, prompt_tokens), key=lambda load: (load[1], load[0]))
         self._before = (rows, prompt_tokens)
         _LOAD.pack_into(self._bytes, _LOAD_AT, *heavier)
@@ -89,7 +89,7 @@ def heartbeats_beside(socket: Path) -> Path:
 
 
 def read_heartbeat(path: Path) -> HeartbeatSample | None:
-    """What the process that writes to `path` has shown; None while it has not begun."""
+    """The last sample of the process that writes to `path`; None while it has not begun."""
     try:
         raw = path.read_bytes()
     except OSError:

@@ -25,7 +25,8 @@ class ImageQueue:
         self._waiting.pop(work_id, None)
 
     def take(self, now: float) -> EngineRequest | None:
-        """Whose images are to be read from now on. None when nobody waits: then none are being read any more."""
+        """The work whose images are to be read from now on. None when no work waits: then no images are being read
+        any more."""
         run = min(self._waiting.values(), key=lambda each: -each.work.priority, default=None)
         self.reading = run is not None
         if run is None:

@@ -14,10 +14,11 @@ Expand = Callable[[bytes, tuple[bytes, ...]], Awaitable[Expanded]]
 
 
 class ImageReader:
-    """Reads for the works of one ledger, one after the other. `changed` is called whenever the ledger has news.
+    """Reads images for the works of one ledger, one after the other. `changed` is called whenever the ledger has
+    news.
 
-    vLLM's processor is the model's own code in a thread that nobody can end: what takes it longer than any step may
-    take hangs, and all images after it would wait for ever.
+    vLLM's processor is the model's own code in a thread that cannot be ended. A read that takes longer than any step
+    may take hangs, and all images after it would wait for ever.
     """
 
     def __init__(self, ledger: Ledger, expand: Expand, clock: Clock, changed: Callable[[], None]) -> None:

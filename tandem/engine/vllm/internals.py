@@ -98,7 +98,7 @@ PATCHED: Final = MappingProxyType(
 OF_CARDS: Final = MappingProxyType({"CudaPlatformBase": "vllm.platforms.cuda"})
 """Like `NAMES`, where vLLM is built for CUDA, or a dry run pretends it is; it cannot be imported elsewhere."""
 OF_ROCM: Final = MappingProxyType({"RocmPlatform": "vllm.platforms.rocm"})
-"""The same where it is built for ROCm."""
+"""Like `OF_CARDS`, where vLLM is built for ROCm."""
 
 
 def vllm_version() -> str | None:
@@ -143,7 +143,7 @@ def _module(name: str, path: str) -> Any:
 
 
 def moved(name: str, path: str) -> TandemError:
-    """What to say of something that vLLM no longer has where `path` says."""
+    """The error for a name that vLLM no longer has where `path` says."""
     tested = " and ".join(SUPPORTED)
     return TandemError(
         "bad_setting",

@@ -21,7 +21,7 @@ Built = TypeVar("Built")
 
 
 class Launch(Generic[Built]):
-    """One call of `build`, under `environment`, in a thread that keeps nobody from leaving."""
+    """One call of `build`, under `environment`, in a thread that does not keep the process from exiting."""
 
     def __init__(self, build: Callable[[], Built], environment: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ class Launch(Generic[Built]):
         threading.Thread(target=run, name="vllm-launch", daemon=True).start()
 
     async def result(self, unless: asyncio.Event | None = None) -> Built | None:
-        """What was built; None when `unless` was set before. Raises whatever building raises."""
+        """Wait for what was built; None when `unless` was set before. Raises whatever building raises."""
         given_up = asyncio.ensure_future((unless or asyncio.Event()).wait())
         try:
             await asyncio.wait((self._built, given_up), return_when=asyncio.FIRST_COMPLETED)
@@ -59,7 +59,7 @@ class Launch(Generic[Built]):
         return self._built.result() if self._built.done() and self._built.exception() is None else None
 
     def _tell(self, tell: Callable[[], None]) -> None:
-        """To nobody, when the loop has been closed meanwhile."""
+        """Call `tell` in the event loop; do nothing when the loop has been closed meanwhile."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(tell)
 

@@ -40,7 +40,7 @@ _WAITS: Final[Mapping[str, Wait]] = {
 }
 _NO_SLOTS: Final = ": no slots of the stage were free"
 _SILENT_S: Final = 0.5
-"""What has brought a token since then needs nobody to speak for it."""
+"""Seconds within which a new token makes a separate progress report for its work unnecessary."""
 
 
 class Ledger:
@@ -66,9 +66,9 @@ class Ledger:
         self._runner = runner
         self._runs: dict[int, TrackedRequest] = {}
         self._moved = self._told = -inf
-        """When some prompt got on last, and when progress was told last."""
+        """When a prompt last made progress, and when progress was last reported."""
         self._heard = heard
-        """Messages of notices that have come, to whoever asked vLLM before included."""
+        """Messages of notices that have arrived, including those that arrived before this ledger existed."""
         self._later: dict[int, list[OutgoingRequest]] = {}
         """Requests of works that wait for slots of the stage, or for the first of their requests to be answered."""
         fetched = (lambda _work_id: False) if stage is None else stage.fetches
@@ -88,7 +88,7 @@ class Ledger:
 
     @property
     def computing(self) -> bool:
-        """Whether vLLM has something to compute that waits for nobody else."""
+        """Whether vLLM has something to compute that does not wait for another worker."""
         return any(
             branch.sent is not None
             and not branch.done
@@ -137,7 +137,7 @@ class Ledger:
             self._send(orders.pop(0))
 
     def _open(self, run: TrackedRequest, media: Mapping[str, Any] | None = None) -> list[OutgoingRequest]:
-        """Its requests; the stage knows of it then. Raises what both refuse."""
+        """Prepare the requests of a work, and announce it to the stage. Raises what either of them refuses."""
         work = run.work
         orders = [self._prepared(run, branch, media) for branch in work.branches]
         if self._stage is not None:
@@ -265,7 +265,8 @@ class Ledger:
             self._send(order)
 
     def _noticed(self, run: TrackedRequest, branch: TrackedChild, notice: Notice, now: float) -> None:
-        """What a step that begins is about. Of a work its first branch tells, which computes the prompt."""
+        """Take in a notice of what a step that begins is about. A work follows its first branch, which computes the
+        prompt."""
         if notice.kind == "computes":
             self._moved = now
             self._deadlines.moved(now)
@@ -308,8 +309,8 @@ class Ledger:
         )
 
     def look(self, now: float, said: int) -> None:
-        """End works whose time is over. vLLM has `said` so many messages of notices: while the last has not come any
-        work may have its place, and nobody has waited for one in vain."""
+        """End works whose time is over. vLLM has sent `said` messages of notices: while the last has not arrived, any
+        work may have got its place, so none is known to have waited for one in vain."""
         if said > self._heard:
             self._deadlines.moved(now)
         for run, reason in self._deadlines.passed(now):
@@ -317,7 +318,7 @@ class Ledger:
             self._fail(run, "deadline_exceeded", f"{reason}{_NO_SLOTS if unsent else ''}", now)
 
     def next_look(self) -> float:
-        """When `look` must be called again; infinity for never."""
+        """The time at which `look` must be called again; infinity for never."""
         return self._deadlines.next()
 
     # -- sending --

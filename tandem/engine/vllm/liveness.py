@@ -69,7 +69,7 @@ class LivenessMonitor:
     _seen: dict[int, _Seen] = field(default_factory=dict)
 
     def look(self, signs: Iterable[HeartbeatSample], longest_s: float, now: float) -> LivenessVerdict:
-        """What the signs of all processes come to; `longest_s` is what the longest step is predicted to take."""
+        """The verdict on the samples of all processes; `longest_s` is what the longest step is predicted to take."""
         gap_s = min(GAP_MAX_S, now - self._looked) if self._looked is not None else 0.0
         self._looked = now
         overdue_s = 0.0

@@ -30,7 +30,7 @@ class LoadStats:
         self._attended = 0.0
         """Positions that running sequences attend to, all together, when figures were taken last."""
         self._began: float | None = None
-        """Of the prompts in the step that was told of last, and when that was."""
+        """When the last step that was announced with prompt tokens began; None once that step has been observed."""
 
     def step(self, outputs: Any) -> None:
         """Take in a message of the engine: what a step is about, as it begins, or what it brought about."""
@@ -55,10 +55,11 @@ class LoadStats:
             self._began = outputs.timestamp
 
     def _observe(self, outputs: Any) -> None:
-        """Learn from a step that has ended. A gap after an idle engine is no step's time, unless its begin is known.
+        """Learn from a step that has ended. A gap after an idle engine is no step's time, unless the step's begin is
+        known.
 
-        With asynchronous scheduling the next step is told of before this one has ended: then the two change places,
-        which moves a prompt's tokens to its neighbouring step and loses none.
+        With asynchronous scheduling the next step is announced before this one has ended: the two then change places,
+        which moves a prompt's tokens to the neighbouring step and loses none.
         """
         rows = sum(len(output.new_token_ids) for output in outputs.outputs if output.prefill_stats is None)
         load = StepLoad(rows, self._prompt_tokens, self._context, self._pieces, self._attended if rows else 0.0)
@@ -75,7 +76,7 @@ class LoadStats:
         return self._times.predict(StepLoad(rows, prompt_tokens, prompt_tokens * attended, min(1, prompt_tokens)))
 
     def take_speculation(self) -> Speculation | None:
-        """What became of drafts since the last call."""
+        """The results of speculative drafts since the last call; None when there were no drafts."""
         taken, self._speculation = self._speculation, None
         return taken
 

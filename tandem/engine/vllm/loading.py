@@ -78,11 +78,11 @@ class VllmInstance:
         """Hears in one sentence that a node of this worker is gone."""
         self.events: EventStream | None = None
         self.seconds_per_token = 0.0
-        """What a token of the first prompt took."""
+        """Seconds that a token of the first prompt took."""
 
     @property
     def heartbeats(self) -> tuple[HeartbeatSample, ...]:
-        """What vLLM's processes on this machine have shown last."""
+        """The last heartbeat samples of vLLM's processes on this machine."""
         try:
             found = sorted(heartbeats_beside(self._sockets.tell).iterdir())
         except OSError:
@@ -226,7 +226,7 @@ class VllmInstance:
         self.on_lost(sentence)
 
     async def _of_nodes(self) -> str | None:
-        """What has become of another node, where that is known now."""
+        """The problem of another node of this worker, where it is known now."""
         if self._leader is None:
             return None
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""What the worker knows of a model that vLLM serves: its directory, content hash and end tokens."""
+"""The facts that the worker knows of a model that vLLM serves: its directory, content hash and end tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,6 @@ def open_served(settings: VllmSettings) -> ServedModel:
 
 
 def _end_tokens(directory: ModelDirectory) -> tuple[int, ...]:
-    """Those of the model's configurations, and the tokenizer's own, at which vLLM stops too."""
+    """The end tokens of the model's configurations, and the tokenizer's own, at which vLLM stops too."""
     own = directory.tokenizer_end()
     return tuple(dict.fromkeys((*directory.facts.eos_token_ids, *(() if own is None else (own,)))))

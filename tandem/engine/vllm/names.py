@@ -39,7 +39,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one engine step did to the prefix cache."""
+    """The changes that one engine step made to the prefix cache."""
 
     ts: float
     events: list[Event]
@@ -74,7 +74,7 @@ class _Told:
 class CachedNames:
     """The names of all full blocks in vLLM's prefix cache, as far as its events tell.
 
-    A chain whose beginning was missed stays unknown: nobody is told of blocks that cannot be named.
+    A chain whose beginning was missed stays unknown: blocks that cannot be named are not reported.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -88,7 +88,7 @@ class CachedNames:
         return tuple(chain.name for chain in self._chains.values() if chain.name is not None)
 
     def apply(self, batch: EventBatch) -> KvChange:
-        """What a batch of events means."""
+        """Apply a batch of events; gives the change of names that it means."""
         told = _Told()
         for event in batch.events:
             match event:
@@ -149,7 +149,8 @@ class CachedNames:
 
 
 class NameUnion:
-    """Names that several sources hold, of which only the first store and the last removal of each is told."""
+    """The union of the names that several sources hold. Only the first store and the last removal of each are
+    reported."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, int] = {}
@@ -158,7 +159,7 @@ class NameUnion:
         return tuple(self._held)
 
     def apply(self, change: KvChange) -> KvChange:
-        """What a source's change means for the union."""
+        """Apply a source's change; gives what it changes in the union."""
         removed = tuple(name for name in change.removed if self._drop(name))
         return KvChange(tuple(name for name in change.stored if self._add(name)), removed)
 

@@ -1,10 +1,11 @@
-"""What vLLM's engine process says of its requests as a step begins, in vLLM's own messages. Imports no vLLM.
+"""Notices that vLLM's engine process sends about its requests as a step begins, in vLLM's own messages. Imports no
+vLLM.
 
-vLLM tells of a request only once it has drawn for it: a long prompt computes for many steps, or for one long one,
-without a word, and so does one that has its blocks and waits for their content. A notice is an output record without
-tokens, sent before the step is computed (`stepping`); it comes in order with everything else that vLLM says.
-How many such messages there were is also in shared memory (`heartbeat`): so the worker knows whether there is news of
-places that it has not heard yet.
+vLLM reports on a request only once it has drawn for it: a long prompt computes for many steps, or for one long one,
+without a message, and so does a request that has its blocks and waits for their content. A notice is an output record
+without tokens, sent before the step is computed (`stepping`); it comes in order with everything else that vLLM sends.
+The number of such messages is also in shared memory (`heartbeat`), so the worker knows whether there is news of
+places that it has not received yet.
 """
 
 from collections.abc import Mapping

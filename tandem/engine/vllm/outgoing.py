@@ -1,4 +1,4 @@
-"""What a ledger has to send, and who makes it."""
+"""The requests that a ledger has to send, and the protocol of the builder that makes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

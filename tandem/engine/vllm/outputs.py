@@ -13,7 +13,7 @@ _FINISHES: Final = ("stop", "length")
 
 
 def record_stats(run: TrackedRequest, output: Any) -> None:
-    """What an output of the request that computes the prompt says of how it went."""
+    """Record what an output of the request that computes the prompt reports about that computation."""
     for happened in output.events or ():
         if happened.type == _PREEMPTED:
             run.preemptions += 1
@@ -25,7 +25,7 @@ def record_stats(run: TrackedRequest, output: Any) -> None:
 
 
 def new_positions(run: TrackedRequest, branch: TrackedChild, output: Any) -> Iterator[Emitted]:
-    """The positions that are new to whoever gave the work, in order, up to one that ends the branch."""
+    """The positions that are new to the submitter of the work, in order, up to one that ends the branch."""
     wanted = run.work.sampling.logprobs
     for index, token in enumerate(output.new_token_ids):
         branch.drawn += 1

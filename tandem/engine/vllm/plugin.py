@@ -1,4 +1,5 @@
-"""What runs in every process of vLLM (an entry point of `vllm.general_plugins`), in ours only where we started it."""
+"""The plugin that runs in every process of vLLM (an entry point of `vllm.general_plugins`). It acts only in processes
+that Tandem has started."""
 
 import logging
 import multiprocessing
@@ -35,7 +36,7 @@ def register() -> None:
 
 
 def _pass_on_progress(logger: logging.Logger) -> None:
-    """Let lines of progress through a logger that was told to be quieter; what it prints stays as quiet."""
+    """Let lines of progress through a logger that was set to be quieter; what the logger prints stays as quiet."""
     level = logger.getEffectiveLevel()
     if level > logging.INFO:
         for handler in logger.handlers:

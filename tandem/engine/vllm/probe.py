@@ -1,4 +1,4 @@
-"""What vLLM knows of a model before anything of it is loaded: its own model config, read in the worker.
+"""Finds out what vLLM knows of a model before anything of it is loaded: its own model config, read in the worker.
 
 Nothing of it is kept: vLLM reads it once more when it is built.
 """
@@ -30,7 +30,7 @@ def _inexact(config: Any, arguments: EngineArguments) -> str:
 
 
 def _other(config: Any) -> str:
-    """What the architecture says beyond its configuration file."""
+    """The feature that the architecture adds to its configuration file, in words; empty where there is none."""
     if config.is_hybrid or config.has_inner_state:
         return "layers of recurrent state"
     if config.is_attention_free:

@@ -1,4 +1,4 @@
-"""What the engine's processes tell the worker besides tokens: how far loading is, and what they died of.
+"""Reports of the engine's processes to the worker besides tokens: how far loading is, and what they died of.
 
 vLLM says both only in its log. A plugin (`plugin.py`) reads along in each of its processes and sends a datagram for
 every line that matters; the worker listens on a Unix socket. A lost datagram costs a line of progress, no more.
@@ -47,7 +47,7 @@ _decode: Final = msgspec.json.Decoder(ProcessReport).decode
 
 
 def progress_of(line: str) -> Progress | None:
-    """What a line of vLLM's log says of loading."""
+    """The loading progress that a line of vLLM's log reports; None where it reports none."""
     return next((Progress(fraction, stage) for found, fraction, stage in _STAGES if found.search(line)), None)
 
 
@@ -72,7 +72,7 @@ class ReportHandler(logging.Handler):
             self.tell(progress)
 
     def tell(self, told: ProcessReport) -> None:
-        """To nobody, when the worker is gone or does not keep up."""
+        """Send a report to the worker; drop it when the worker is gone or does not keep up."""
         with contextlib.suppress(OSError):
             self._socket.sendto(encode(told), self._path)
 

@@ -28,7 +28,8 @@ TEMPERATURE_MIN: Final = 0.01
 
 @dataclass(frozen=True)
 class ProcessorParams:
-    """What our logits processors know of a request. `base` output positions lie in the prompt already."""
+    """What our logits processors know about a request. Its first `base` output positions are already in the
+    prompt."""
 
     work: int
     sequence: int
@@ -73,7 +74,7 @@ class VllmRequest:
     priority: int
     adapter: str
     media: Mapping[str, Any] | None = None
-    """What goes with a prompt that has images; see `Expanded`."""
+    """The rest of vLLM's own input for a prompt that has images; see `Expanded`."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,9 @@ def scores_prompt(work: EngineRequest, branch: ChildRequest) -> bool:
 
 
 def cache_salt(work: EngineRequest) -> str:
-    """What keeps tenants and adapters apart in vLLM's prefix cache; a private work has one of its own. Those with
-    images share what a tenant's have in common: vLLM names their blocks by the content of images too. Nobody else can
-    name these, so the salt stands for no root."""
+    """The salt that keeps tenants and adapters apart in vLLM's prefix cache; a private work has one of its own. Works
+    with images share the salt of their root, because vLLM names their blocks by the content of images too. Only vLLM
+    can name these blocks, so that salt stands for no root."""
     if work.images and work.sampling.prompt_logprobs is None:
         return f"images-{work.root.hex()}"
     return f"private-{work.work_id}" if work.private else work.root.hex()
@@ -240,7 +241,7 @@ def _choices(text: str) -> list[str]:
 
 
 def _drawing(sampling: Sampling, draw: ProcessorParams) -> dict[str, object]:
-    """What vLLM's own sampler is told: of top-k and top-p only where it draws by itself."""
+    """The parameters for vLLM's own sampler, with top-k and top-p only where it draws by itself."""
     warm = sampling.temperature > 0
     told = warm and draw.seed is None
     return {

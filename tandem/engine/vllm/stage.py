@@ -1,11 +1,11 @@
 """The stage: host memory through which vLLM's KV blocks are exchanged, and the `BlockSpace` over it.
 
-vLLM's own blocks are read by nobody else. A *stage slot* holds one block in canonical order (`canonical`), mapped by
-this process and by all ranks of the engine, which copy between their tensors and slots inside their steps. Everything
-above sees slots only: exports, fetches, tickets and tiers work as with any other engine. What is in no use any more
-stays under its name until the slot is wanted: the stage is also this worker's cache in DRAM.
+Only vLLM reads its own blocks. A *stage slot* holds one block in canonical order (`canonical`). This process and all
+ranks of the engine map it, and the ranks copy between their tensors and slots inside their steps. Everything above
+sees slots only: exports, fetches, tickets and tiers work as with any other engine. A block that is no longer in use
+stays under its name until its slot is wanted: the stage is also this worker's cache in DRAM.
 
-`stage_books` decides, this shell carries out: messages to ranks, digests in a thread, timers, and callbacks.
+`stage_books` decides, and this shell carries out: messages to ranks, digests in a thread, timers, and callbacks.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class Stage(StageSpace):
         self._changed()
 
     def first_sampled(self, work_id: int, first: FirstTokens) -> None:
-        """What a prefill drew; it goes with the last answer of its pull."""
+        """Keep the tokens that a prefill drew; they go with the last answer of its pull."""
         self.books.first_sampled(work_id, first)
         self._changed()
 
@@ -178,7 +178,8 @@ class Stage(StageSpace):
         return self.books.sources(work_id)
 
     def moved(self, lease_ids: Sequence[str], now: float) -> None:
-        """The works of these leases get on: whoever waits for their blocks goes on waiting."""
+        """Note that the works of these leases make progress, so that peers that wait for their blocks keep
+        waiting."""
         for lease_id in lease_ids:
             self.books.leases.move(lease_id, now)
 
@@ -196,7 +197,7 @@ class Stage(StageSpace):
         return self.books.pool.snapshot()
 
     def take_balance(self) -> ExpertBalance | None:
-        """What ranks have told of their experts since the last call."""
+        """The mean expert balance that ranks have reported since the last call."""
         told, self._balances = self._balances, {}
         return mean_balance(tuple(told.values()))
 

@@ -1,8 +1,8 @@
-"""Blocks of output that the stage keeps: what a sequence has generated is what its next turn begins with. Pure.
+"""Output blocks that the stage keeps, because a sequence's next turn begins with what it has generated. Pure.
 
-The engine offers the full blocks of a sequence that is over. They get slots that nobody needs now, are leased to
-nobody, and become part of the stage's cache under their names, which follow from the tokens that the engine has
-computed. They are found by later works of this worker and fetched by others, as blocks of prompts are.
+The engine offers the full blocks of a sequence that is over. They get slots that are not needed now, under no lease,
+and become part of the stage's cache under their names, which follow from the tokens that the engine has computed.
+Later works of this worker find them and other workers fetch them, as they do with blocks of prompts.
 """
 
 from collections.abc import Callable, Sequence

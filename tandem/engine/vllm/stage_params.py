@@ -1,4 +1,4 @@
-"""What a vLLM request carries about its part in the stage (`SamplingParams.extra_args["kv_transfer_params"]`)."""
+"""The part of a vLLM request that concerns the stage (`SamplingParams.extra_args["kv_transfer_params"]`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class StageParams:
 
 
 def stage_params(params: Mapping[str, Any] | None) -> StageParams | None:
-    """What a request's `kv_transfer_params` say, or None for a request that is not the stage's."""
+    """The stage parameters in a request's `kv_transfer_params`, or None for a request that is not the stage's."""
     if not params or params.get("tandem") is not True:
         return None
     return StageParams(

@@ -1,4 +1,5 @@
-"""What a work gets when it is its turn: slots, its blocks that are here, and a fetch for what others bring."""
+"""Places a work when its turn comes: slots, its blocks that are already here, and a fetch for those from
+elsewhere."""
 
 from tandem.engine.protocol import FetchJob, FetchTarget
 from tandem.engine.scheduler.events import EngineEvents
@@ -23,8 +24,8 @@ class StagePlacing:
         self._to_ranks = to_ranks
 
     def place(self, work: StagedRequest) -> StageParams | None:
-        """Give slots to a work that fits; gives what its first request is told, None when the engine needs to know
-        nothing of the stage."""
+        """Give slots to a work that fits. Returns the parameters of its first request, or None when the engine needs
+        to know nothing of the stage."""
         matched = [] if work.work.private else self._pool.match(work.names)
         for slot in matched:
             self._pool.ref(slot)

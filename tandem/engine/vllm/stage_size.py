@@ -6,7 +6,7 @@ from tandem.core.errors import TandemError
 from tandem.engine.vllm.stage_settings import StageSettings
 
 DEFAULT_SHARE: Final = 0.25
-"""Of the memory that a pod, or a machine without pods, has: what its stages take together where nobody gave a size.
+"""The share of the memory of a pod, or of a machine without pods, that its stages take together where no size is set.
 Weights pass through the same memory while they load, and the page cache needs some."""
 _SLOTS_MIN: Final = 2
 _SET: Final = "set tiers.dram (tiers.dram_bytes of the worker)"

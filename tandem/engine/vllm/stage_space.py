@@ -1,4 +1,4 @@
-"""What KV transfer sees of a stage: `tandem.engine.protocol.BlockSpace` over its books and its memory."""
+"""The view that KV transfer has of a stage: `tandem.engine.protocol.BlockSpace` over its books and its memory."""
 
 from collections.abc import Callable, Sequence
 

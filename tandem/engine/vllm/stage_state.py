@@ -1,6 +1,7 @@
-"""The stage's decisions: which work has which slots, what of it is there, who is told what. Pure and synchronous.
+"""The stage's decisions: which work has which slots, which of its blocks are there, and which messages go where. Pure
+and synchronous.
 
-What has to be done outside is left in `to_ranks`, `admitted`, `refused` and `to_digest`, which the shell empties.
+Work to be done outside is left in `to_ranks`, `admitted`, `refused` and `to_digest`, which the shell empties.
 """
 
 from collections.abc import Sequence
@@ -172,7 +173,7 @@ class StageState:
         self.sharing.admit(requests_wait=bool(self._waiting))
 
     def next_look(self) -> float:
-        """When `look` must be called again even if nothing happens."""
+        """The time at which `look` must be called again even if nothing happens."""
         soonest = self.leases.next_expiry
         for work in self._waiting.values():
             soonest = min(soonest, work.opened + self.settings.queue_s, work.work.deadline)
@@ -243,7 +244,8 @@ class StageState:
         self._settle(work)
 
     def _withhold(self, work: StagedRequest, index: int) -> None:
-        """Late bytes may come to the block's slot: it is nobody's, and the block will not be had from here."""
+        """Quarantine the slot of a block that late bytes may still reach: no work owns it, and the block is not
+        available from here."""
         self.pool.quarantine(work.slots[index])
         work.slots[index] = NO_SLOT
         work.withheld[index] = None
@@ -282,8 +284,8 @@ class StageState:
             work.cached = max(work.cached, cached)
 
     def loaded(self, rank: int, work_id: int, sequence: int, copied: int) -> None:
-        """A rank has reported a sequence's load, for which it copied so many blocks. With the last of them slots that
-        are not exported are let go."""
+        """Record that a rank has reported a sequence's load, for which it copied `copied` blocks. After the last
+        load, slots that are not exported are released."""
         work = self._works.get(work_id)
         if work is None:
             return
@@ -311,7 +313,8 @@ class StageState:
             self.leases.export(work.work.lease_id, work.all_names()[index], slot)
 
     def _let_go(self, work: StagedRequest) -> None:
-        """Once the engine has copied what there was for all sequences, and nobody writes to its slots any more."""
+        """Release the slots once the engine has copied the blocks for all sequences and nothing writes to the slots
+        any more."""
         sequences = len(work.work.branches) if work.work.mode == "decode" else 1
         copied = len(work.loads_over) >= sequences * len(self._ranks)
         if not copied or work.fetching or work.digesting or work.unsaved:
@@ -322,7 +325,7 @@ class StageState:
         work.withheld.clear()
 
     def _settle(self, work: StagedRequest) -> None:
-        """Give back what a work that is over has, as far as nobody writes to it any more."""
+        """Free what a work that is over holds, as far as nothing writes to it any more."""
         if not work.closed or work.work_id not in self._works:
             return
         if work.fetching:
@@ -337,7 +340,7 @@ class StageState:
         work.slots = []
 
     def _abandon(self, work: StagedRequest) -> None:
-        """Its fetch goes on for a while: until it has ended its slots are nobody's."""
+        """Abandon a fetch that goes on for a while: until it has ended, no work owns its slots."""
         work.fetching = False
         pending, work.pending = work.pending, {}
         self._abandoned[work.work_id] = tuple(target.slot for target in pending.values())
@@ -345,7 +348,7 @@ class StageState:
             self._withhold(work, index)
 
     def invalidate(self, slot: int) -> None:
-        """The bytes of a complete block are damaged: nobody finds it any more, and what loads it does without."""
+        """Drop a complete block whose bytes are damaged: no lookup finds it any more, and its loads do without it."""
         self.pool.invalidate(slot)
         for work in self._works.values():
             if work.told and slot in work.slots:

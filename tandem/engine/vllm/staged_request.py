@@ -38,7 +38,7 @@ class StagedRequest:
         self.names = chain_names(work.root, work.prompt, block_tokens)
         self.leased = work.mode == "prefill" and work.lease_id != ""
         self.save = save
-        """What the engine computes is to be saved."""
+        """Whether the blocks that the engine computes are to be saved."""
         self.slots: list[int] = []
         self.complete: dict[int, None] = {}
         self.pending: dict[int, FetchTarget] = {}
@@ -78,12 +78,12 @@ class StagedRequest:
 
     @property
     def handed_over(self) -> bool:
-        """Whether somebody else computes its blocks."""
+        """Whether another worker computes its blocks."""
         return self.work.mode == "decode" and not self.prefill_lost
 
     def can_be_saved(self, index: int) -> bool:
-        """Whether the block has a slot that only the engine fills, and has not yet. What is being fetched is saved by
-        nobody before the fetch has ended."""
+        """Whether the block has a slot that only the engine fills, and has not filled yet. A block that is being
+        fetched is not saved before the fetch has ended."""
         elsewhere = (self.complete, self.withheld, self.digesting, self.pending)
         return (
             index < len(self.slots) and self.slots[index] != NO_SLOT and all(index not in each for each in elsewhere)

@@ -16,8 +16,8 @@ _LOOK_S: Final = 0.2
 async def hold_start_locks(paths: Sequence[str], within_s: float, say: Callable[[str], None]) -> AsyncIterator[None]:
     """Hold all the locks inside the block. The kernel releases those of a process that dies.
 
-    Everybody asks in the same order, so nobody waits in a circle. Raises `engine_failed` when a lock is not free
-    within `within_s` seconds.
+    Every process takes the locks in the same order, so no circular wait arises. Raises `engine_failed` when a lock is
+    not free within `within_s` seconds.
     """
     deadline = asyncio.get_running_loop().time() + within_s
     with ExitStack() as held:

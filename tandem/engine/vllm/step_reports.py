@@ -18,7 +18,7 @@ _FRONTEND: Final = 0
 
 
 def report_steps(heartbeat: Heartbeat) -> None:
-    """From now on every step of an engine in this process is told. Does nothing where no engine can be."""
+    """Report every step of an engine in this process from now on. Does nothing where no engine can be."""
     core = sys.modules.get(PATCHED["engine_core"])
     if core is not None:
         _wrap(core.EngineCoreProc, heartbeat)
@@ -42,8 +42,8 @@ def _wrap(engine: Any, heartbeat: Heartbeat) -> None:
 
 @dataclass(frozen=True)
 class VllmTypes:
-    """What of vLLM a teller needs: the class of an output record, that of a message of them, and the status of a
-    request that waits for KV."""
+    """The parts of vLLM that a `StepReporter` needs: the class of an output record, that of a message of them, and
+    the status of a request that waits for KV."""
 
     record: Callable[..., Any]
     message: Callable[..., Any]
@@ -78,7 +78,7 @@ class StepReporter:
         scheduler.schedule = self.schedule
 
     def schedule(self, *given: Any, **named: Any) -> Any:
-        """What vLLM's scheduler decides, unchanged."""
+        """The decision of vLLM's scheduler, unchanged; notices about it are sent before it is returned."""
         scheduled = self._schedule(*given, **named)
         notices = [
             self._words.record(request_id, [], kv_transfer_params=notice.as_params())
@@ -122,8 +122,8 @@ class StepReporter:
 
 
 def _computed(scheduled: Any, requests: Any) -> Iterator[tuple[str, int, int]]:
-    """(request, first token, tokens) of what has a place and will say nothing before it has computed more than its
-    last known token. One that came new is told of in any case."""
+    """(request, first token, tokens) of each scheduled request that has more to compute than its last known token,
+    and gives no output before that. A new request is always included."""
     counts, cached = scheduled.num_scheduled_tokens, scheduled.scheduled_cached_reqs
     for new in scheduled.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens, counts[new.req_id]

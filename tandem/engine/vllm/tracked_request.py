@@ -21,7 +21,7 @@ class TrackedChild:
         self.position = self.forced
         self.drawn = 0
         self.sent: float | None = None
-        """When its request was given to vLLM."""
+        """When the branch's request was given to vLLM."""
         self.done = False
 
 
@@ -41,20 +41,20 @@ class TrackedRequest:
         """The branch whose request computes the prompt."""
         self.live = len(self.branches)
         self.first: list[tuple[int, int, str | None]] = []
-        """What prefill drew: (sequence, token, finish)."""
+        """The tokens that prefill drew: (sequence, token, finish)."""
         self.queued = now
         self.wait = Wait.PLACE
         self.waits_since = now
         self.admitted: float | None = None
-        """When vLLM first gave it its blocks."""
+        """When vLLM first gave the work its blocks."""
         self.prefilled: float | None = None
         self.first_token: float | None = None
         self.brought = now
-        """When a position of it was given out last."""
+        """When a position of the work was last given out."""
         self.tokens_computed = self.tokens_reused = self.tokens_loaded = 0
         self.chunks = self.preemptions = 0
         self._kv_waits: list[tuple[float, float]] = []
-        """When it began to wait for its KV, and ceased to."""
+        """The times at which the work began to wait for its KV and ceased to."""
         self._kv_from = 0.0
         self._loads = False
         """Some of its blocks were awaited from the stage."""
@@ -62,16 +62,16 @@ class TrackedRequest:
         self.waits_for_prefill = work.mode == "decode"
         """Another worker computes its prompt and is not known to be done."""
         self.expanding = bool(work.images)
-        """Its images have not taken their places in its prompt yet."""
+        """Whether the work's images have yet to take their places in its prompt."""
         self._lost_place = False
-        """It was preempted, and nothing has been heard of it since."""
+        """Whether the work was preempted and vLLM has reported nothing about it since."""
 
     def reads(self, now: float) -> None:
-        """Its images are being read."""
+        """Note that the work's images are being read."""
         self.wait, self.waits_since = Wait.NOTHING, now
 
     def expanded(self, work: EngineRequest, now: float) -> None:
-        """Its images are in their places in the prompt of `work`: it waits for its turn from now on."""
+        """Note that the images are in their places in the prompt of `work`, which waits for its turn from now on."""
         self.work, self.expanding = work, False
         self.wait, self.waits_since = Wait.PLACE, now
 
@@ -99,12 +99,12 @@ class TrackedRequest:
         return None, None
 
     def prefill_over(self, now: float) -> None:
-        """Nobody else computes its prompt any more: what it waits for itself counts from now."""
+        """Note that no other worker computes the prompt any more: the work's own waiting counts from now."""
         if self.waits_for_prefill:
             self.waits_for_prefill, self.waits_since = False, now
 
     def waits(self, wait: Wait, now: float) -> bool:
-        """It waits for something else from now on; False when it did so before."""
+        """Note that the work waits for `wait` from now on; False when it already did."""
         if wait is self.wait:
             return False
         if self.wait is Wait.KV and len(self._kv_waits) < _REASONS_MAX:

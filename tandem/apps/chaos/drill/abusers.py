@@ -1,4 +1,5 @@
-"""Clients that misuse the platform while it is struck. Nobody else may notice them, and none may break anything."""
+"""Clients that misuse the platform while a fault strikes it. No other client may notice them, and none may break
+anything."""
 
 import asyncio
 import socket
@@ -62,12 +63,12 @@ class Abusers:
             task.cancel()
 
     async def ended(self) -> None:
-        """After `stop`: wait until nobody is connected any more."""
+        """After `stop`: wait until every abuser has disconnected."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.aclose()
 
     def problem(self) -> str:
-        """What was answered as it must never be, in words; empty when nothing was."""
+        """The answers that must never be given, in words; empty when there were none."""
         wrong = {status: times for status, times in self.answered.items() if status == "500"}
         return "; ".join(f"{times} misuses were answered with {status}" for status, times in wrong.items())
 

@@ -1,4 +1,4 @@
-"""What can be drilled: a kind of fault at a stage of a request, and which process that strikes. Pure."""
+"""The faults that can be drilled: a kind of fault at a stage of a request, and which process it strikes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

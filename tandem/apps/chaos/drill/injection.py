@@ -20,7 +20,7 @@ _SIGNALS: Final = {
     "cut-link": signal.SIGUSR2,
 }
 _TOLD: Final = {"corrupt-kv": "drill_flipped_bit", "cut-link": "drill_cut_links"}
-"""What a worker logs when it has carried out a fault."""
+"""The event that a worker logs when it has carried out a fault, by the kind of fault."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Injection:
         return _SIGNALS[self.kind] == signal.SIGKILL
 
     def landed(self) -> bool:
-        """Whether the victim has carried out what it was asked for; true at once where nobody has to ask it."""
+        """Whether the victim has carried out the fault; true at once for kinds that the victim does not have to carry
+        out itself."""
         told = _TOLD.get(self.kind)
         if told is None:
             return True

@@ -21,7 +21,8 @@ class ExpectedAnswer:
 
 @dataclass(frozen=True)
 class Discrepancies:
-    """What was wrong, counted: tokens, and requests without an end. `why` is a sentence, empty when all was right."""
+    """Faults of answers, counted: lost, duplicated and wrong tokens, and requests without an end. `why` is a
+    sentence, empty when all was right."""
 
     lost: int = 0
     duplicated: int = 0

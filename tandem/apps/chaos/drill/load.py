@@ -1,4 +1,4 @@
-"""The background load of a round: streams that ask one request after the other until they are told to stop."""
+"""The background load of a round: streams that send one request after the other until they are told to stop."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the platform's metrics pages tell a drill: links, blocks in use, blocks refused."""
+"""What a drill reads from the platform's metrics pages: links, blocks in use, blocks refused."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _PAGE_S = 2.0
 
 
 class ScrapeTarget(Protocol):
-    """A process of the platform. `metrics` is `host:port` where anybody may scrape it; empty if unknown."""
+    """A process of the platform. `metrics` is the `host:port` at which any client may scrape it; empty if unknown."""
 
     @property
     def role(self) -> str: ...

@@ -16,7 +16,7 @@ ALL: Final = "all"
 
 @dataclass(frozen=True)
 class DrillOptions:
-    """What to drill, how often, and where to write what it came to."""
+    """What to drill, how often, and where to write the results."""
 
     cells: tuple[Cell, ...]
     url: str

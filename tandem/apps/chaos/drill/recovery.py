@@ -53,7 +53,7 @@ class RecoveryWatch:
             await asyncio.sleep(_LOOK_S)
 
     def take_probes(self) -> list[StreamedResponse]:
-        """What was asked to see whether requests are served, since the last call."""
+        """The responses to requests sent since the last call to see whether requests are served."""
         probes, self._probes = self._probes, []
         return probes
 

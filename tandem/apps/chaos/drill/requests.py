@@ -67,7 +67,8 @@ class RequestShapes:
     """Many sequences, so that a few of them leave no place for another request."""
     probe: DrillRequest
     orphan: DrillRequest
-    """Still far from its end a few seconds on, so that what nobody wants any more is seen to be freed."""
+    """A request that is still far from its end after a few seconds, so that a drill can see that what it held is
+    freed once its client is gone."""
 
     def all(self) -> tuple[DrillRequest, ...]:
         return (self.orphan, *self.load, *dict.fromkeys(self.targets.values()), self.fill, self.probe)

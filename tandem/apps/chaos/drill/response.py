@@ -1,4 +1,4 @@
-"""What a client has heard of one answer: its text, when it came, and how it ended."""
+"""One answer as its client received it: its text, when it came, and how it ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What rounds came to, and whether that is a pass. Pure values, and the JSON of `--json`."""
+"""The results of rounds, and whether they are a pass. Pure values, and the JSON of `--json`."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     victim: str
     requests: int
     misuses: int
-    """What abusers did meanwhile, one by one."""
+    """Single misuses by abusers during the round."""
     lost: int
     duplicated: int
     wrong: int

@@ -34,7 +34,7 @@ class Drill:
         self._returning = cell.kind == "restart-router" and number % 2 == 1
         """Clients ask for streams that can be resumed; most of them come back."""
         self._orphans = cell.kind == "restart-router" and not self._returning
-        """Nobody comes back, so what workers held has to be free at once."""
+        """Whether no client returns to its stream, so that what workers held has to be free at once."""
         manners = _RETURNING if self._returning else (PLAIN,)
         self._abusers = Abusers(session.target, session.model)
         self._load = Load(session.caller, session.shapes.load, 5 * number, manners, self._abusers)

@@ -52,7 +52,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Session:
-    """What rounds need."""
+    """What the rounds of a drill need."""
 
     url: str
     target: Target

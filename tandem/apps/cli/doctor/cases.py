@@ -1,4 +1,4 @@
-"""What the checks need to know of a service, of each of its pools and of this machine. Pure."""
+"""Facts that the checks need about a service, each of its pools and this machine. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its pod template sets, variables with plain values only."""
+        """The environment variables that the pool's pod template sets, those with plain values only."""
         containers = _at(self.pool.template, "spec", "containers") or ()
         return {
             str(each.get("name")): str(each["value"])

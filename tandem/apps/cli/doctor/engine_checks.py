@@ -1,5 +1,5 @@
-"""What vLLM says of the arguments that a pool's workers would give it: its own parser and configuration, in a process
-that pretends to have the card."""
+"""Checks with vLLM the arguments that a pool's workers would give it: vLLM's own parser and configuration judge them,
+in a process that pretends to have the card."""
 
 import importlib.util
 import tempfile
@@ -105,7 +105,7 @@ def _not_checked(case: Case, model: Path | None, card: Card | None) -> tuple[str
 
 
 def card_of(case: Case) -> Card | None:
-    """What the pool's workers run on; None where its kind is not known here."""
+    """The card that the pool's workers run on; None where its kind is not known here."""
     accelerator = case.pool.accelerator
     if case.engine.device != "cuda":
         # Without a bound of its own vLLM asks the machine, so that any answer is as good.

@@ -1,4 +1,4 @@
-"""What was looked at, and what came of it."""
+"""The checks that were made, and their results."""
 
 from collections.abc import Sequence
 from typing import Final, Literal

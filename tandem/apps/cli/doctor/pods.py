@@ -1,4 +1,4 @@
-"""What the operator's pod of a pool may do, of what matters for memory that is pinned, and whether the kubelet would
+"""What the operator's pod of a pool may do, as far as it matters for pinned memory, and whether the kubelet would
 start it. Pure."""
 
 from collections.abc import Mapping
@@ -55,6 +55,6 @@ def _rendered(case: Case) -> Mapping[str, Any]:
 
 
 def _of_container(field: str, template: Mapping[str, Any], container: Mapping[str, Any]) -> Any:
-    """What a security context says: the container's own, then its pod's."""
+    """A field of the security context: the container's own, or else its pod's."""
     own, pod = container.get("securityContext") or {}, template["spec"].get("securityContext") or {}
     return own.get(field, pod.get(field))

@@ -42,8 +42,8 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class ReconcileOutcome:
-    """What one look came to: workers wanted by (pool, revision), percent of new requests by revision, and what there
-    is to say. `settled` means that nothing is left to do, whether it went as wished or `failed`."""
+    """The result of one look: workers wanted by (pool, revision), percent of new requests by revision, and what to
+    report. `settled` means that nothing is left to do, whether it went as wished or `failed`."""
 
     wanted: dict[tuple[str, str], int]
     weights: dict[str, int]
@@ -116,7 +116,7 @@ class LocalCluster:
             await self._cluster.apply_status(obj, STATUS_MANAGER)
 
     async def _show(self, workers: Sequence[LocalWorker]) -> None:
-        """Make the pods what the processes are. One that leaves is no pod any more: nobody waits for its end."""
+        """Make the pods match the processes. A process that leaves has no pod any more: nothing waits for its end."""
         here = {worker.name: worker for worker in workers if not worker.leaving}
         for name in [name for name in self._shown if name not in here]:
             del self._shown[name]

@@ -37,7 +37,7 @@ class Processes(Protocol):
 @dataclass(frozen=True)
 class RolloutDeps:
     """What a rollout needs of its platform. `make` describes worker number `index` of a pool of a service; `linked`
-    waits until the router can use every worker; `tell` hands the router what is known of the service."""
+    waits until the router can use every worker; `tell` passes the router what is known of the service."""
 
     processes: Processes
     make: Callable[[ModelService, Pool, int], Member]
@@ -55,7 +55,7 @@ class ServiceRollout:
         self._say = say
         self._cluster = LocalCluster(clock)
         self.running = running
-        """What the workers are, or are becoming."""
+        """The service that the workers run, or are about to run."""
         self._services: dict[str, ModelService] = {}
         self._workers: dict[str, tuple[Pool, str]] = {}
         """Pool and revision by name of the process."""
@@ -135,7 +135,7 @@ class ServiceRollout:
         )
 
     def _become(self, looked: ReconcileOutcome) -> None:
-        """Start what is missing and let go of what is too much, the newest first."""
+        """Start the missing workers and drain the surplus ones, the newest first."""
         staying = [name for name in self._workers if not self._leaves(name)]
         for (pool_name, revision), count in looked.wanted.items():
             have = [name for name in staying if self._is_of(name, pool_name, revision)]
@@ -218,7 +218,7 @@ def unchangeable(old: ModelService, new: ModelService) -> str | None:
 
 
 def _of_processes(model: Model) -> Model:
-    """Without what is told to the router while it runs."""
+    """The model without what the router learns while it runs."""
     return msgspec.structs.replace(model, aliases=())
 
 

@@ -37,7 +37,8 @@ class VerifyClient:
         self._ids = True
 
     async def all(self, prompts: Sequence[Prompt], done: Callable[[], None]) -> tuple[Reply, ...]:
-        """The replies in order; `done` is told of each. Raises `engine_failed` with side and prompt, `link_lost`."""
+        """The replies in order; `done` is called after each. Raises `engine_failed` with side and prompt,
+        `link_lost`."""
         turns = asyncio.Semaphore(self._asking.at_once)
 
         async def one(number: int, prompt: Prompt) -> Reply:

@@ -47,7 +47,7 @@ async def verify(options: VerifyOptions) -> Report:
 
 
 def _files(first: Side, second: Side) -> tuple[str, ...]:
-    """What the model directories show, where both sides have one."""
+    """The findings from the model directories, where both sides have one."""
     directories = first.directory(), second.directory()
     if directories[0] is None or directories[1] is None:
         return ()

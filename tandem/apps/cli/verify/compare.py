@@ -18,8 +18,8 @@ from tandem.apps.cli.verify.replies import Reply
 AT_LEAST: Final = ("agreement", "identical")
 AT_MOST: Final = ("kl", "kl_max")
 DEFAULTS: Final[Mapping[str, float]] = MappingProxyType({"agreement": 0.99, "kl": 1e-5})
-"""What equal weights on the same engine keep to; weights rounded to int8 do not. Other data types and quantizations
-need bounds that fit them."""
+"""Thresholds that equal weights on the same engine meet; weights rounded to int8 do not. Other data types and
+quantizations need bounds that fit them."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Compared(msgspec.Struct, frozen=True):
     """How many were compared."""
     first: str = ""
     second: str = ""
-    """What each side said there; empty at its end."""
+    """With `first`, what each side answered at the first difference; empty where its answer has ended."""
 
 
 class Verdict(msgspec.Struct, frozen=True):

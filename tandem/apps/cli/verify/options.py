@@ -16,7 +16,7 @@ from tandem.apps.cli.verify.sides import ExistingEndpoint, LaunchedService, Side
 from tandem.core.errors import TandemError
 
 _FLAGS: Final = ("engine", "dtype", "device", "block-tokens", "kv-memory")
-"""What may follow a model directory: flags of `tandem up`."""
+"""Flags of `tandem up` that may follow a model directory."""
 _TOP_MAX: Final = 20
 
 

@@ -18,7 +18,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shown(self) -> str:
-        """Its beginning, for people."""
+        """The beginning of the prompt, for people."""
         text = str(self.messages[-1].get("content", "")) if self.messages else str(self.prompt)
         line = " ".join(text.split())
         return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"

@@ -1,4 +1,4 @@
-"""What `tandem verify` found, as text and as JSON."""
+"""The findings of `tandem verify`, as text and as JSON."""
 
 from collections.abc import Sequence
 from typing import Final

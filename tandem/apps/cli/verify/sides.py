@@ -20,7 +20,7 @@ from tandem.spec.service import ModelService
 
 T = TypeVar("T")
 Work = Callable[[Target, str], Awaitable[T]]
-"""What is done with a side: asked with where it is and what its model is called."""
+"""Work to do with a side: called with the side's target and the name of its model."""
 
 _PROBE_S = 30.0
 
@@ -43,7 +43,7 @@ class Side(Protocol):
         ...
 
     def directory(self) -> ModelDirectory | None:
-        """Its model's files, where they are known."""
+        """The files of the side's model; None where they are not known."""
         ...
 
 

@@ -45,7 +45,8 @@ def _meanings_differ(first: Sequence[Reply], second: Sequence[Reply]) -> str | N
 
 
 def _meanings(replies: Sequence[Reply]) -> Mapping[tuple[bool, int], str]:
-    """What ids stood for in the answers. Completions tell text and chats bytes, which are kept apart."""
+    """The text that token ids stood for in the answers. Completions report text and chats bytes, which are kept
+    apart."""
     found: dict[tuple[bool, int], str] = {}
     for reply in replies:
         if reply.ids is not None:

@@ -1,11 +1,11 @@
-"""What several kinds of faults draw in the same way."""
+"""Draws that several kinds of faults have in common."""
 
 from tandem.apps.simulation.names import ROUTER
 from tandem.core.entropy import Entropy, below, unit
 
 
 def short_or_long(entropy: Entropy) -> float:
-    """Seconds until a process is back: half of them are back before anybody has given up on them."""
+    """Seconds until a process is back: half of them are back before any peer has given up on them."""
     return 0.01 + unit(entropy) * (0.2 if below(entropy, 2) else 2.5)
 
 

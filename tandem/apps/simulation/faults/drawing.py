@@ -86,7 +86,7 @@ class FaultProfile:
     trials: int = 0
     """Stores that are put to the test (`store_trials`)."""
     redis: int = 0
-    """Troubles of Redis, or of somebody's way there."""
+    """The number of faults of Redis, or of a path to it."""
     routers: int = 0
     """Routers that die, or are stopped, beside those of `kinds`."""
     span_s: float = 8.0
@@ -141,7 +141,8 @@ def _of_store(
     routers: tuple[str, ...],
     entropy: Entropy,
 ) -> Fault:
-    """What befalls workers too, but for what needs an engine; its copies, its ways, and whom it outlives."""
+    """Draw a fault of a store: what befalls workers too, except what needs an engine; damage to its copies, faults of
+    its paths, and deaths of workers that it outlives."""
     at_s, store = unit(entropy) * profile.span_s, stores[below(entropy, len(stores))]
     others = (*workers, *routers)
     other, worker = others[below(entropy, len(others))], workers[below(entropy, len(workers))]

@@ -16,7 +16,8 @@ Machine = WorkerNode | StoreNode
 
 
 class Fault(Protocol):
-    """What befalls a world at `at_s`, in seconds from when its requests begin. A value: its text is in the trace."""
+    """A fault that strikes a world at `at_s`, in seconds from the start of its requests. A value: its text is in the
+    trace."""
 
     @property
     def at_s(self) -> float: ...
@@ -55,7 +56,7 @@ class FaultInjector:
         self.damaged = 0
         """Partial blocks that were changed in their holder's memory so far."""
         self.struck: list[tuple[float, str]] = []
-        """When something happened to the work of which node."""
+        """Time and node of every event that affected a node's work."""
         network.broken = self._broken
         network.lost_one = lambda holder: self.struck.append((clock.now(), f"a pull from {holder}"))
         self.drains = Drains(clock, self.nodes, self.routers, self.strike, self._struck)
@@ -110,7 +111,7 @@ class FaultInjector:
         self._loop.call_soon(self.cut, worker, "the connection broke")
 
     def reconsider(self) -> None:
-        """What was kept from connecting may try again."""
+        """Let connections that were kept from being made be tried again."""
         self._links.reconsider()
         if self.redis is not None:
             self.redis.reconsider()

@@ -1,4 +1,4 @@
-"""Nothing gets through, and nobody is told."""
+"""A network partition: nothing gets through, and neither end is notified."""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from tandem.core.entropy import Entropy, below, unit
 
 @dataclass(frozen=True)
 class Partition:
-    """Nothing gets through from `source` to `target`, and with `both` neither the other way; nobody is told."""
+    """A partition: nothing gets through from `source` to `target`, nor, with `both`, the other way. Neither end is
+    notified."""
 
     at_s: float
     source: str

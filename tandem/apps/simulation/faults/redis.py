@@ -1,4 +1,4 @@
-"""What goes wrong with Redis: it is not there, forgets, falls behind, hangs, or its answers get lost."""
+"""Failures of Redis: it is absent, loses data, falls behind, hangs, or its answers get lost."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ _WHATS: Final = ("absent", "absent", "empty", "flushed", "behind", "hangs", "mut
 
 @dataclass(frozen=True)
 class RedisFault:
-    """`what` befalls Redis: it is `absent` for `for_s` and comes back without data; dies and is back at once
-    (`empty`); loses its data, and its scripts, and says nothing (`flushed`); fails over to a replica that is `for_s`
-    `behind`; `hangs` for `for_s`; or does what it is told for `for_s` and nobody hears of it (`mute`)."""
+    """A failure of Redis. According to `what`, Redis is `absent` for `for_s` and comes back without data; dies and is
+    back at once (`empty`); loses its data and its scripts without any sign (`flushed`); fails over to a replica that
+    is `for_s` `behind`; `hangs` for `for_s`; or executes commands for `for_s` while its answers get lost (`mute`)."""
 
     at_s: float
     what: str

@@ -10,7 +10,8 @@ from tandem.core.entropy import Entropy, unit
 
 @dataclass(frozen=True)
 class RestartRouter:
-    """The router's process dies, its clients with it; a new one serves whoever comes later."""
+    """A restart of a router: its process dies, and its clients with it. A new process serves the clients that come
+    later."""
 
     at_s: float
     back_after_s: float

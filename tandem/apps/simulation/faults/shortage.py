@@ -1,4 +1,4 @@
-"""A worker that has fewer KV blocks than it thought: for a while a share of its pool is nobody's."""
+"""A shortage of KV blocks: for a while, a worker cannot use a share of its pool."""
 
 import asyncio
 from dataclasses import dataclass

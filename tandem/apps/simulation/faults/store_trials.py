@@ -1,5 +1,5 @@
-"""What shows whether a store can be relied on: it is fed changed blocks, or begins anew behind its routers' backs,
-and workers that have lost everything come back to what it has."""
+"""Trials of a store's reliability: it is fed changed blocks, or restarts without its routers noticing, and workers
+that have lost everything come back to what it has."""
 
 from tandem.apps.simulation.faults.break_pair import BreakPair
 from tandem.apps.simulation.faults.drawing import FaultProfile

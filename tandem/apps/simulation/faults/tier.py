@@ -1,4 +1,4 @@
-"""What goes wrong with the tiers of a worker or store: copies that rot, disks that refuse or crawl."""
+"""Failures of the tiers of a worker or store: copies that rot, disks that refuse or crawl."""
 
 import asyncio
 from dataclasses import dataclass

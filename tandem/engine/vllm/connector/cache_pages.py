@@ -24,7 +24,7 @@ class CachePages:
         self.layers = [_by_block(_as_words(layer), blocks) for layer in layers]
         """By layer: `[blocks, head slots, kernel blocks, states, content]`."""
         self.stacked = _stacked(self.layers)
-        """The same with the layer in front, where the layers lie evenly in one allocation."""
+        """The layers as one tensor with the layer in front, where they lie evenly in one allocation; else None."""
 
     @property
     def device(self) -> torch.device:
@@ -32,7 +32,7 @@ class CachePages:
 
     @property
     def block_bytes(self) -> int:
-        """What this rank holds of a block."""
+        """Bytes of one block that this rank holds."""
         return self.part.layer_count * len(self.part.units) * self.shape.page_bytes
 
     @cached_property
@@ -66,7 +66,8 @@ class CachePages:
 
 
 def _as_words(layer: torch.Tensor) -> torch.Tensor:
-    """The same bytes as integers, the largest that fit: values mean nothing here, and few large ones copy faster."""
+    """The bytes of a layer as integers, the largest that fit: values mean nothing here, and few large ones copy
+    faster."""
     item_bytes = layer.element_size()
     lengths = (layer.shape[-1], layer.storage_offset(), *layer.stride()[:-1])
     for words in (torch.int64, torch.int32, torch.int16, torch.uint8):

@@ -33,7 +33,7 @@ _DESCRIPTOR: Final = array("i")
 _WELCOME_S: Final = 30.0
 _AT_ONCE: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _LIBC: Final = ctypes.PyDLL(None, use_errno=True)
-"""Its functions are called with Python's lock held."""
+"""The C library, whose functions are called with Python's lock held."""
 _LIBC.recv.argtypes = _LIBC.send.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _LIBC.recv.restype = _LIBC.send.restype = ctypes.c_ssize_t
 
@@ -42,7 +42,7 @@ class ConduitClient:
     """Connects at once and says hello. Afterwards `lost` tells whether the stage is gone; nothing raises for that."""
 
     def __init__(self, path: str, hello: RankHello) -> None:
-        """Raises `engine_failed` when nobody listens at `path`."""
+        """Connect to the stage. Raises `engine_failed` when nothing listens at `path`."""
         self.lost = False
         self.memory: HostMemory | None = None
         """The stage's memory, once it has shown it."""
@@ -74,7 +74,7 @@ class ConduitClient:
             self._lose()
 
     def receive(self) -> list[ToRank]:
-        """What has been said since the last call. Never waits."""
+        """The messages received since the last call. Never waits."""
         while not self.lost and self._read():
             pass
         heard, self._heard = self._heard, []

@@ -31,8 +31,8 @@ class Copying(Protocol):
 
 
 class Copies(Protocol):
-    """What a rank copies with. Held against the order above in `tests/unit`: `test_copies_schedules.py` and
-    `test_device_copies.py`."""
+    """The operations with which a rank copies blocks. Two tests in `tests/unit` check implementations against the
+    order above: `test_copies_schedules.py` and `test_device_copies.py`."""
 
     @property
     def groups(self) -> Sequence[range]:
@@ -60,5 +60,5 @@ class Copies(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for what was begun, and let go of the memory. Idempotent."""
+        """Wait for the copies that were begun, and release the memory. Idempotent."""
         ...

@@ -31,7 +31,8 @@ class Event(Protocol):
 
 
 class DeviceCalls(Protocol):
-    """What `DeviceCopies` asks of a device. A stream is whatever `side_stream` and `current_stream` give."""
+    """The calls that `DeviceCopies` makes to a device. A stream is whatever `side_stream` and `current_stream`
+    give."""
 
     def side_stream(self) -> Any:
         """A new stream that yields to the engine's."""
@@ -46,7 +47,7 @@ class DeviceCalls(Protocol):
         ...
 
     def wait(self, stream: Any, event: Event) -> None:
-        """What is launched on the stream from now on comes after the event."""
+        """Make everything launched on the stream from now on come after the event."""
         ...
 
     def event(self) -> Event: ...

@@ -1,7 +1,7 @@
 """Worker side, pure: which blocks have landed, which are copied, and which requests are to be reported.
 
-The engine dies of a request that is reported twice, or that it does not know; and it waits for ever for one that is
-never reported. So every load that `begin` was told of is in exactly one `take`, whatever happens in between.
+The engine dies of a request that is reported twice, or that it does not know, and it waits for ever for one that is
+never reported. So every load given to `begin` is in exactly one `take`, whatever happens in between.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ _CLOSED_MAX: Final = 4096
 
 @dataclass
 class _Work:
-    """What the stage has said of a work."""
+    """What the stage has reported about a work."""
 
     landed: dict[int, None] = field(default_factory=dict)
     withheld: dict[int, None] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class LoadTable:
     def __init__(self) -> None:
         self._works: dict[int, _Work] = {}
         self._closed: OrderedDict[int, None] = OrderedDict()
-        """Works that are over; what is told of them later is not noted again."""
+        """Works that are over; later messages about them are not recorded."""
         self._loads: dict[str, _Load] = {}
         self._lost = False
 

@@ -1,4 +1,5 @@
-"""What the scheduler side of the connector tells its workers in a step. Plain data: it is pickled to them."""
+"""The orders that the scheduler side of the connector gives its workers in a step. Plain data: it is pickled to
+them."""
 
 from dataclasses import dataclass, field
 
@@ -53,13 +54,13 @@ class OutputOrder:
 
 @dataclass(frozen=True)
 class StepOrders:
-    """Everything a worker is told in one step.
+    """All orders that a worker receives for one step.
 
-    `blank` are engine blocks whose pages are zeroed before it, because the unused end of a tail would otherwise carry
-    what was in them before. `held`: requests that are over and whose blocks the engine keeps until the worker reports
-    that nothing copies from them any more. `fence`: blocks that may still be copied from have new owners, so the step
-    computes nothing before the saves that were begun are over. `decoding`: some of the requests in the step generate.
-    `idle`: nothing is computed in it.
+    `blank` are engine blocks whose pages are zeroed before the step, because the unused end of a tail would otherwise
+    carry what was in them before. `held` are requests that are over and whose blocks the engine keeps until the
+    worker reports that nothing copies from them any more. `fence`: blocks that may still be copied from have new
+    owners, so the step computes nothing before the saves that were begun are over. `decoding`: some of the requests
+    in the step generate. `idle`: the step computes nothing.
     """
 
     loads: tuple[LoadOrder, ...] = ()

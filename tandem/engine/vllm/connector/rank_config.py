@@ -1,4 +1,4 @@
-"""What one vLLM rank is: reads its place and its KV tensors out of vLLM's own configuration."""
+"""The configuration of one vLLM rank: reads its place and its KV tensors out of vLLM's own configuration."""
 
 import os
 import re

@@ -65,7 +65,7 @@ class RequestTable:
         self._whole = whole
         self._requests: dict[str, _Request] = {}
         self._saving: dict[str, None] = {}
-        """Those of which blocks are still to be saved: few, as a request that generates is not among them."""
+        """Requests with blocks that are still to be saved: few, as a request that generates is not among them."""
         self._loads: list[LoadOrder] = []
         self._new: dict[str, tuple[int, int]] = {}
         self._outputs: list[OutputOrder] = []
@@ -128,9 +128,9 @@ class RequestTable:
         decoding: bool = False,
         idle: bool,
     ) -> StepOrders:
-        """What the workers have to do in the step that is being scheduled. `computing` says how far those of `saving`
-        get that are in it, `preempted` are requests whose blocks the engine has just taken away, `decoding` says that
-        some of its requests generate."""
+        """The orders for the workers in the step that is being scheduled. `computing` says how far those of `saving`
+        get that are in the step, `preempted` are requests whose blocks the engine has just taken away, `decoding`
+        says that some of the step's requests generate."""
         if not (preempted or self._saving or self._new or self._loads or self._outputs or self._held):
             return _QUIET[decoding, idle]
         saves, blank = list[SaveOrder](), list[int]()
@@ -169,8 +169,8 @@ class RequestTable:
         return True
 
     def _output(self, request: _Request, over: Finished) -> OutputOrder | None:
-        """Its full blocks beyond those of its prompt. A position is final once the one after it has been drawn: only
-        then is it no draft, and neither are those before it."""
+        """The request's full blocks beyond those of its prompt. A position is final once the one after it has been
+        drawn: only then is it no draft, and neither are those before it."""
         params, size = request.params, self._block_tokens
         first = request.prompt_tokens // size
         end = min(min(over.computed, len(over.tokens) - 1) // size, len(over.blocks), first + OUTPUT_BLOCKS_MAX)

@@ -52,7 +52,7 @@ class TandemConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """What is saved lies in the stage before a request ends; nothing is handed over by finishing."""
+        """False: what is saved lies in the stage before a request ends, so finishing hands nothing over."""
         return False
 
     @property

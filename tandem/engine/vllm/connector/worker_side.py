@@ -31,7 +31,7 @@ from tandem.engine.vllm.connector.orders import OutputOrder, PageTarget, SaveOrd
 _EMPTY_STEP_S: Final = 0.004
 """How long an empty step waits at most: a request that comes meanwhile is scheduled so much later."""
 _FLYING_STEP_S: Final = 0.001
-"""The same while something is being copied."""
+"""Seconds that an empty step waits at most while blocks are being copied."""
 _OFFER_S: Final = 2.0
 """How long the blocks of an output are kept for a stage that does not answer."""
 
