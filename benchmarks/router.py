@@ -23,7 +23,6 @@ from pydoc_data.topics import topics
 
 from benchmarks.rounds import ROUNDS, Check, median_ratio, verdict
 from benchmarks.router_clients import ConnectionClients
-from tandem.link.address import SCHEMES, TCP
 
 STREAMS, STEPS_PER_S = 64, 50.0
 TOKEN_LIMIT, REQUEST_LIMIT, RSS_LIMIT_MB = 1.6, 3.0, 150.0
@@ -88,8 +87,8 @@ class BenchProcess:
 class Router(BenchProcess):
     """A real router process over scripted workers."""
 
-    def __init__(self, cores: Cores, transport: str, kind: str, model: str, flags: Sequence[str]) -> None:
-        served = ["--transport", transport, "--kind", kind, "--model", model, "--steps-per-s", str(STEPS_PER_S)]
+    def __init__(self, cores: Cores, kind: str, model: str, flags: Sequence[str]) -> None:
+        served = ["--kind", kind, "--model", model, "--steps-per-s", str(STEPS_PER_S)]
         self.workers = BenchProcess(["benchmarks.router_workers", *served], cores.others)
         addresses = ",".join(json.loads(self.workers.line))
         common = ["--port", "0", "--events", "--log.level", "warning", "--workers", addresses]
@@ -155,10 +154,10 @@ def idle_share(child: BenchProcess, window_s: float) -> float:
 
 
 def measure_tokens(
-    cores: Cores, clients: ConnectionClients, transport: str, rounds: int, window_s: float
+    cores: Cores, clients: ConnectionClients, rounds: int, window_s: float
 ) -> tuple[list[Check], float]:
     """Router against the bare loop; also the router's memory in MB."""
-    router = Router(cores, transport, "paced", "simulated", ["--engine", "simulated"])
+    router = Router(cores, "paced", "simulated", ["--engine", "simulated"])
     idle = idle_share(router, window_s)
     size = round(flow(router, router.port, clients, window_s, idle, None).bytes_per_token)
     bare = BenchProcess(["benchmarks.router_bare", "streams", "--bytes", str(size)], cores.measured)
@@ -192,12 +191,10 @@ def texts(count: int, seed: int) -> list[str]:
     return [prose[start : start + CHARACTERS] for start in starts]
 
 
-def measure_requests(
-    cores: Cores, clients: ConnectionClients, transport: str, rounds: int
-) -> tuple[list[Check], float]:
+def measure_requests(cores: Cores, clients: ConnectionClients, rounds: int) -> tuple[list[Check], float]:
     """Chat requests through P and D against tokenizing alone; also the router's memory in MB."""
     flags = ["--model", "demo", "--core.placement.prefer", "disaggregated"]
-    router = Router(cores, transport, "instant", "demo", flags)
+    router = Router(cores, "instant", "demo", flags)
     alone = BenchProcess(["benchmarks.router_bare", "tokenize"], cores.measured)
     ours, theirs = [], []
     for number in range(rounds + 1):
@@ -230,15 +227,14 @@ def main() -> int:
     """Measure both and give the verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--transport", choices=SCHEMES, default=TCP, help="of the links to the workers")
     parser.add_argument("--window-s", type=float, default=3.0)
     arguments = parser.parse_args()
     cores = Cores.of_this_machine()
     clients = ConnectionClients(cores.others)
     try:
-        transport, rounds = arguments.transport, arguments.rounds
-        checks, after_streams = measure_tokens(cores, clients, transport, rounds, arguments.window_s)
-        more, after_requests = measure_requests(cores, clients, transport, rounds)
+        rounds = arguments.rounds
+        checks, after_streams = measure_tokens(cores, clients, rounds, arguments.window_s)
+        more, after_requests = measure_requests(cores, clients, rounds)
     finally:
         clients.stop()
     memory = Check("router memory", max(after_streams, after_requests), RSS_LIMIT_MB, False, "MB")

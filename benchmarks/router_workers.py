@@ -28,7 +28,6 @@ from tandem.core.messages import (
     Transferred,
     WorkerCommand,
 )
-from tandem.link.address import SCHEMES, TCP
 from tandem.link.protocol import WorkerLink
 from tandem.link.servers import open_server
 from tandem.process.tls_settings import TlsSettings
@@ -128,7 +127,6 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="simulated")
     parser.add_argument("--kind", choices=("paced", "instant"), default="paced")
-    parser.add_argument("--transport", choices=SCHEMES, default=TCP)
     parser.add_argument("--steps-per-s", type=float, default=50.0)
     arguments = parser.parse_args()
     roles = ("unified", "unified") if arguments.kind == "paced" else ("prefill", "decode")
@@ -136,7 +134,7 @@ async def main() -> None:
     addresses = []
     for number, role in enumerate(roles):
         fake = Fake(f"fake-{number}", role, arguments.model, rate)
-        server = open_server(arguments.transport, "127.0.0.1:0", None, TlsSettings(), 5.0)
+        server = open_server("127.0.0.1:0", None, TlsSettings(), 5.0)
         addresses.append(await server.start(_accept(fake)))
         await asyncio.sleep(0.5 / arguments.steps_per_s)
     sys.stdout.write(json.dumps(addresses) + "\n")

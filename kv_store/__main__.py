@@ -68,7 +68,7 @@ def _parts(settings: StoreSettings, meter: PrometheusMeter, events: EventLines, 
         return open_tiers(wanted, space, clock, meter, keyring, identity, entropy)
 
     return StoreDeps(
-        links=open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s, proved),
+        links=open_server(link.bind, link.advertise, link.tls, settings.deadlines.connect_s, proved),
         dialer=open_dialer(settings.worker_id, entropy, settings.link_tls, proved),
         transports=paths.open(STORE_SCHEMES),
         keyring=keyring,

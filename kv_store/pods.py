@@ -10,14 +10,13 @@ from tandem.core.errors import TandemError
 from tandem.kube.cluster import Cluster, Selector
 from tandem.kube.kinds import POD, Json
 from tandem.kube.reflector import Reflector
-from tandem.link.address import SCHEMES, TCP, LinkAddress
+from tandem.link.address import LinkAddress
 from tandem.process.workers_file import Member
 from tandem.spec.service import API_GROUP
 
 _SERVICE: Final = f"{API_GROUP}/service"
 _ROLE: Final = f"{API_GROUP}/role"
 _LINK_PORT: Final = f"{API_GROUP}/link-port"
-_LINK_TRANSPORT: Final = f"{API_GROUP}/link-transport"
 _OF_GROUP: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 _ENDED: Final = ("Succeeded", "Failed")
 _LOOK_EVERY_S: Final = 0.2
@@ -85,8 +84,7 @@ def address_of(pod: Json) -> str | None:
         return None
     if not port.isdecimal() or not 0 < int(port) <= 65535:
         return None
-    transport = annotations.get(_LINK_TRANSPORT, TCP)
-    return str(LinkAddress(transport if transport in SCHEMES else TCP, ip, int(port)))
+    return str(LinkAddress(ip, int(port)))
 
 
 async def connect_in_cluster() -> Cluster:

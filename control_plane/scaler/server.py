@@ -15,7 +15,7 @@ from control_plane.scaler import rpc
 from control_plane.scaler.metric_cache import STALE_S, MetricCache, PoolAnswer, PoolName
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
-from tandem.link.grpc_tls import server_credentials
+from tandem.process.grpc_tls import server_credentials
 from tandem.process.tls_settings import TlsSettings
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

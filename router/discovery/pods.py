@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.kube.kinds import Json
-from tandem.link.address import SCHEMES, TCP, LinkAddress
+from tandem.link.address import LinkAddress
 from tandem.spec.service import API_GROUP
 
 SERVICE: Final = f"{API_GROUP}/service"
 POOL: Final = f"{API_GROUP}/pool"
 LINK_PORT: Final = f"{API_GROUP}/link-port"
-LINK_TRANSPORT: Final = f"{API_GROUP}/link-transport"
 DRAIN_WITHIN: Final = f"{API_GROUP}/drain-within"
 SELECTED: Final = f"app.kubernetes.io/managed-by=tandem,{SERVICE}"
 """Pods of the control plane's, of any service."""
@@ -42,9 +41,8 @@ def worker_of(pod: Json) -> WorkerPod | None:
         return None
     if SERVICE not in labels or not port.isdecimal() or not 0 < int(port) <= 65535:
         return None
-    transport = annotations.get(LINK_TRANSPORT, TCP)
     return WorkerPod(
-        address=str(LinkAddress(transport if transport in SCHEMES else TCP, ip, int(port))),
+        address=str(LinkAddress(ip, int(port))),
         name=metadata["name"],
         service=f"{metadata.get('namespace', '')}/{labels[SERVICE]}",
         pool=labels.get(POOL, ""),

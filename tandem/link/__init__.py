@@ -1,1 +1,1 @@
-"""Links between routers and workers: commands down, outputs up. `link` is the seam; TCP, gRPC, memory."""
+"""Links between routers and workers: commands down, outputs up. `protocol` is the seam; TCP, memory."""

@@ -1,4 +1,4 @@
-"""Addresses of workers: `tcp://host:port` or `grpc://host:port`; without a scheme it is `grpc`."""
+"""Addresses of workers: `tcp://host:port`, or `host:port`."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,15 +6,12 @@ from typing import Final
 from tandem.core.errors import TandemError
 
 TCP: Final = "tcp"
-GRPC: Final = "grpc"
-SCHEMES: Final = (TCP, GRPC)
 
 
 @dataclass(frozen=True)
 class LinkAddress:
-    """Where a worker listens, and over what. `host` is a name or a literal address, without brackets."""
+    """Where a worker listens. `host` is a name or a literal address, without brackets."""
 
-    scheme: str
     host: str
     port: int
 
@@ -24,20 +21,22 @@ class LinkAddress:
         return join_host(self.host, self.port)
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.target}"
+        return f"{TCP}://{self.target}"
 
 
 def parse_address(address: str) -> LinkAddress:
     """Raises `bad_setting` with the address and what is wrong with it."""
     scheme, separator, rest = address.partition("://")
     if not separator:
-        scheme, rest = GRPC, address
-    if scheme not in SCHEMES:
-        raise _bad(address, f"the scheme is {scheme!r}; known are {' and '.join(SCHEMES)}")
+        scheme, rest = TCP, address
+    if scheme == "grpc":
+        raise _bad(address, "links over gRPC are gone; workers listen on tcp://host:port")
+    if scheme != TCP:
+        raise _bad(address, f"the scheme is {scheme!r}, expected {TCP}")
     host, port = split_host(rest)
     if port is None:
         raise _bad(address, "expected host:port with a port from 0 to 65535")
-    return LinkAddress(scheme, host, port)
+    return LinkAddress(host, port)
 
 
 def split_host(text: str) -> tuple[str, int | None]:

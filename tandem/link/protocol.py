@@ -1,9 +1,7 @@
 """The `Link` seam between a router and a worker: two ordered message streams that live and die together.
 
-Implementations: `tandem.link.tcp_dialer` and `tcp_server` (two TCP connections), `tandem.link.grpc_link` (one
-HTTP/2 channel, two streams) and `tandem.link.memory_link` (queues with delays and faults, for tests and
-simulation). `tests/contract/test_link.py` defines the behaviour.
-"""
+Implementations: `tandem.link.tcp_dialer` and `tcp_server` (two TCP connections), and `tandem.link.memory_link`
+(queues with delays and faults, for tests and simulation). `tests/contract/test_link.py` defines the behaviour."""
 
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar

@@ -18,7 +18,7 @@ from typing import Final
 
 from tandem.core.errors import TandemError
 from tandem.core.messages import PROTOCOL_VERSION, RouterMessage, StateRequest, StateUpdate, WorkerCommand
-from tandem.link.address import TCP, LinkAddress, split_host
+from tandem.link.address import LinkAddress, split_host
 from tandem.link.messages import COMMANDS, ROUTER_MESSAGES, STATE_REQUESTS, STATE_UPDATES
 from tandem.link.proof import NONCE_BYTES, LinkKeys, both
 from tandem.link.protocol import WorkerLink
@@ -79,7 +79,7 @@ class TcpLinkServer:
             ssl_shutdown_timeout=timeout_s,
         )
         host = split_host(self._bind)[0]
-        return str(LinkAddress(TCP, self._advertise or host, listener.getsockname()[1]))
+        return str(LinkAddress(self._advertise or host, listener.getsockname()[1]))
 
     async def stop(self) -> None:
         """Close every link, deliver what was sent before, and stop listening."""

@@ -158,7 +158,7 @@ def _process(
     link = settings.link
     key_file = settings.ticket_key_file
     keys = None if key_file is None else LinkKeys(read_keyring(key_file).secrets)
-    links = open_server(link.transport, link.bind, link.advertise, link.tls, settings.deadlines.connect_s, keys)
+    links = open_server(link.bind, link.advertise, link.tls, settings.deadlines.connect_s, keys)
     paths = KvPaths(settings.worker_id, settings.kv, settings.socket_directory, meter, link.tls, link.tls)
     return ProcessDeps(settings, parts, links, paths.open(WORKER_SCHEMES), loaded.begin_epoch, events, health)
 

@@ -15,7 +15,7 @@ from tandem.engine.torch.settings import TorchSettings
 from tandem.engine.vllm.exchange import refuse_contradiction
 from tandem.engine.vllm.settings import VllmSettings
 from tandem.engine.vllm.stage_settings import StageSettings
-from tandem.link.address import SCHEMES
+from tandem.link.address import TCP
 from tandem.process.tls_settings import KV_TLS_MODES, TlsSettings
 from tandem.worker.identity import MODES
 from tandem.worker.settings import HostSettings
@@ -25,20 +25,17 @@ ENGINES: Final = ("torch", "vllm", "simulated")
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """Where routers reach this worker, and over what: `transport` is `tcp`, or `grpc` for meshes
-    that want HTTP/2.
+    """Where routers reach this worker. `advertise` is the host to hand out when it is not the one bound to."""
 
-    `advertise` is the host to hand out when it is not the one bound to.
-    """
-
-    transport: str = "tcp"
+    transport: str = TCP
+    """Always `tcp`: links over gRPC are gone."""
     bind: str = "127.0.0.1:0"
     advertise: str | None = None
     tls: TlsSettings = field(default_factory=TlsSettings)
 
     def __post_init__(self) -> None:
-        if self.transport not in SCHEMES:
-            problem = f"transport = {self.transport!r}: expected {' or '.join(SCHEMES)}"
+        if self.transport != TCP:
+            problem = f"transport = {self.transport!r}: links run over {TCP} alone; leave the setting out"
             raise TandemError("bad_setting", problem, param="transport")
 
 

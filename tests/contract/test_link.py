@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from tandem.core.entropy import SeededEntropy
@@ -22,7 +20,6 @@ from tandem.core.messages import (
     StepOutputs,
 )
 from tandem.link.address import parse_address
-from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
 from tandem.link.memory_link import MemoryLinks
 from tandem.link.proof import LinkKeys
 from tandem.link.protocol import Dialer, LinkServer, RouterLink, WorkerLink
@@ -64,13 +61,6 @@ class Network:
         return router, await accepted
 
 
-def _grpc(keys: LinkKeys | None = None) -> Network:
-    return Network(
-        lambda limits: GrpcLinkServer("127.0.0.1:0", limits, keys=keys),
-        lambda name, limits: GrpcDialer(name, SeededEntropy(1, name), limits, keys=keys),
-    )
-
-
 def _tcp(keys: LinkKeys | None = None) -> Network:
     return Network(
         lambda limits: TcpLinkServer("127.0.0.1:0", limits, keys=keys),
@@ -94,10 +84,8 @@ def _memory() -> Network:
 KEYS = LinkKeys([bytes(range(32))])
 NETWORKS: dict[str, Callable[[], Network]] = {
     "tcp": _tcp,
-    "grpc": _grpc,
     "memory": _memory,
     "tcp with a key": lambda: _tcp(KEYS),
-    "grpc with a key": lambda: _grpc(KEYS),
 }
 
 
@@ -315,7 +303,7 @@ async def test_a_stopped_server_ends_its_links_and_takes_no_more(network: Networ
         await network.dialer().dial(router.peer, 1.0)
 
 
-REAL = {"tcp": (TcpLinkServer, TcpDialer), "grpc": (GrpcLinkServer, GrpcDialer)}
+REAL = {"tcp": (TcpLinkServer, TcpDialer)}
 real = pytest.mark.parametrize(("server_of", "dialer_of"), REAL.values(), ids=REAL)
 
 
@@ -335,27 +323,6 @@ async def test_strangers_versions_are_refused_and_neighbours_work(server_of: Any
         neighbour.close("done")
     finally:
         await server.stop()
-
-
-async def test_a_refusal_that_comes_in_two_parts_is_no_link() -> None:
-    """What a loaded worker's refusal looks like: headers first, the reason a moment later."""
-
-    async def refuse(_requests: object, context: Any) -> None:
-        await context.send_initial_metadata(())
-        await asyncio.sleep(0.05)
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker speaks protocol 4")
-
-    handlers = {name: grpc.stream_stream_rpc_method_handler(refuse) for name in ("Tokens", "State")}
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tandem.worker.v1.WorkerLink", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        with pytest.raises(TandemError, match="speaks protocol 4") as caught:
-            await GrpcDialer("old", SeededEntropy(1), LIMITS).dial(f"grpc://127.0.0.1:{port}", 20.0)
-        assert caught.value.code == "protocol_mismatch"
-    finally:
-        await server.stop(None)
 
 
 @real

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import msgspec
 import pytest
 
@@ -19,7 +17,6 @@ from tandem.core.messages import PROTOCOL_VERSION, Ping, Pong
 from tandem.link import tcp_server
 from tandem.link.address import parse_address
 from tandem.link.dialer import open_dialer
-from tandem.link.grpc_link import STATE, TOKENS, GrpcDialer, GrpcLinkServer
 from tandem.link.proof import LinkKeys
 from tandem.link.protocol import Dialer, WorkerLink
 from tandem.link.servers import open_server
@@ -122,7 +119,7 @@ async def say(address: str, pieces: list[bytes], *, reads: bool) -> None:
 
 
 @asynccontextmanager
-async def listening(server: TcpLinkServer | GrpcLinkServer) -> AsyncIterator[str]:
+async def listening(server: TcpLinkServer) -> AsyncIterator[str]:
     address = await server.start(accept)
     try:
         yield address
@@ -190,8 +187,7 @@ async def test_two_equal_halves_and_the_proof_of_another_link_open_none(caplog: 
 async def test_connections_that_never_finish_their_handshake_are_forgotten(tmp_path: Path) -> None:
     """They once stayed among those that arrive for ever, and beyond `ARRIVING_MAX` nobody was bounded any more."""
     tls: TlsSettings = make_certificates(tmp_path / "tls")
-    server = open_server("tcp", "127.0.0.1:0", None, tls, PAIR_S)
-    assert isinstance(server, TcpLinkServer)
+    server = open_server("127.0.0.1:0", None, tls, PAIR_S)
     async with listening(server) as address:
         where = parse_address(address)
         silent = [await asyncio.open_connection(where.host, where.port) for _ in range(5)]
@@ -200,63 +196,6 @@ async def test_connections_that_never_finish_their_handshake_are_forgotten(tmp_p
         for _, writer in silent:
             writer.close()
         await works(open_dialer("friend", SeededEntropy(1), tls), address)
-
-
-async def test_grpc_connections_above_the_bound_are_closed_and_links_go_on() -> None:
-    server = GrpcLinkServer("127.0.0.1:0", pair_s=2 * WITHIN_S, connections_max=3)
-    async with listening(server) as address:
-        where = parse_address(address)
-        silent = [await asyncio.open_connection(where.host, where.port) for _ in range(3)]
-        async with asyncio.timeout(WITHIN_S):
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection(where.host, where.port)
-                assert await reader.read() == b"", "nothing is said to a connection that is too many"
-                writer.close()
-            for _, writer in silent:
-                writer.close()
-            # The server learns of their end a little later.
-            while True:
-                with suppress(tcp_server.TandemError):
-                    await works(GrpcDialer("friend", SeededEntropy(1)), address)
-                    break
-
-
-_GRPC_METADATA: tuple[dict[str, str], ...] = (
-    {}, {"tandem-protocol": "9" * 5000}, {"tandem-protocol": "-1"}, {"tandem-protocol": "2" * 12},
-    {"tandem-protocol": "2"}, {"tandem-protocol": "2", "tandem-link": "twin"},
-    {"tandem-protocol": "2", "tandem-link": "x" * 3000, "tandem-nonce": "00" * 16},
-    {"tandem-protocol": "2", "tandem-link": "twin", "tandem-nonce": "zz"},
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("keys", [None, KEYS], ids=["without a key", "with a key"])
-async def test_no_grpc_call_is_a_fault_of_the_server(keys: LinkKeys | None, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    draw = random.Random(5)
-    server = GrpcLinkServer("127.0.0.1:0", pair_s=PAIR_S, keys=keys)
-    async with listening(server) as address:
-        async with grpc.aio.insecure_channel(parse_address(address).target) as channel:
-
-            async def call(metadata: dict[str, str]) -> str:
-                multi: Any = channel.stream_stream(draw.choice((TOKENS, STATE)), None, None)
-                said = [draw.randbytes(draw.choice((0, 3, 32, 5000))) for _ in range(3)]
-
-                async def frames() -> AsyncIterator[bytes]:
-                    for frame in said:
-                        yield frame
-
-                calling = multi(frames(), metadata=tuple(metadata.items()))
-                with suppress(grpc.aio.AioRpcError):
-                    async for _ in calling:
-                        pass
-                return str((await calling.code()).name)
-
-            codes = await asyncio.gather(*(call(metadata) for metadata in _GRPC_METADATA * 6))
-        # What a handler raises is UNKNOWN; INTERNAL is a call that was reset while it was still being written.
-        assert "UNKNOWN" not in codes
-        await until(lambda: not server._meetings, WITHIN_S, "halves of links stay")
-        await works(GrpcDialer("friend", SeededEntropy(1), keys=keys), address)
-    assert tracebacks(caplog) == []
 
 
 async def test_a_worker_answers_its_router_right_while_strangers_come(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,8 +36,7 @@ from tandem.engine.settings import SchedulerSettings
 from tandem.engine.simulated.model import SimulatedModel
 from tandem.engine.simulated.reference import reference_tokens
 from tandem.engine.simulated.runner import SimulatedRunner
-from tandem.link import grpc_link, tcp_dialer
-from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
+from tandem.link import tcp_dialer
 from tandem.link.messages import COMMANDS, STATE_REQUESTS, MessageCodec
 from tandem.link.proof import LinkKeys
 from tandem.link.protocol import Dialer, LinkServer
@@ -70,10 +69,6 @@ OVER: dict[str, Over] = {
     "tcp": (
         lambda: TcpLinkServer("127.0.0.1:0", keys=KEYS),
         lambda name: TcpDialer(name, SeededEntropy(1, name), keys=KEYS),
-    ),
-    "grpc": (
-        lambda: GrpcLinkServer("127.0.0.1:0", keys=KEYS),
-        lambda name: GrpcDialer(name, SeededEntropy(1, name), keys=KEYS),
     ),
 }
 
@@ -187,9 +182,8 @@ async def staged(over: str) -> AsyncIterator[Stage]:
 
 @pytest.fixture(autouse=True)
 def _broken_routers_send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tcp_dialer, grpc_link):
-        monkeypatch.setattr(module, "COMMANDS", Verbatim(COMMANDS))
-        monkeypatch.setattr(module, "STATE_REQUESTS", Verbatim(STATE_REQUESTS))
+    monkeypatch.setattr(tcp_dialer, "COMMANDS", Verbatim(COMMANDS))
+    monkeypatch.setattr(tcp_dialer, "STATE_REQUESTS", Verbatim(STATE_REQUESTS))
 
 
 @pytest.mark.parametrize("over", OVER)

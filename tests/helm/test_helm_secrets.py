@@ -137,7 +137,7 @@ async def test_routers_and_workers_meet_with_the_charts_certificates(tmp_path: P
                 await link.tokens.receive()
 
     # Over an address that no certificate has, as pods have it.
-    server = open_server("tcp", "127.0.0.2:0", None, ours, 2.0)
+    server = open_server("127.0.0.2:0", None, ours, 2.0)
     address = await server.start(accept)
     async with asyncio.timeout(10.0):
         link = await open_dialer("router", SeededEntropy(1), ours).dial(address, 5.0)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from tandem.link.address import TCP, LinkAddress
+from tandem.link.address import LinkAddress
 from tests.vllm.group_pods import Group, PodProcess
 from tests.vllm.plain_llm import DEMO, answers
 
@@ -63,7 +63,7 @@ async def test_two_nodes_say_what_one_says_and_end_together(right: list[list[int
     await group.until_ready(0, HEALTH, leader, START_S)
     address = group.addresses[0]
     flags = {
-        "workers": str(LinkAddress(TCP, address, LINK)),
+        "workers": str(LinkAddress(address, LINK)),
         "host": address,
         "port": str(REST),
         "model_name": "wide",

@@ -38,9 +38,6 @@ async def begin(cluster: MemoryCluster, obj: Json) -> None:
 def test_where_a_pods_worker_listens() -> None:
     assert address_of(pod("a")) == "tcp://192.0.2.1:7400"
     assert address_of(pod("a", "2001:db8::1")) == "tcp://[2001:db8::1]:7400"
-    over_grpc = pod("a")
-    over_grpc["metadata"]["annotations"]["tandem.dev/link-transport"] = "grpc"
-    assert address_of(over_grpc) == "grpc://192.0.2.1:7400"
 
 
 def test_pods_that_are_no_workers() -> None:

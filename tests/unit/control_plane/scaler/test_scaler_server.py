@@ -20,7 +20,7 @@ from control_plane.scaler.metric_cache import STALE_S, PoolName
 from protos import externalscaler_pb2 as wire
 from protos import externalscaler_pb2_grpc as stubs
 from tandem.core.errors import TandemError
-from tandem.link.grpc_tls import channel_credentials
+from tandem.process.grpc_tls import channel_credentials
 from tandem.process.system import SystemClock
 from tandem.process.tls_settings import TlsSettings
 from tests.unit.tandem.link.test_worker_tls import _certificates

@@ -325,11 +325,11 @@ def test_what_is_no_worker_of_its_own_is_left_out(changed: Json) -> None:
     assert worker_of(found) is None
 
 
-def test_addresses_follow_the_transport_and_the_family() -> None:
-    six, grpc = pod("a", "fd00::1"), pod("b", "10.0.0.2", annotations={"tandem.dev/link-transport": "grpc"})
-    assert [found.address for each in (six, grpc) if (found := worker_of(each)) is not None] == [
+def test_addresses_follow_the_family() -> None:
+    six, four = pod("a", "fd00::1"), pod("b", "10.0.0.2")
+    assert [found.address for each in (six, four) if (found := worker_of(each)) is not None] == [
         "tcp://[fd00::1]:7400",
-        "grpc://10.0.0.2:7400",
+        "tcp://10.0.0.2:7400",
     ]
 
 

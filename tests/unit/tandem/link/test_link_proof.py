@@ -1,4 +1,4 @@
-"""Whoever has no ticket key gets no link, over TCP and over gRPC, and whoever has none is taken for no worker."""
+"""A peer without a ticket key gets no link, and a worker without one is none."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +14,6 @@ from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import PROTOCOL_VERSION
 from tandem.link.dialer import open_dialer
-from tandem.link.grpc_link import GrpcDialer, GrpcLinkServer
 from tandem.link.proof import NONCE_BYTES, LinkKeys, both, keys_without
 from tandem.link.protocol import Dialer, LinkServer, WorkerLink
 from tandem.link.servers import open_server
@@ -31,10 +30,6 @@ MADE: dict[str, Made] = {
     "tcp": (
         lambda keys: TcpLinkServer("127.0.0.1:0", keys=keys),
         lambda keys: TcpDialer("router", SeededEntropy(1), keys=keys),
-    ),
-    "grpc": (
-        lambda keys: GrpcLinkServer("127.0.0.1:0", keys=keys),
-        lambda keys: GrpcDialer("router", SeededEntropy(1), keys=keys),
     ),
 }
 
@@ -137,7 +132,7 @@ def test_certificates_take_the_place_of_the_key() -> None:
 async def test_servers_and_dialers_of_settings_prove_the_key() -> None:
     keyring = Keyring(TicketKey("a", FIRST), TicketKey("b", SECOND))
     assert keyring.secrets == (FIRST, SECOND)
-    server = open_server("tcp", "127.0.0.1:0", None, TlsSettings(), 5.0, LinkKeys(keyring.secrets))
+    server = open_server("127.0.0.1:0", None, TlsSettings(), 5.0, LinkKeys(keyring.secrets))
     async with listening(server) as (address, _):
         link = await open_dialer("router", SeededEntropy(1), TlsSettings(), OURS).dial(address, WITHIN_S)
         link.close("seen")

@@ -14,11 +14,11 @@ from tandem.core.entropy import SeededEntropy
 from tandem.core.errors import TandemError
 from tandem.core.messages import KvSnapshot, Pong, StateUpdate
 from tandem.link.dialer import open_dialer
-from tandem.link.grpc_tls import channel_credentials, server_credentials
 from tandem.link.protocol import Dialer, WorkerLink
 from tandem.link.queue import LinkLimits
 from tandem.link.servers import open_server
 from tandem.link.tcp_server import TcpLinkServer
+from tandem.process.grpc_tls import channel_credentials, server_credentials
 from tandem.process.tls import client_context, server_context
 from tandem.process.tls_settings import TlsSettings
 
@@ -52,17 +52,16 @@ def _dialer(name: str, tls: TlsSettings) -> Dialer:
 
 
 @needs_openssl
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-async def test_only_peers_of_the_same_authority_get_a_link(transport: str, tmp_path: Path) -> None:
+async def test_only_peers_of_the_same_authority_get_a_link(tmp_path: Path) -> None:
     ours, theirs = _certificates(tmp_path / "ours"), _certificates(tmp_path / "theirs")
 
     async def accept(link: WorkerLink) -> None:
         link.tokens.send(Pong(1, 1))
         await _to_its_end(link)
 
-    server = open_server(transport, "127.0.0.1:0", None, ours, 2.0)
+    server = open_server("127.0.0.1:0", None, ours, 2.0)
     address = await server.start(accept)
-    assert address.startswith(f"{transport}://")
+    assert address.startswith("tcp://")
     link = await _dialer("friend", ours).dial(address, 5.0)
     assert await link.tokens.receive() == (Pong(1, 1),)
     for strange in (theirs, TlsSettings()):
@@ -76,7 +75,7 @@ async def test_only_peers_of_the_same_authority_get_a_link(transport: str, tmp_p
 @needs_openssl
 async def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
     ours = _certificates(tmp_path / "ours", names="DNS:elsewhere.example")
-    server = open_server("tcp", "127.0.0.1:0", None, ours, 2.0)
+    server = open_server("127.0.0.1:0", None, ours, 2.0)
     address = await server.start(_to_its_end)
     with pytest.raises(TandemError, match="cannot be reached") as caught:
         await _dialer("friend", ours).dial(address, 2.0)
@@ -85,10 +84,9 @@ async def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None
 
 
 @needs_openssl
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
-async def test_one_name_may_stand_for_the_addresses_of_all(transport: str, tmp_path: Path) -> None:
+async def test_one_name_may_stand_for_the_addresses_of_all(tmp_path: Path) -> None:
     ours = _certificates(tmp_path / "ours", names="DNS:tandem-worker")
-    server = open_server(transport, "127.0.0.1:0", None, ours, 2.0)
+    server = open_server("127.0.0.1:0", None, ours, 2.0)
     address = await server.start(_to_its_end)
     link = await _dialer("friend", replace(ours, server_name="tandem-worker")).dial(address, 5.0)
     link.close("done")
@@ -101,7 +99,7 @@ async def test_one_name_may_stand_for_the_addresses_of_all(transport: str, tmp_p
 @needs_openssl
 async def test_renewed_certificates_hold_for_the_next_links(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, renewed = _certificates(tmp_path / "ours"), _certificates(tmp_path / "renewed")
-    server = open_server("tcp", "127.0.0.1:0", None, ours, 2.0)
+    server = open_server("127.0.0.1:0", None, ours, 2.0)
     address = await server.start(_to_its_end)
     dialer, stranger = _dialer("friend", ours), _dialer("stranger", renewed)
     old = await dialer.dial(address, 5.0)

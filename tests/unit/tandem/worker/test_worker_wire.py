@@ -182,17 +182,16 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
         "--socket-directory",
         str(tmp_path),
     )
-    over_grpc = ("--link.transport", "grpc")
     decoder = await Worker.start(
         "decode_worker",
         *("--worker-id", "d-0", "--ticket-key-file", str(key_file)),
-        *("--socket-directory", str(tmp_path), *over_grpc),
+        *("--socket-directory", str(tmp_path)),
     )
     try:
         keys = LinkKeys(read_keyring(key_file).secrets)
         dialer = open_dialer("router", SeededEntropy(4), TlsSettings(), keys)
         addresses = await prefill.address(), await decoder.address()
-        assert [address.partition("://")[0] for address in addresses] == ["tcp", "grpc"]
+        assert [address.partition("://")[0] for address in addresses] == ["tcp", "tcp"]
         p, d = await dial(dialer, addresses[0]), await dial(dialer, addresses[1])
         keyring = read_keyring(key_file)
         to_p, to_d = hand_off(
@@ -229,7 +228,7 @@ async def test_worker_processes_serve_hand_offs_and_leave_on_sigterm(tmp_path: P
     [
         (("--engine", "steam"), "bad_setting: engine = 'steam': expected torch or vllm or simulated"),
         (("--kv.port", "x"), "bad_setting: kv.port = 'x': Expected `int`, got `str`"),
-        (("--link.transport", "udp"), "bad_setting: link.transport: transport = 'udp': expected tcp or grpc"),
+        (("--link.transport", "grpc"), "bad_setting: link.transport: transport = 'grpc': links run over tcp alone"),
         (("--link.bind", "256.0.0.1:1"), "bad_setting: link.bind '256.0.0.1:1': the address cannot be bound"),
     ],
 )

@@ -189,9 +189,9 @@ def test_a_process_that_hangs_ends_with_its_owner(loop: str, llama: Path) -> Non
 
 ASKING = """
 import sys
-from tandem.engine.torch.gpu_memory import read_card
+from tandem.engine.torch.gpu_memory import read_gpu_memory
 sys.executable = sys.argv[1]
-read_card("cuda")
+read_gpu_memory("cuda")
 """
 
 
