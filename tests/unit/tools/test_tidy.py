@@ -138,3 +138,17 @@ def test_documents_name_files_that_are_there() -> None:
             if path.partition("/")[0] in folders and not (ROOT / path).exists() and "NAME" not in path:
                 missing.append(f"{name}: {path}")
     assert not missing
+
+
+def test_documents_name_python_files_that_are_there() -> None:
+    """Bare names, as in a list of what a folder has."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    there = {name.rpartition("/")[2] for name in listed} | {"NAME.py"}
+    missing = [
+        f"{name}: {file}"
+        for name in listed
+        if name.endswith(".md") and name != "CHANGELOG.md"
+        for file in re.findall(r"`(?:[\w./]*/)?(\w+\.py)\b", (ROOT / name).read_text())
+        if file not in there
+    ]
+    assert not missing
